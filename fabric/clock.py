@@ -1,0 +1,34 @@
+"""The one place that reads time. Everything inside is float milliseconds on some clock's own zero."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where moments come from: `now_ms` never goes backwards."""
+
+    def now_ms(self) -> float:
+        """Milliseconds since this clock's own zero."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock. Its zero means nothing to another machine."""
+
+    __slots__ = ()
+
+    def now_ms(self) -> float:
+        """Milliseconds of CLOCK_MONOTONIC."""
+        return time.monotonic_ns() / 1e6
+
+
+class WallClock:
+    """Calendar time, for people only: run files, logs and reports, never for a deadline."""
+
+    __slots__ = ()
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return time.time_ns() / 1e9

@@ -1,0 +1,133 @@
+"""The error tree. A request's error has a wire code; everything else stays inside one process.
+
+What a caller can expect (a dropped request, a full queue) is a value, not an error; these are raised where
+the caller could not have foreseen it, or where the SDK hands a refusal to the user.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+
+class FabricError(Exception):
+    """Root of everything Tenuto raises on purpose."""
+
+
+class ConfigError(FabricError):
+    """A configuration is wrong; the message says where, what, and what would be right."""
+
+
+class ProfileError(FabricError):
+    """A profile is missing, malformed, or silent about what was asked."""
+
+
+class ProtocolError(FabricError):
+    """A frame or message breaks the rules of the wire."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to send what the wire does not allow: a bug on our side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """Somebody sent us what the wire does not allow: count it and carry on."""
+
+
+class PeerLost(FabricError):
+    """The other side of a link is gone."""
+
+
+class RequestError(FabricError):
+    """A request's final answer when it is not an output. `retryable`: the same request may succeed later."""
+
+    code: ClassVar[str] = "Internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ModelNotFound(RequestError):
+    """No model of that name is configured."""
+
+    code = "ModelNotFound"
+
+
+class InvalidInput(RequestError):
+    """Names, dtypes or shapes do not match the model's signature, or an input cannot be decoded."""
+
+    code = "InvalidInput"
+
+
+class TooLarge(RequestError):
+    """The payload is over the frontend's limit."""
+
+    code = "TooLarge"
+
+
+class Overloaded(RequestError):
+    """Given up to protect a batch, or a queue is full."""
+
+    code = "Overloaded"
+    retryable = True
+
+
+class DeadlineExceeded(RequestError):
+    """The budget ran out before there was an answer."""
+
+    code = "DeadlineExceeded"
+
+
+class NoReplica(RequestError):
+    """The model is known but nothing that serves it is ready."""
+
+    code = "NoReplica"
+    retryable = True
+
+
+class WorkerLost(RequestError):
+    """The worker died with the batch and the budget did not allow another try."""
+
+    code = "WorkerLost"
+    retryable = True
+
+
+class Cancelled(RequestError):
+    """The client asked to forget it."""
+
+    code = "Cancelled"
+
+
+class Unauthorised(RequestError):
+    """The client may not ask this."""
+
+    code = "Unauthorised"
+
+
+class Internal(RequestError):
+    """The model raised, or something of ours broke."""
+
+    code = "Internal"
+
+
+REQUEST_ERRORS: Final[dict[str, type[RequestError]]] = {
+    error.code: error
+    for error in (
+        ModelNotFound,
+        InvalidInput,
+        TooLarge,
+        Overloaded,
+        DeadlineExceeded,
+        NoReplica,
+        WorkerLost,
+        Cancelled,
+        Unauthorised,
+        Internal,
+    )
+}
+
+
+def request_error(code: str, reason: str) -> RequestError:
+    """The typed error for a wire code; an unknown code (a newer peer) becomes `Internal`."""
+    return REQUEST_ERRORS.get(code, Internal)(reason)

@@ -1,0 +1,43 @@
+"""Names of things that cross process lines.
+
+A *peer* is one incarnation of a role: ``"frontend-0/5f3a9c01"`` is the process that called itself
+``frontend-0`` and drew the boot nonce ``5f3a9c01``. A role that restarts keeps its role id and draws a new
+nonce, so a message for the dead incarnation can never reach the living one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple, NewType
+
+ModelId = NewType("ModelId", str)
+SliceId = NewType("SliceId", str)  # "<node>/gpu<i>/<k>": the k-th slice of that GPU
+BatchId = NewType("BatchId", int)  # dense per scheduler and epoch
+FrontendId = NewType("FrontendId", str)
+NodeId = NewType("NodeId", str)
+Epoch = NewType("Epoch", int)
+PeerId = NewType("PeerId", str)
+Incarnation = NewType("Incarnation", str)
+
+
+class RequestId(NamedTuple):
+    """One request, cluster-wide: `seq` is dense per frontend and model."""
+
+    frontend_id: FrontendId
+    model_id: ModelId
+    seq: int
+
+
+def new_incarnation() -> Incarnation:
+    """Draw a boot nonce: 8 hexadecimal digits, fresh for every start of a process."""
+    return Incarnation(secrets.token_hex(4))
+
+
+def peer_id(role_id: str, incarnation: Incarnation) -> PeerId:
+    """Name one incarnation of a role."""
+    return PeerId(f"{role_id}/{incarnation}")
+
+
+def role_id_of(peer: PeerId) -> str:
+    """The role id inside a peer's name, the same for all its incarnations."""
+    return peer.rpartition("/")[0] or peer

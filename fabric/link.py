@@ -1,0 +1,87 @@
+"""Link: what sockets and in-memory fakes share. Messages and tensors in, messages and tensors out.
+
+A link never blocks and never grows without bound. `send` answers False when the peer's queue is full or the
+peer is gone: the caller knows what that means for its message (refuse, shed, count), the link does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.ids import Epoch, PeerId
+from fabric.messages import AnyMessage
+
+NO_EPOCH = Epoch(0)
+
+Tensor = NDArray[np.generic]
+
+
+@dataclass(slots=True)
+class NamedTensor:
+    """A tensor and the name of the model input or output it is for."""
+
+    name: str
+    array: Tensor
+
+
+@dataclass(slots=True)
+class Received:
+    """One message that came in.
+
+    `late_ms` is how much older it is than it looks: time spent queueing on the way plus half the link's
+    minimum round trip (design section 3). The receiver subtracts it from any budget in the message.
+    Tensors are views of received frames: read-only, valid as long as they are referenced.
+    """
+
+    peer: PeerId
+    message: AnyMessage
+    tensors: Sequence[NamedTensor] = field(default=())
+    late_ms: float = 0.0
+    epoch: Epoch = NO_EPOCH
+
+
+class Link(Protocol):
+    """One socket, or its stand-in."""
+
+    epoch: Epoch
+    """Stamped on everything sent."""
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """Queue a message for `peer` without blocking; False: its queue is full, or it is not connected."""
+        ...
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """Take at most `limit` messages that have come; empty when none has. Garbage is counted, not raised."""
+        ...
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """Peers that a send found unroutable since the last call."""
+        ...
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `receive` would return something: do not sleep on `fileno` then (edge-triggered)."""
+        ...
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where others reach this link: real ports, ipc first. Empty for a link that connects."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """messages_in, messages_out, bytes_in, bytes_out, garbage_in, full_out (sends refused), …"""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when something may have come; -1 for a link in memory."""
+        ...
+
+    def close(self) -> None:
+        """Flush for at most 100 ms, then close. Safe to call twice."""
+        ...

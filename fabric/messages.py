@@ -1,0 +1,536 @@
+"""Every message that crosses a process line, one frozen struct each, one closed union.
+
+Wire form: MessagePack arrays, first element the integer tag. Fields are only ever appended, with a default,
+so an older peer can read a newer message. No deadline crosses a line: a message carries a budget or a
+duration in ms and its receiver adds its own clock. `docs/wire.md` has the same as tables.
+
+Tensors are not in here: they ride as raw frames behind the header, described by the envelope's `TensorSpec`s.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
+
+# ---------------------------------------------------------------- values inside messages
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a message; never sent alone."""
+
+
+class TensorSpec(Value, frozen=True):
+    """One raw frame: little-endian, C order. `dtype` is numpy's name, such as ``float32``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorInfo(Value, frozen=True):
+    """One input or output of a model, for a single request: `shape` has no batch axis; -1 is any length."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ImagePreprocess(Value, frozen=True):
+    """Decode, resize the shorter side, crop the centre, scale to 0..1, normalise per channel; CHW float32.
+
+    `input_name` is the model input it produces.
+    """
+
+    input_name: str
+    resize: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class ModelInfo(Value, frozen=True):
+    """What a frontend must know of a model. Empty `inputs` means any tensors are accepted (emulated models)."""
+
+    model_id: ModelId
+    slo_ms: float
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    image: ImagePreprocess | None = None
+    replicas: int = 0
+    """How many ready slices host it now."""
+
+
+class SliceInfo(Value, frozen=True):
+    """Where a ready slice takes its inputs; `addresses` are tried in order (ipc first, for the same host)."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+    node_id: NodeId
+    addresses: tuple[str, ...]
+
+
+class FrontendInfo(Value, frozen=True):
+    """Where a frontend takes outputs."""
+
+    frontend_id: FrontendId
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+
+
+class SeqRun(Value, frozen=True):
+    """Requests `first_seq` … `first_seq + count - 1` of one frontend and model."""
+
+    first_seq: int
+    count: int
+
+
+class Part(Value, frozen=True):
+    """What one frontend has in a batch. Its place in `RunBatch.parts` is the part number."""
+
+    frontend_id: FrontendId
+    runs: tuple[SeqRun, ...]
+
+
+class LoaderSpec(Value, frozen=True):
+    """How a real device gets a model: exactly one of `zoo` and `python` is set.
+
+    zoo: ``torchvision`` (with `arch`, random weights unless `weights` names a local file).
+    python: ``module:Class`` with `load`, `infer(batch)`, `example`.
+    """
+
+    zoo: str | None = None
+    arch: str | None = None
+    python: str | None = None
+    weights: str | None = None
+    top_k: int | None = None
+    seed: int = 0
+
+
+class ModelSpec(Value, frozen=True):
+    """A model to host on a slice. `exec_ms[b - 1]` is l(b): required on emulated devices, a hint on real ones."""
+
+    model_id: ModelId
+    slo_ms: float
+    batch_size_max: int
+    loader: LoaderSpec | None = None
+    exec_ms: tuple[float, ...] = ()
+    memory_bytes: int = 0
+
+
+class SliceSpec(Value, frozen=True):
+    """A slice that should exist: a share of one GPU (None: no limit) and the models on it."""
+
+    slice_id: SliceId
+    gpu: int
+    device: str  # emulated | cpu | cuda
+    share_percent: float | None
+    models: tuple[ModelSpec, ...]
+
+
+class ReplicaInfo(Value, frozen=True):
+    """A model on a slice that is loaded and warm. `exec_ms[b - 1]` is what the worker measured or emulates."""
+
+    model_id: ModelId
+    batch_size_max: int
+    exec_ms: tuple[float, ...]
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    image: ImagePreprocess | None = None
+    memory_bytes: int = 0
+
+
+class GpuInfo(Value, frozen=True):
+    """One device of a node, in the node's own order."""
+
+    gpu: int
+    gpu_type: str
+    device: str
+    memory_bytes: int = 0
+
+
+class Ledger(Value, frozen=True):
+    """Where a request's time went, in ms. `held_ms` was chosen by the scheduler, `waited_ms` was forced on it."""
+
+    network_ms: float = 0.0  # client -> frontend and back; filled by the client
+    preprocess_ms: float = 0.0
+    held_ms: float = 0.0
+    waited_ms: float = 0.0
+    transfer_ms: float = 0.0
+    queue_ms: float = 0.0  # inputs complete on the device -> start
+    gpu_ms: float = 0.0
+    return_ms: float = 0.0
+    total_ms: float = 0.0  # frontend receipt -> answer; the client replaces it by send -> receipt
+    batch_size: int = 0
+    slice_id: SliceId = SliceId("")
+    reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
+
+
+# ---------------------------------------------------------------- messages
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of everything that is sent."""
+
+
+# client -> frontend and back (tensors on the same connection)
+
+
+class Infer(Message, frozen=True, tag=1):
+    """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO."""
+
+    request_no: int
+    model_id: ModelId
+    budget_ms: float | None = None
+
+
+class CancelRequest(Message, frozen=True, tag=2):
+    """Client -> frontend: forget it; answered by `Refusal(Cancelled)` unless the answer is already out."""
+
+    request_no: int
+
+
+class Answer(Message, frozen=True, tag=3):
+    """Frontend -> client, with output tensors."""
+
+    request_no: int
+    ledger: Ledger
+
+
+class Refusal(Message, frozen=True, tag=4):
+    """Frontend -> client: the final answer when there are no outputs."""
+
+    request_no: int
+    code: str
+    reason: str
+    retryable: bool
+
+
+class ModelsAsked(Message, frozen=True, tag=5):
+    """Client -> frontend: asks which models there are."""
+
+
+class ModelsListed(Message, frozen=True, tag=6):
+    """Frontend -> client."""
+
+    models: tuple[ModelInfo, ...]
+
+
+class Ping(Message, frozen=True, tag=7):
+    """Anyone -> anyone: asks for a sign of life, answered at once by `Pong` with the same number."""
+
+    number: int
+
+
+class Pong(Message, frozen=True, tag=8):
+    """The answer to `Ping`. A round trip also measures the link's minimum RTT."""
+
+    number: int
+
+
+# frontend <-> scheduler
+
+
+class FrontendHello(Message, frozen=True, tag=10):
+    """Frontend -> scheduler: first message, and again after a reconnect."""
+
+    frontend_id: FrontendId
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+
+
+class Directory(Message, frozen=True, tag=11):
+    """Scheduler -> frontends and workers: everything that exists now. A slice not listed is gone."""
+
+    version: int
+    models: tuple[ModelInfo, ...]
+    slices: tuple[SliceInfo, ...]
+    frontends: tuple[FrontendInfo, ...]
+
+
+class Arrivals(Message, frozen=True, tag=12):
+    """Frontend -> scheduler: a run of requests for one model wants places in batches.
+
+    Budgets never fall along a run: `budget_ms` is the tightest, `span_ms` (at most 1) the spread to the
+    loosest. `ready_in_ms` covers preprocessing.
+    """
+
+    model_id: ModelId
+    first_seq: int
+    count: int
+    budget_ms: float
+    span_ms: float = 0.0
+    ready_in_ms: float = 0.0
+
+
+class Withdraw(Message, frozen=True, tag=13):
+    """Frontend -> scheduler: these are dead (cancelled or expired); sent when half a run is."""
+
+    model_id: ModelId
+    runs: tuple[SeqRun, ...]
+
+
+class Grant(Message, frozen=True, tag=14):
+    """Scheduler -> frontend: push the inputs of `runs` to that slice as part `part` of the batch.
+
+    `waited_ms` is what the batch waited although the discipline wanted to go (no slice was free).
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
+    incarnation: Incarnation
+    model_id: ModelId
+    part: int
+    runs: tuple[SeqRun, ...]
+    batch_size: int
+    start_in_ms: float
+    waited_ms: float
+    reason: str
+
+
+class Dropped(Message, frozen=True, tag=15):
+    """Scheduler -> frontend: these will not run. `code` is a request error's wire code."""
+
+    model_id: ModelId
+    runs: tuple[SeqRun, ...]
+    code: str
+    reason: str
+
+
+class Returned(Message, frozen=True, tag=16):
+    """Scheduler -> frontend: granted, but not run, through no fault of theirs. Announce again if budgets allow."""
+
+    batch_id: BatchId
+    model_id: ModelId
+    runs: tuple[SeqRun, ...]
+    reason: str
+
+
+# worker <-> scheduler
+
+
+class SliceReady(Message, frozen=True, tag=20):
+    """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+    node_id: NodeId
+    gpu: int
+    addresses: tuple[str, ...]
+    replicas: tuple[ReplicaInfo, ...]
+
+
+class RunBatch(Message, frozen=True, tag=21):
+    """Scheduler -> worker: run this batch in `start_in_ms`, at the latest in `latest_in_ms`, with what came."""
+
+    batch_id: BatchId
+    slice_id: SliceId
+    incarnation: Incarnation
+    model_id: ModelId
+    parts: tuple[Part, ...]
+    start_in_ms: float
+    latest_in_ms: float
+
+
+class Done(Message, frozen=True, tag=22):
+    """Worker -> scheduler: the batch ended. `status` is ok | failed | expired (not launched: too late).
+
+    `missing` are parts (with the seqs) whose inputs had not come. Times: `transfer_ms` from the receipt of
+    RunBatch until the last input, `queue_ms` until the start, `exec_ms` the run; 0 where it did not happen.
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    status: str
+    ran: int
+    missing: tuple[Part, ...]
+    transfer_ms: float
+    queue_ms: float
+    exec_ms: float
+
+
+# frontend <-> worker (PUSH/PULL, with tensors)
+
+
+class Inputs(Message, frozen=True, tag=30):
+    """Frontend -> worker: the inputs of one part, request after request in `live_seqs` order.
+
+    Every request brings the same number of tensors: frames are grouped by request. Seqs of the part that are
+    not live were cancelled or have expired.
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
+    incarnation: Incarnation
+    model_id: ModelId
+    frontend_id: FrontendId
+    part: int
+    live_seqs: tuple[int, ...]
+
+
+class Outputs(Message, frozen=True, tag=31):
+    """Worker -> frontend: one frame per output, the rows in `seqs` order."""
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    seqs: tuple[int, ...]
+    batch_size: int
+    transfer_ms: float
+    queue_ms: float
+    gpu_ms: float
+
+
+class BatchFailed(Message, frozen=True, tag=32):
+    """Worker -> frontend: these ran into an error; `code` is a request error's wire code."""
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    seqs: tuple[int, ...]
+    code: str
+    reason: str
+
+
+# node agent <-> scheduler
+
+
+class SliceStatus(Value, frozen=True):
+    """`state`: starting | ready | failed | lost | stopped; `reason` says why for the last three."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+    state: str
+    reason: str = ""
+
+
+class NodeHello(Message, frozen=True, tag=40):
+    """Agent -> scheduler: first message, and again after a reconnect: what is there and what runs."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    gpus: tuple[GpuInfo, ...]
+    slices: tuple[SliceStatus, ...]
+
+
+class Want(Message, frozen=True, tag=41):
+    """Scheduler -> agent: these slices should exist on your node, and no others."""
+
+    version: int
+    slices: tuple[SliceSpec, ...]
+
+
+class SliceChanged(Message, frozen=True, tag=42):
+    """Agent -> scheduler: a slice changed its state. A lost one is reported at once (process handle)."""
+
+    node_id: NodeId
+    status: SliceStatus
+
+
+# worker <-> node agent
+
+
+class WorkerHello(Message, frozen=True, tag=50):
+    """Worker -> agent: the process named `worker_id` is up and asks what to host."""
+
+    worker_id: str
+    incarnation: Incarnation
+    pid: int
+
+
+class Host(Message, frozen=True, tag=51):
+    """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`."""
+
+    node_id: NodeId
+    slices: tuple[SliceSpec, ...]
+    scheduler_addresses: tuple[str, ...]
+
+
+class SliceFailed(Message, frozen=True, tag=52):
+    """Worker -> agent: this slice cannot be served (a loader raised, out of memory); its reason in words."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+    reason: str
+
+
+class Stop(Message, frozen=True, tag=53):
+    """Agent -> worker: finish what runs within `grace_ms`, then end."""
+
+    grace_ms: float
+
+
+# anyone -> scheduler, for people
+
+
+class StatusAsked(Message, frozen=True, tag=60):
+    """Operator -> any role's control socket."""
+
+
+class SliceReport(Value, frozen=True):
+    """One slice as the scheduler sees it."""
+
+    slice_id: SliceId
+    state: str
+    reason: str
+    models: tuple[ModelId, ...]
+    batches: int
+    requests: int
+
+
+class StatusListed(Message, frozen=True, tag=61):
+    """The answer: identity, beliefs, and counters by name (`bytes_in`, `bytes_out`, `requests_dropped`, …)."""
+
+    role_id: str
+    pid: int
+    slices: tuple[SliceReport, ...]
+    models: tuple[ModelInfo, ...]
+    counters: dict[str, float]
+
+
+AnyMessage = (
+    Infer
+    | CancelRequest
+    | Answer
+    | Refusal
+    | ModelsAsked
+    | ModelsListed
+    | Ping
+    | Pong
+    | FrontendHello
+    | Directory
+    | Arrivals
+    | Withdraw
+    | Grant
+    | Dropped
+    | Returned
+    | SliceReady
+    | RunBatch
+    | Done
+    | Inputs
+    | Outputs
+    | BatchFailed
+    | NodeHello
+    | Want
+    | SliceChanged
+    | WorkerHello
+    | Host
+    | SliceFailed
+    | Stop
+    | StatusAsked
+    | StatusListed
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """The header frame. `sent_at_ms` is on the sender's clock and measures queueing only, never a deadline."""
+
+    version: int
+    epoch: int
+    sent_at_ms: float
+    tensors: tuple[TensorSpec, ...]
+    body: AnyMessage
+
+
+WIRE_VERSION = 1

@@ -1,0 +1,1 @@
+"""When to run which requests where: batching disciplines behind one interface."""

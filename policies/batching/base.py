@@ -1,0 +1,157 @@
+"""The shape every batching discipline has: request runs in, decisions out, the time passed in.
+
+A discipline owns the queues of request *metadata* and its belief of when each slice is free. It is a sans-IO
+state machine like a core, one level smaller: it knows models, slices and frontends by name only, and never a
+message or a socket. The scheduler core (live and simulated alike) translates its decisions into messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.ids import FrontendId, ModelId, SliceId
+
+NEVER_MS = float("inf")
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """Requests of one frontend and model that arrived together (design section 4).
+
+    The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
+    first. Cutting a run keeps the tightest bound for the first piece. None may start before `ready_at_ms`.
+    Deadlines are already less the return path.
+    """
+
+    frontend_id: FrontendId
+    first_seq: int
+    count: int
+    deadline_at_ms: float
+    arrived_at_ms: float
+    span_ms: float = 0.0
+    ready_at_ms: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Delay:
+    """delay(b) = control + data per item (Symphony appendix D): from the decision to inputs on the device."""
+
+    control_ms: float = 0.0
+    data_ms_per_item: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class BatchModel:
+    """A model to schedule. `priority`: higher is served first among equals."""
+
+    model_id: ModelId
+    slo_ms: float
+    delay: Delay = Delay()
+    priority: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class HostedModel:
+    """A model on a slice: `exec_ms[b - 1]` is l(b) there, for b = 1 … batch_size_max; never falling."""
+
+    model_id: ModelId
+    exec_ms: Sequence[float]
+    batch_size_target: int | None = None  # the plan's batch hint, for disciplines with a fixed target
+    weight: float = 1.0  # the plan's share of the model's rate, for weighted round-robin
+
+
+@dataclass(slots=True, frozen=True)
+class BatchSlice:
+    """A slice to schedule on. `order` is the rank by which low ids are filled first."""
+
+    slice_id: SliceId
+    order: int
+    hosted: tuple[HostedModel, ...]
+    free_at_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """Run this batch on that slice at `start_at_ms`, at the latest at `latest_at_ms`.
+
+    `waited_ms`: since the discipline first wanted the batch to go, a free slice was missing (forced, not
+    chosen). `reason` is a short constant word: full, frontrun, slice_free, eager, timeout, …
+    """
+
+    slice_id: SliceId
+    model_id: ModelId
+    runs: list[RequestRun]
+    batch_size: int
+    start_at_ms: float
+    latest_at_ms: float
+    exec_ms: float
+    waited_ms: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Drop:
+    """These will not run. `is_expired`: could no longer finish; else given up to protect a batch."""
+
+    model_id: ModelId
+    runs: list[RequestRun]
+    is_expired: bool
+
+
+@dataclass(slots=True)
+class Preempt:
+    """Stop what runs on the slice (Shepherd); its requests are queued again by the discipline itself."""
+
+    slice_id: SliceId
+
+
+Decision = Dispatch | Drop | Preempt
+
+
+class Discipline(Protocol):
+    """When to run which requests where. Calls pass a `now_ms` that never goes backwards."""
+
+    def add_model(self, model: BatchModel, now_ms: float) -> None:
+        """Start scheduling a model; again with the same id: change its SLO, delay or priority."""
+        ...
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+        """Forget a model; what it had queued comes back as `Drop`s. What runs is not touched."""
+        ...
+
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+        """A slice can be used from its `free_at_ms`; the same id again replaces it."""
+        ...
+
+    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
+        """Use it no more. Its running batch is the caller's business."""
+        ...
+
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """A run of requests of a known model wants to be served."""
+        ...
+
+    def withdraw(
+        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+    ) -> None:
+        """Forget these if they are still queued; silently nothing if they are not."""
+        ...
+
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+        """Correct the belief: the slice is (or will be) free at that moment (a `Done` came, or a delay)."""
+        ...
+
+    def tick(self, now_ms: float) -> Sequence[Decision]:
+        """Do what is due by now."""
+        ...
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next moment worth a tick; None: nothing is pending."""
+        ...
+
+    def queued(self, model_id: ModelId) -> int:
+        """How many requests of the model are waiting."""
+        ...

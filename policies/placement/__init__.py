@@ -1,0 +1,1 @@
+"""Which model on which slice of which GPU: placement policies behind one interface."""

@@ -1,0 +1,1 @@
+"""What things cost: profiles of models on GPUs, interference, and the one device model."""

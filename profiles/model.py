@@ -1,0 +1,1 @@
+"""ModelProfile: what a batch of a model takes on one type of GPU."""

@@ -1,0 +1,1 @@
+"""The demo: a trained digit recogniser and real scanned digits."""

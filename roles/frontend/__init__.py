@@ -1,0 +1,1 @@
+"""The frontend: owns each request, its payload and its one answer."""

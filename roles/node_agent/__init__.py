@@ -1,0 +1,1 @@
+"""The node agent: processes and GPU slices of one host."""

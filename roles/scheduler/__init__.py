@@ -1,0 +1,1 @@
+"""The scheduler: queues of request metadata, every slice, the placement."""
