@@ -1,0 +1,155 @@
+"""What every role's process does at its start and at its end.
+
+It dies with its parent, ends in order on SIGTERM and SIGINT, logs as logfmt to stderr, and leaves a *run
+file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
+processes of one host find each other, and what `tenuto status` reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from fabric.errors import ConfigError
+
+PARENT_VARIABLE = "TENUTO_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("tenuto")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends.
+
+    The signal is tied to the *thread* of the parent that started us, so parents spawn from their main thread.
+    Between our start and this call the parent may already be gone: whoever spawns us says its pid in the
+    environment, and a different parent means we are an orphan now.
+    """
+    expected = os.environ.pop(PARENT_VARIABLE, None)
+    if expected is None:
+        return  # started by a person or by an init system: not ours to tie
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(expected):
+        raise SystemExit(1)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child that must die with this process."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+
+
+class StopSignal:
+    """SIGTERM and SIGINT as a claim to read and a descriptor to sleep on. Install from the main thread.
+
+    The second SIGINT ends the process at once: a person who presses Ctrl-C twice means it.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in self._previous:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        self._read.close()
+        self._write.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
+        if self.is_set and number == signal.SIGINT:
+            os._exit(130)
+        self.is_set = True
+
+    # As a source of the driver it gives no events, it only ends a sleep.
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._read.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """A signal is read through `is_set`."""
+        return False
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[object]:  # noqa: ARG002  a Source's signature
+        """No events."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What `<run dir>/<role id>.json` says."""
+
+    role_id: str
+    pid: int
+    incarnation: str
+    addresses: Mapping[str, Sequence[str]]
+    """By purpose: control, payload, client, …"""
+
+
+def write_run_file(run_dir: Path, run_file: RunFile) -> Path:
+    """Write it whole or not at all; readers never see half a file."""
+    path = run_dir / f"{run_file.role_id}.json"
+    draft = path.with_suffix(f".{run_file.pid}.tmp")
+    draft.write_text(json.dumps(asdict(run_file)), encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def read_run_file(path: Path) -> RunFile | None:
+    """None when the role is not (or no longer) there."""
+    try:
+        return RunFile(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not a run file: {error}") from error
+
+
+def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
+    """Remove our own run file; that of a successor with our name stays."""
+    path = run_dir / f"{run_file.role_id}.json"
+    if read_run_file(path) == run_file:
+        path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that pid exists (it may be somebody else's by now)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def set_up_logging(role_id: str, level: str = "INFO") -> None:
+    """Logfmt on stderr: ``level=info role=frontend-0 batch_sent model=resnet50 size=8``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s level=%(levelname)s role={role_id} %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
