@@ -333,7 +333,7 @@ class RunBatch(Message, frozen=True, tag=21):
 
 
 class Done(Message, frozen=True, tag=22):
-    """Worker -> scheduler: the batch ended. `status` is ok | failed | expired (not launched: too late).
+    """Worker -> scheduler: the batch ended. `status` is ok | failed | expired (not launched: too late) | preempted.
 
     `missing` are parts (with the seqs) whose inputs had not come. Times: `transfer_ms` from the receipt of
     RunBatch until the last input, `queue_ms` until the start, `exec_ms` the run; 0 where it did not happen.
@@ -348,6 +348,17 @@ class Done(Message, frozen=True, tag=22):
     transfer_ms: float
     queue_ms: float
     exec_ms: float
+
+
+class Preempt(Message, frozen=True, tag=23):
+    """Scheduler -> worker: stop that batch if you can; its `Done` says whether it was `preempted`.
+
+    The scheduler grants its requests again, so a frontend may be granted a request more than once; only the
+    newest grant counts.
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
 
 
 # frontend <-> worker (PUSH/PULL, with tensors)
@@ -508,6 +519,7 @@ AnyMessage = (
     | SliceReady
     | RunBatch
     | Done
+    | Preempt
     | Inputs
     | Outputs
     | BatchFailed

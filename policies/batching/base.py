@@ -143,6 +143,10 @@ class Discipline(Protocol):
         """Correct the belief: the slice is (or will be) free at that moment (a `Done` came, or a delay)."""
         ...
 
+    def set_guard_ms(self, guard_ms: float) -> None:
+        """How much earlier than its moment a batch must be sent off: the measured p99 dispatch lateness."""
+        ...
+
     def tick(self, now_ms: float) -> Sequence[Decision]:
         """Do what is due by now."""
         ...

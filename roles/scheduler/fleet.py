@@ -1,0 +1,165 @@
+"""What the scheduler believes of the cluster: nodes, slices, frontends, and who may be told what.
+
+Beliefs come from hellos and reports only; nothing here decides. A slice that is not ready is not scheduled
+on; a slice of another incarnation is another slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.messages import (
+    Directory,
+    FrontendHello,
+    FrontendInfo,
+    ModelInfo,
+    ReplicaInfo,
+    SliceInfo,
+    SliceReady,
+    SliceReport,
+    SliceSpec,
+)
+
+STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
+
+
+@dataclass(slots=True)
+class SliceRecord:
+    """One slice of the plan and what became of it."""
+
+    spec: SliceSpec
+    node_id: NodeId
+    order: int
+    state: str = STARTING
+    reason: str = ""
+    incarnation: Incarnation = field(default=Incarnation(""))
+    worker: PeerId | None = None
+    addresses: tuple[str, ...] = ()
+    replicas: tuple[ReplicaInfo, ...] = ()
+    batches: int = 0
+    requests: int = 0
+
+
+class Fleet:
+    """The believed cluster. `version` counts changes that others must hear of."""
+
+    def __init__(self, plan: Iterable[tuple[NodeId, SliceSpec]], slo_ms: dict[ModelId, float]) -> None:
+        self.version = 0
+        self.slices = {
+            spec.slice_id: SliceRecord(spec, node_id, order) for order, (node_id, spec) in enumerate(plan)
+        }
+        self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
+        self.frontend_ids: dict[PeerId, FrontendId] = {}
+        """Of the living incarnations only."""
+        self.nodes: dict[NodeId, PeerId] = {}
+        self._slo_ms = slo_ms
+        self._replicas = dict.fromkeys(slo_ms, 0)
+
+    def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
+        """What should exist on a node."""
+        return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
+
+    def is_served(self, model_id: ModelId) -> bool:
+        """Whether some ready slice hosts the model."""
+        return self._replicas[model_id] > 0
+
+    def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> None:
+        """A frontend (or its next incarnation) is there."""
+        info = FrontendInfo(hello.frontend_id, hello.incarnation, hello.addresses)
+        former = self.frontends.get(hello.frontend_id)
+        if former is not None:
+            del self.frontend_ids[former[0]]
+        self.frontend_ids[peer] = hello.frontend_id
+        self.frontends[hello.frontend_id] = (peer, info)
+        self.version += 1
+
+    def frontend_lost(self, peer: PeerId) -> FrontendId | None:
+        """Forget the frontend behind a peer; None when it was not one, or a newer incarnation took over."""
+        frontend_id = self.frontend_ids.pop(peer, None)
+        if frontend_id is not None:
+            del self.frontends[frontend_id]
+            self.version += 1
+        return frontend_id
+
+    def slice_ready(self, peer: PeerId, message: SliceReady) -> SliceRecord | None:
+        """A slice is warm; None when it is not in the plan, or nothing is new."""
+        record = self.slices.get(message.slice_id)
+        if record is None or (record.state == READY and record.incarnation == message.incarnation):
+            return None
+        if record.state == READY:  # the next incarnation was quicker than the news of the last one's end
+            self._count(record, -1)
+        record.state, record.reason = READY, ""
+        record.incarnation, record.worker = message.incarnation, peer
+        record.addresses, record.replicas = message.addresses, message.replicas
+        self._count(record, +1)
+        self.version += 1
+        return record
+
+    def slice_down(self, record: SliceRecord, state: str, reason: str) -> bool:
+        """A slice is not ready (any more); True when it was."""
+        was_ready = record.state == READY
+        if was_ready:
+            self._count(record, -1)
+        record.state, record.reason, record.worker = state, reason, None
+        self.version += 1
+        return was_ready
+
+    def slices_of(self, peer: PeerId) -> list[SliceRecord]:
+        """Ready slices that a worker process hosts."""
+        return [record for record in self.slices.values() if record.worker == peer]
+
+    def peers_to_tell(self) -> list[PeerId]:
+        """Everyone who gets the directory: frontends, and workers with a ready slice."""
+        workers = dict.fromkeys(record.worker for record in self.slices.values() if record.worker is not None)
+        return [peer for peer, _ in self.frontends.values()] + list(workers)
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Every model, with the signature of its first ready replica."""
+        first: dict[ModelId, ReplicaInfo] = {}
+        for record in self.slices.values():
+            if record.state == READY:
+                for replica in record.replicas:
+                    first.setdefault(replica.model_id, replica)
+        infos = []
+        for model_id, slo_ms in self._slo_ms.items():
+            if model_id in first:
+                known = first[model_id]
+                count = self._replicas[model_id]
+                infos.append(ModelInfo(model_id, slo_ms, known.inputs, known.outputs, known.image, count))
+            else:
+                infos.append(ModelInfo(model_id, slo_ms))
+        return tuple(infos)
+
+    def directory(self) -> Directory:
+        """The news for everyone."""
+        return Directory(
+            version=self.version,
+            models=self.models(),
+            slices=tuple(
+                SliceInfo(slice_id, record.incarnation, record.node_id, record.addresses)
+                for slice_id, record in self.slices.items()
+                if record.state == READY
+            ),
+            frontends=tuple(info for _, info in self.frontends.values()),
+        )
+
+    def reports(self) -> Sequence[SliceReport]:
+        """Each slice, for people."""
+        return [
+            SliceReport(
+                slice_id,
+                record.state,
+                record.reason,
+                tuple(model.model_id for model in record.spec.models),
+                record.batches,
+                record.requests,
+            )
+            for slice_id, record in self.slices.items()
+        ]
+
+    def _count(self, record: SliceRecord, step: int) -> None:
+        for replica in record.replicas:
+            if replica.model_id in self._replicas:
+                self._replicas[replica.model_id] += step
