@@ -1,0 +1,40 @@
+# make demo and make test need nothing but Python 3.11 or 3.12 and the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := fabric profiles policies roles deploy tests examples benchmarks
+
+.PHONY: demo test check bench fmt clean
+
+# A stamp per set of extras: a machine that has the environment does not install again.
+$(VENV)/demo.stamp: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Tenuto needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker]'
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,worker,plots,sweep,test]'
+	touch $@
+
+demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
+	$(BIN)/tenuto demo
+
+test: $(VENV)/test.stamp  ## the whole suite
+	$(BIN)/python -m pytest
+
+check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: before every commit
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
+
+bench: $(VENV)/test.stamp  ## every benchmark beside its rival
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+fmt: $(VENV)/test.stamp
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

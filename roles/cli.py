@@ -1,0 +1,104 @@
+"""The `tenuto` command: finds a subcommand, runs it, and turns every expected error into a line and a code.
+
+Exit codes: 0 a result, 1 failure, 2 usage, 3 configuration invalid, 4 SLO missed, 5 cluster unreachable,
+6 partial (design section 10). Subcommands are imported when they are called: `tenuto worker` must not pay for
+the simulator, nor `tenuto status` for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import click
+
+EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 3, 5
+
+COMMANDS = {
+    "config": "roles.commands_config:config",
+    "demo": "roles.demo.command:demo",
+    "doctor": "roles.doctor:doctor",
+    "down": "roles.commands_cluster:down",
+    "frontend": "roles.commands_roles:frontend",
+    "goodput": "roles.commands_sim:goodput",
+    "infer": "roles.commands_infer:infer",
+    "node-agent": "roles.commands_cluster:node_agent",
+    "scheduler": "roles.commands_roles:scheduler",
+    "simulate": "roles.commands_sim:simulate",
+    "status": "roles.commands_cluster:status",
+    "up": "roles.commands_cluster:up",
+    "worker": "roles.commands_roles:worker",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for; other distributions add theirs by entry point."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Ours and those of the entry-point group ``tenuto.commands``."""
+        del ctx
+        return sorted([*COMMANDS, *(point.name for point in entry_points(group="tenuto.commands"))])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command; None for a name nobody has."""
+        del ctx
+        target = COMMANDS.get(cmd_name)
+        if target is not None:
+            module, _, attribute = target.partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+        else:
+            found = [point for point in entry_points(group="tenuto.commands") if point.name == cmd_name]
+            if not found:
+                return None
+            command = found[0].load()
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("tenuto"), prog_name="tenuto")
+def tenuto() -> None:
+    """Serve many small models with tight SLOs on shared GPUs."""
+
+
+def foreign_fabric() -> str | None:
+    """Where `fabric` comes from if it is not ours: an SSH library on PyPI has the same import name."""
+    module = importlib.import_module("fabric")
+    found = Path(module.__file__ or "").resolve().parent
+    return None if found == Path(__file__).resolve().parents[1] / "fabric" else str(found)
+
+
+def main() -> None:
+    """Run the command line; expected errors end in one readable line on stderr and their exit code."""
+    foreign = foreign_fabric()
+    if foreign is not None:
+        click.echo(
+            f"tenuto: the package 'fabric' at {foreign} is another distribution's (the SSH library?); "
+            "uninstall it from this environment, or give Tenuto one of its own",
+            err=True,
+        )
+        sys.exit(EXIT_FAILURE)
+    from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
+
+    try:
+        tenuto()
+    except (ConfigError, ProfileError) as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_CONFIG)
+    except PeerLost as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_UNREACHABLE)
+    except FabricError as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away (`tenuto status | head`): nothing to say, nobody to hear it
+        sys.exit(EXIT_FAILURE)
+
+
+if __name__ == "__main__":
+    main()
