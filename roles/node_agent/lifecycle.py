@@ -1,0 +1,72 @@
+"""The life of a worker process, as its agent sees it, as a table.
+
+```
+ WAITING ──START──▶ STARTING ──GREETED──▶ LOADING ──SETTLED──▶ SERVING
+    ▲                  │   │                │  │                  │
+    │                  │   └────OVERDUE─────┼──┘                  │ END
+    │                END          │       END                     ▼
+    │                  ▼          │         └───────────────▶ STOPPING
+    │             TERMINATING ◀───┼──────────OVERDUE──────────────┘
+    │                  └─OVERDUE─▶▼
+    └──────EXITED────────────── KILLED ──OVERDUE──▶ ABANDONED
+```
+
+Every state but SERVING and ABANDONED has a time limit, so no child can hold its agent up. EXITED leads from
+every state that has a process to WAITING (it is still wanted) or out of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+
+class WorkerState(Enum):
+    """Where a worker process is in its life."""
+
+    WAITING = auto()  # no process: the next start is due at the limit
+    STARTING = auto()  # spawned, has not said hello
+    LOADING = auto()  # told what to host
+    SERVING = auto()  # every slice is ready or has failed
+    STOPPING = auto()  # asked to end by `Stop`
+    TERMINATING = auto()  # sent SIGTERM
+    KILLED = auto()  # sent SIGKILL
+    ABANDONED = auto()  # did not even die of SIGKILL in time: stuck in the kernel
+
+
+class Step(Enum):
+    """What moves a worker on."""
+
+    START = auto()
+    GREETED = auto()
+    SETTLED = auto()
+    END = auto()
+    OVERDUE = auto()
+    EXITED = auto()
+
+
+NEXT: Final[Mapping[tuple[WorkerState, Step], WorkerState]] = {
+    (WorkerState.WAITING, Step.START): WorkerState.STARTING,
+    (WorkerState.STARTING, Step.GREETED): WorkerState.LOADING,
+    (WorkerState.STARTING, Step.END): WorkerState.TERMINATING,  # it cannot hear a message yet
+    (WorkerState.STARTING, Step.OVERDUE): WorkerState.KILLED,
+    (WorkerState.LOADING, Step.SETTLED): WorkerState.SERVING,
+    (WorkerState.LOADING, Step.END): WorkerState.STOPPING,
+    (WorkerState.LOADING, Step.OVERDUE): WorkerState.KILLED,
+    (WorkerState.SERVING, Step.END): WorkerState.STOPPING,
+    (WorkerState.STOPPING, Step.OVERDUE): WorkerState.TERMINATING,
+    (WorkerState.TERMINATING, Step.OVERDUE): WorkerState.KILLED,
+    (WorkerState.KILLED, Step.OVERDUE): WorkerState.ABANDONED,
+    **{
+        (state, Step.EXITED): WorkerState.WAITING for state in WorkerState if state is not WorkerState.WAITING
+    },
+}
+
+ENDING: Final = frozenset(
+    {WorkerState.STOPPING, WorkerState.TERMINATING, WorkerState.KILLED, WorkerState.ABANDONED}
+)
+"""On its way out: nothing it says counts any more."""
+
+PROCESSLESS: Final = frozenset({WorkerState.WAITING, WorkerState.ABANDONED})
+"""States that a stopping agent need not wait for."""

@@ -1,0 +1,173 @@
+"""Child processes by handle: spawned, watched, heard on stderr, and always reaped.
+
+Each child is watched through a pidfd, which becomes readable the moment it ends (however it ends) and can
+never name somebody else's process. Its stderr comes through a pipe, goes on to ours, and its tail is kept:
+the last words of a process are the best explanation of its end.
+
+Children get a process group of their own. A Ctrl-C at the terminal then reaches the one process that the
+person started, which ends the others in order, instead of reaching all of them at once.
+
+Spawn from the main thread only: children ask to be killed when the *thread* that spawned them ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roles.node_agent.core import ProcessExited
+from roles.process import child_environment
+
+LAST_WORDS_BYTES_MAX = 4_096
+_READ_BYTES = 65_536
+
+log = logging.getLogger("tenuto")
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    pid_fd: int
+    stderr_fd: int
+    last_words: bytes = b""
+
+
+class Processes:
+    """The children of this process, as a source of the driver: each gives one `ProcessExited`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, _Child] = {}
+        self._by_name: dict[str, _Child] = {}
+        self._stillborn: list[ProcessExited] = []
+
+    def spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start a child of a name that no living child has. It dies with this process.
+
+        A command that cannot be started gives a `ProcessExited` like one that ended at once.
+        """
+        assert name not in self._by_name, f"{name} runs already"
+        try:
+            process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=child_environment() | dict(environment or {}),
+                process_group=0,
+            )
+        except OSError as error:
+            self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
+            return
+        assert process.stderr is not None, "asked for a pipe"
+        child = _Child(name, process, os.pidfd_open(process.pid), process.stderr.fileno())
+        os.set_blocking(child.stderr_fd, False)
+        self._by_name[name] = child
+        for descriptor in (child.pid_fd, child.stderr_fd):
+            self._by_fd[descriptor] = child
+            self._epoll.register(descriptor, select.EPOLLIN)
+        log.info("child_started name=%s pid=%d", name, process.pid)
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM; nothing if it is gone."""
+        if name in self._by_name:
+            self._by_name[name].process.terminate()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; nothing if it is gone."""
+        if name in self._by_name:
+            self._by_name[name].process.kill()
+
+    def pid(self, name: str) -> int | None:
+        """The pid of a living child."""
+        child = self._by_name.get(name)
+        return None if child is None else child.process.pid
+
+    def close(self) -> None:
+        """Kill and reap whatever is left, at most a second each, and give the descriptors back."""
+        for child in list(self._by_name.values()):
+            child.process.kill()
+        for child in list(self._by_name.values()):
+            try:
+                child.process.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                log.warning("child_stuck name=%s pid=%d", child.name, child.process.pid)
+            self._forget(child)
+        self._epoll.close()
+
+    # The driver's side.
+
+    def fileno(self) -> int:
+        """Readable when a child ended or said something."""
+        return self._epoll.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a child ended or said something."""
+        return bool(self._stillborn or self._epoll.poll(0, 1))
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[ProcessExited]:  # noqa: ARG002  a Source's signature
+        """Those that ended; what the others said is passed on."""
+        exited, self._stillborn = self._stillborn, []
+        for descriptor, _ in self._epoll.poll(0, limit):
+            child = self._by_fd.get(descriptor)
+            if child is None:
+                continue  # its other descriptor came first and it is gone
+            if descriptor == child.stderr_fd:
+                self._listen(child)
+            else:
+                exited.append(self._bury(child))
+        return exited
+
+    def _listen(self, child: _Child) -> bool:
+        """Take what it wrote; False when there was nothing."""
+        try:
+            said = os.read(child.stderr_fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not said:  # closed: the pidfd will say the rest
+            self._epoll.unregister(child.stderr_fd)
+            del self._by_fd[child.stderr_fd]
+            return False
+        child.last_words = (child.last_words + said)[-LAST_WORDS_BYTES_MAX:]
+        _pass_on(said)
+        return True
+
+    def _bury(self, child: _Child) -> ProcessExited:
+        # All it wrote is in the pipe by now. A grandchild may hold the pipe open and write on, so this does
+        # not read to the end, but what a pipe can hold at most: 1 MiB, the kernel's limit.
+        for _ in range(16):
+            if child.stderr_fd not in self._by_fd or not self._listen(child):
+                break
+        code = child.process.wait()  # at once: the pidfd said so
+        log.info("child_ended name=%s pid=%d code=%d", child.name, child.process.pid, code)
+        self._forget(child)
+        return ProcessExited(child.name, code, child.last_words.decode("utf-8", "replace"))
+
+    def _forget(self, child: _Child) -> None:
+        del self._by_name[child.name]
+        for descriptor in (child.pid_fd, child.stderr_fd):
+            if self._by_fd.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
+        os.close(child.pid_fd)
+        assert child.process.stderr is not None, "asked for a pipe"
+        child.process.stderr.close()
+
+
+def _pass_on(said: bytes) -> None:
+    try:
+        sys.stderr.buffer.write(said)
+        sys.stderr.flush()
+    except OSError:
+        pass  # our own stderr is closed; that must not end anybody

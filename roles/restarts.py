@@ -1,0 +1,52 @@
+"""When to start a failed process again, and when to stop trying. Sans-IO: moments in, moments out."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class RestartRule:
+    """Exponential back-off with an end.
+
+    Quick enough that one crash costs a tenth of a second, slow enough that a process that dies at once does
+    not eat a core; five failures in a minute are no accident any more.
+    """
+
+    first_ms: float = 100.0
+    longest_ms: float = 5_000.0
+    failures_max: int = 5
+    window_ms: float = 60_000.0
+
+
+class Restarts:
+    """The failures of one process, over all its starts."""
+
+    __slots__ = ("_failed_at_ms", "_in_a_row", "_rule")
+
+    def __init__(self, rule: RestartRule) -> None:
+        self._rule = rule
+        self._failed_at_ms: deque[float] = deque(maxlen=rule.failures_max)
+        self._in_a_row = 0
+
+    def note_failure(self, now_ms: float) -> float | None:
+        """The moment of the next start; None: give up.
+
+        A quiet window forgives: the back-off begins at its shortest again.
+        """
+        if self._failed_at_ms and now_ms - self._failed_at_ms[-1] > self._rule.window_ms:
+            self._in_a_row = 0
+        self._failed_at_ms.append(now_ms)
+        self._in_a_row += 1
+        is_full = len(self._failed_at_ms) == self._rule.failures_max
+        if is_full and now_ms - self._failed_at_ms[0] <= self._rule.window_ms:
+            return None
+        # The exponent is bounded before it is raised: a float overflows at 2 ** 1024.
+        doubled_ms = self._rule.first_ms * 2.0 ** min(self._in_a_row - 1, 30)
+        return now_ms + min(doubled_ms, self._rule.longest_ms)
+
+    @property
+    def failures(self) -> int:
+        """How many are remembered."""
+        return len(self._failed_at_ms)

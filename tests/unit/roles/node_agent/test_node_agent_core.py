@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    AnyMessage,
+    GpuInfo,
+    Host,
+    ModelSpec,
+    NodeHello,
+    Ping,
+    Pong,
+    SliceChanged,
+    SliceFailed,
+    SliceReady,
+    SliceSpec,
+    StatusAsked,
+    Stop,
+    Want,
+    WorkerHello,
+)
+from roles.core import Heard, Send, Tick
+from roles.node_agent.core import (
+    AgentAction,
+    AgentEvent,
+    AgentLimits,
+    FindScheduler,
+    FromScheduler,
+    Kill,
+    NodeAgentCore,
+    ProcessExited,
+    SchedulerFound,
+    Spawn,
+    StopAsked,
+    Tell,
+    Terminate,
+)
+
+NODE = NodeId("a")
+LIMITS = AgentLimits()
+
+
+def spec(name: str, device: str = "cpu", gpu: int = 0, slo_ms: float = 25.0) -> SliceSpec:
+    model = ModelSpec(ModelId("m"), slo_ms, 8, exec_ms=(1.0,) * 8)
+    return SliceSpec(SliceId(name), gpu, device, None, (model,))
+
+
+class Agent:
+    """An agent with its time, its last actions, and what the scheduler was told."""
+
+    def __init__(self, device: str = "cpu", gpus: int = 4) -> None:
+        infos = [GpuInfo(gpu, "generic", device) for gpu in range(gpus)]
+        self.core = NodeAgentCore(NODE, Incarnation("boot"), infos, LIMITS)
+        self.now_ms = 0.0
+        self.find_scheduler()
+
+    def find_scheduler(self, address: str = "ipc://scheduler") -> Sequence[AgentAction]:
+        return self.feed(SchedulerFound((address,)))
+
+    def feed(self, event: AgentEvent) -> Sequence[AgentAction]:
+        return self.core.handle(event, self.now_ms)
+
+    def want(self, *specs: SliceSpec) -> Sequence[AgentAction]:
+        return self.feed(FromScheduler(Want(1, specs)))
+
+    def hear(self, worker_id: str, message: AnyMessage) -> Sequence[AgentAction]:
+        return self.feed(Heard(peer(worker_id), message))
+
+    def greet(self, worker_id: str) -> Sequence[AgentAction]:
+        return self.hear(worker_id, WorkerHello(worker_id, incarnation(worker_id), 1))
+
+    def ready(self, worker_id: str, slice_id: str) -> Sequence[AgentAction]:
+        message = SliceReady(SliceId(slice_id), incarnation(worker_id), NODE, 0, ("ipc://in",), ())
+        return self.hear(worker_id, message)
+
+    def exit(self, worker_id: str, code: int = -9, words: str = "") -> Sequence[AgentAction]:
+        return self.feed(ProcessExited(worker_id, code, words))
+
+    def serve(self, *specs: SliceSpec) -> list[Spawn]:
+        """Want these and bring their workers up."""
+        started = spawns(self.want(*specs))
+        for action in started:
+            self.greet(action.worker_id)
+            for slice_ in action.slices:
+                self.ready(action.worker_id, slice_.slice_id)
+        return started
+
+    def until(self, moment_ms: float) -> list[AgentAction]:
+        """Tick whenever the core asks for it, up to that moment; the scheduler answers every ping."""
+        done: list[AgentAction] = []
+        while self.core.wake_at_ms is not None and self.core.wake_at_ms <= moment_ms:
+            self.now_ms = max(self.now_ms, self.core.wake_at_ms)
+            actions = self.feed(Tick())
+            for action in actions:
+                if isinstance(action, Tell) and isinstance(action.message, Ping):
+                    self.feed(FromScheduler(Pong(action.message.number)))
+            done.extend(actions)
+        self.now_ms = moment_ms
+        return done
+
+
+def peer(worker_id: str) -> PeerId:
+    return PeerId(f"{worker_id}/{incarnation(worker_id)}")
+
+
+def incarnation(worker_id: str) -> Incarnation:
+    return Incarnation(f"i-{worker_id}")
+
+
+def spawns(actions: Sequence[AgentAction]) -> list[Spawn]:
+    return [action for action in actions if isinstance(action, Spawn)]
+
+
+def changes(actions: Sequence[AgentAction]) -> list[tuple[str, str]]:
+    """(slice, state) of every report."""
+    return [(change.status.slice_id, change.status.state) for change in reports(actions)]
+
+
+def reports(actions: Sequence[AgentAction]) -> list[SliceChanged]:
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, Tell) and isinstance(action.message, SliceChanged)
+    ]
+
+
+def sent(actions: Sequence[AgentAction]) -> list[tuple[PeerId, AnyMessage]]:
+    return [(action.peer, action.message) for action in actions if isinstance(action, Send)]
+
+
+# ---------------------------------------------------------------- starting
+
+
+def test_the_first_word_to_a_scheduler_says_what_is_there() -> None:
+    core = NodeAgentCore(NODE, Incarnation("boot"), [GpuInfo(0, "v100", "emulated")], LIMITS)
+    (hello,) = core.handle(SchedulerFound(("ipc://s",)), 0.0)
+    assert hello == Tell(NodeHello(NODE, Incarnation("boot"), (GpuInfo(0, "v100", "emulated"),), ()))
+
+
+def test_slices_of_real_devices_get_a_process_each() -> None:
+    started = spawns(Agent("cpu").want(spec("x"), spec("y", gpu=1)))
+    assert [[slice_.slice_id for slice_ in action.slices] for action in started] == [["x"], ["y"]]
+    assert len({action.worker_id for action in started}) == 2
+
+
+def test_emulated_slices_share_processes_up_to_sixty_four() -> None:
+    wanted = [spec(f"s{number}", "emulated") for number in range(130)]
+    started = spawns(Agent("emulated").want(*wanted))
+    assert [len(action.slices) for action in started] == [64, 64, 2]
+
+
+def test_a_worker_that_says_hello_hears_what_to_host_and_where_the_scheduler_is() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    assert sent(host.greet(started.worker_id)) == [
+        (peer(started.worker_id), Host(NODE, (spec("x"),), ("ipc://scheduler",)))
+    ]
+
+
+def test_every_step_of_a_slice_is_reported() -> None:
+    host = Agent()
+    wanted = host.want(spec("x"))
+    (started,) = spawns(wanted)
+    assert changes(wanted) == [("x", "starting")]
+    host.greet(started.worker_id)
+    (report,) = reports(host.ready(started.worker_id, "x"))
+    assert (report.status.state, report.status.incarnation) == ("ready", incarnation(started.worker_id))
+
+
+def test_wanting_the_same_again_changes_nothing() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    assert host.want(spec("x")) == []
+
+
+def test_a_slice_on_a_gpu_that_is_not_there_fails_with_the_reason() -> None:
+    (report,) = reports(Agent(gpus=1).want(spec("x", gpu=3)))
+    assert (report.status.state, report.status.reason) == ("failed", "node a has no gpu 3 (it has 1)")
+
+
+def test_a_slice_for_another_kind_of_device_fails_with_the_reason() -> None:
+    (report,) = reports(Agent("cpu").want(spec("x", device="cuda")))
+    assert report.status.reason == "gpu 0 of node a is cpu, not cuda"
+
+
+# ---------------------------------------------------------------- losing
+
+
+def test_a_lost_worker_is_reported_at_once_and_started_again_after_a_tenth_of_a_second() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    (report,) = reports(host.exit(started.worker_id))
+    assert (report.status.state, report.status.reason) == ("lost", "its worker was killed by signal 9")
+    assert report.status.incarnation == incarnation(started.worker_id)
+    assert spawns(host.until(99.0)) == []
+    (again,) = spawns(host.until(100.0))
+    assert again.slices == started.slices
+    assert again.worker_id != started.worker_id
+
+
+def test_the_last_words_of_a_worker_are_in_the_reason() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    (report,) = reports(host.exit(started.worker_id, 1, "Traceback …\n\nValueError: no such file\n"))
+    assert report.status.reason == (
+        "its worker exited with code 1; its last words: Traceback … | ValueError: no such file"
+    )
+
+
+def test_pauses_grow_and_the_fifth_failure_within_a_minute_is_given_up_with_a_reason() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    pauses = []
+    for _ in range(4):
+        host.exit(started.worker_id, 1, "boom")
+        failed_at_ms = host.now_ms
+        while not (again := spawns(host.until(host.now_ms + 50.0))):
+            pass
+        (started,) = again
+        pauses.append(host.now_ms - failed_at_ms)
+    assert pauses == [100, 200, 400, 800]
+    lost, failed = reports(host.exit(started.worker_id, 1, "boom"))
+    assert (lost.status.state, failed.status.state) == ("lost", "failed")
+    assert failed.status.reason == (
+        "given up after 5 failures within 60 s: its worker exited with code 1; its last words: boom"
+    )
+    assert spawns(host.until(host.now_ms + 120_000.0)) == []
+
+
+def test_all_slices_of_a_shared_process_are_lost_and_come_back_together() -> None:
+    host = Agent("emulated")
+    (started,) = host.serve(spec("x", "emulated"), spec("y", "emulated"))
+    assert changes(host.exit(started.worker_id)) == [("x", "lost"), ("y", "lost")]
+    (again,) = spawns(host.until(100.0))
+    assert [slice_.slice_id for slice_ in again.slices] == ["x", "y"]
+
+
+def test_a_worker_without_a_hello_is_killed_and_reported() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    actions = host.until(30_000.0)
+    assert Kill(started.worker_id) in actions
+    assert [report.status.reason for report in reports(actions)] == [
+        "its worker did not say hello within 30 s"
+    ]
+    host.exit(started.worker_id)
+    assert len(spawns(host.until(30_100.0))) == 1
+
+
+def test_a_worker_that_never_gets_ready_is_killed_and_reported() -> None:
+    host = Agent("emulated")
+    (started,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
+    host.greet(started.worker_id)
+    host.ready(started.worker_id, "x")
+    actions = host.until(120_000.0)
+    assert Kill(started.worker_id) in actions
+    assert {report.status.reason for report in reports(actions)} == {"not loaded within 120 s: y"}
+
+
+def test_a_ready_worker_has_no_time_limit() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    assert not [action for action in host.until(1e6) if isinstance(action, Kill | Spawn)]
+
+
+def test_late_words_of_a_dead_worker_do_not_count() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    host.exit(started.worker_id)
+    assert host.ready(started.worker_id, "x") == []
+    (again,) = spawns(host.until(100.0))
+    assert host.ready(started.worker_id, "x") == []
+    assert host.greet(again.worker_id)
+
+
+def test_a_stranger_that_says_hello_is_sent_away() -> None:
+    assert sent(Agent().greet("nobody")) == [(peer("nobody"), Stop(0.0))]
+
+
+# ---------------------------------------------------------------- loaders that fail
+
+
+def fail(host: Agent, worker_id: str, slice_id: str) -> Sequence[AgentAction]:
+    return host.hear(worker_id, SliceFailed(SliceId(slice_id), incarnation(worker_id), "loader raised"))
+
+
+def test_a_slice_whose_loader_failed_is_reported_and_not_tried_again() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    actions = fail(host, started.worker_id, "x")
+    assert [(report.status.state, report.status.reason) for report in reports(actions)] == [
+        ("failed", "loader raised")
+    ]
+    assert sent(actions) == [(peer(started.worker_id), Stop(LIMITS.grace_ms))]
+    assert host.exit(started.worker_id, 0) == []
+    assert spawns(host.want(spec("x"))) == []
+
+
+def test_a_failure_is_told_again_to_whoever_asks_again() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    fail(host, started.worker_id, "x")
+    assert changes(host.want(spec("x"))) == [("x", "failed")]
+
+
+def test_a_failed_slice_with_a_new_specification_is_tried_again() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    fail(host, started.worker_id, "x")
+    assert spawns(host.want(spec("x", slo_ms=50.0))) == []  # the old process still holds its device
+    (again,) = spawns(host.exit(started.worker_id, 0))
+    assert again.slices == (spec("x", slo_ms=50.0),)
+
+
+def test_a_failed_slice_does_not_disturb_its_neighbours() -> None:
+    host = Agent("emulated")
+    (started,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
+    host.greet(started.worker_id)
+    host.ready(started.worker_id, "y")
+    assert sent(fail(host, started.worker_id, "x")) == []
+    assert not [action for action in host.until(1e6) if isinstance(action, Kill)]
+    host.exit(started.worker_id)
+    (again,) = spawns(host.until(1e6 + 100.0))
+    assert [slice_.slice_id for slice_ in again.slices] == ["y"]
+
+
+def test_a_failure_that_comes_after_the_news_of_the_end_still_stops_the_restarts() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    host.exit(started.worker_id, 1)
+    assert changes(fail(host, started.worker_id, "x")) == [("x", "failed")]
+    assert spawns(host.until(10_000.0)) == []
+
+
+# ---------------------------------------------------------------- wanting less
+
+
+def test_a_slice_no_longer_wanted_is_stopped_in_order() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    actions = host.want()
+    assert changes(actions) == [("x", "stopped")]
+    assert sent(actions) == [(peer(started.worker_id), Stop(LIMITS.grace_ms))]
+    assert Terminate(started.worker_id) in host.until(2_500.0)
+    assert Kill(started.worker_id) in host.until(4_500.0)
+    assert host.exit(started.worker_id) == []
+
+
+def test_a_worker_that_has_not_said_hello_is_terminated_when_unwanted() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    assert Terminate(started.worker_id) in host.want()
+
+
+def test_a_changed_slice_starts_when_its_old_process_has_ended() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    assert spawns(host.want(spec("x", slo_ms=50.0))) == []
+    (again,) = spawns(host.exit(started.worker_id, 0))
+    assert again.slices == (spec("x", slo_ms=50.0),)
+
+
+def test_an_unwanted_emulated_slice_idles_until_its_process_ends() -> None:
+    host = Agent("emulated")
+    (started,) = host.serve(spec("x", "emulated"), spec("y", "emulated"))
+    actions = host.want(spec("y", "emulated"))
+    assert changes(actions) == [("x", "stopped")]
+    assert sent(actions) == []
+    (second,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
+    assert second.slices == (spec("x", "emulated"),)
+    assert host.ready(started.worker_id, "x") == []  # the idle one has no say any more
+    assert sent(host.want(spec("x", "emulated"))) == [(peer(started.worker_id), Stop(LIMITS.grace_ms))]
+
+
+def test_a_slice_waiting_for_its_restart_is_forgotten_when_unwanted() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    host.exit(started.worker_id)
+    host.want()
+    assert spawns(host.until(10_000.0)) == []
+
+
+# ---------------------------------------------------------------- the scheduler goes and comes
+
+
+def test_a_silent_scheduler_is_looked_for_and_greeted_again_when_it_speaks() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    host.now_ms = 0.0
+    for _ in range(100):
+        assert host.core.wake_at_ms is not None
+        host.now_ms = max(host.now_ms, host.core.wake_at_ms)
+        if FindScheduler() in host.feed(Tick()):
+            break
+    assert host.now_ms == pytest.approx(1_500.0)
+    first, *_ = host.feed(FromScheduler(Pong(0)))
+    assert isinstance(first, Tell)
+    assert isinstance(first.message, NodeHello)
+    (status,) = first.message.slices
+    assert (status.slice_id, status.state) == ("x", "ready")
+    assert status.incarnation == incarnation(started.worker_id)
+
+
+def test_workers_serve_on_while_the_scheduler_is_away() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    actions: list[AgentAction] = []
+    for _ in range(1_000):
+        assert host.core.wake_at_ms is not None
+        host.now_ms = max(host.now_ms + 0.001, host.core.wake_at_ms)
+        actions.extend(host.feed(Tick()))
+    assert FindScheduler() in actions
+    assert not [action for action in actions if isinstance(action, Kill | Terminate | Spawn | Send)]
+
+
+def test_workers_hear_of_a_scheduler_at_another_address() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    assert sent(host.find_scheduler()) == []
+    assert sent(host.find_scheduler("tcp://new")) == [
+        (peer(started.worker_id), Host(NODE, (spec("x"),), ("tcp://new",)))
+    ]
+
+
+def test_a_ping_is_answered_to_whoever_asked() -> None:
+    host = Agent()
+    assert host.feed(FromScheduler(Ping(7))) == [Tell(Pong(7))]
+    assert sent(host.hear("w", Ping(8))) == [(peer("w"), Pong(8))]
+
+
+def test_words_nobody_expects_are_counted() -> None:
+    host = Agent()
+    assert host.feed(FromScheduler(StatusAsked())) == []
+    assert host.hear("w", StatusAsked()) == []
+    assert host.core.counters["unexpected_in"] == 2
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_stopping_asks_then_terminates_then_kills_and_is_bounded() -> None:
+    host = Agent()
+    (served,) = host.serve(spec("x"))
+    (young,) = spawns(host.want(spec("x"), spec("y", gpu=1)))
+    actions = host.feed(StopAsked())
+    assert sent(actions) == [(peer(served.worker_id), Stop(LIMITS.grace_ms))]
+    assert Terminate(young.worker_id) in actions
+    assert not host.core.is_stopped
+    actions = host.until(10_000.0)
+    assert {Terminate(served.worker_id), Kill(served.worker_id), Kill(young.worker_id)} <= set(actions)
+    assert host.core.is_stopped  # even if the kernel never gives them back
+
+
+def test_a_stop_is_over_when_the_last_worker_is_gone() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    host.feed(StopAsked())
+    host.exit(started.worker_id, 0)
+    assert host.core.is_stopped
+
+
+def test_a_stopping_agent_starts_nothing() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    host.exit(started.worker_id)
+    host.feed(StopAsked())
+    assert host.core.is_stopped
+    assert host.want(spec("x")) == []
+    assert spawns(host.until(10_000.0)) == []
