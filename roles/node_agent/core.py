@@ -7,11 +7,13 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
 - A changed specification under the same slice id is an end and a start; the new process waits for the end of
   the old one, whose memory it may need. Moves without a gap use two ids (a differ's business).
 - An emulated slice that is no longer wanted while its process still serves others is reported as stopped at
-  once and sits idle there until that process ends; should it be wanted again, it starts in another process.
-  The neighbours never notice, and an idle emulated slice costs nothing.
-- A process that ends is started again with back-off. A slice whose *loader* failed is not: it would fail
-  again. It is tried anew when its specification changes, or when it was unwanted for a while.
+  once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
+  again, always get a new process: the neighbours never notice, and there is one way to start.
+- A process that ends, or whose device breaks, is started again with back-off. A slice that never got ready
+  because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
+  or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
+- The scheduler is greeted until it answers with a `Want`: what is sent without a connection is lost.
 """
 
 from __future__ import annotations
@@ -21,14 +23,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
-from fabric.liveness import Liveness
 from fabric.messages import (
     AnyMessage,
     GpuInfo,
     Host,
     NodeHello,
-    Ping,
-    Pong,
     SliceChanged,
     SliceFailed,
     SliceReady,
@@ -38,7 +37,7 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import Heard, Send, Tick
+from roles.core import Heard, Lost, Send, Tick
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
 from roles.restarts import RestartRule, Restarts
 
@@ -46,7 +45,9 @@ EMULATED_PER_PROCESS = 64
 NOT_BORN = Incarnation("")
 REASON_CHARS_MAX = 600
 
-_SCHEDULER = PeerId("scheduler")  # the one peer behind that door, whatever its incarnation
+SCHEDULER = PeerId("scheduler")
+"""The scheduler's name on its link, whatever its incarnation. No worker can have it."""
+HELLO_EVERY_MS = 250.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,13 +79,6 @@ class SchedulerFound:
 
 
 @dataclass(slots=True, frozen=True)
-class FromScheduler:
-    """The scheduler said something."""
-
-    message: AnyMessage
-
-
-@dataclass(slots=True, frozen=True)
 class StopAsked:
     """End everything in order; `NodeAgentCore.is_stopped` says when."""
 
@@ -112,19 +106,12 @@ class Kill:
 
 
 @dataclass(slots=True, frozen=True)
-class Tell:
-    """Send to the scheduler. May be lost while it is away: the next hello says it again."""
-
-    message: AnyMessage
+class Reconnect:
+    """The scheduler is silent: begin a new connection to it."""
 
 
-@dataclass(slots=True, frozen=True)
-class FindScheduler:
-    """It has been silent for too long: look where it is now, and answer with `SchedulerFound`."""
-
-
-AgentEvent = Heard | FromScheduler | SchedulerFound | ProcessExited | StopAsked | Tick
-AgentAction = Spawn | Terminate | Kill | Send | Tell | FindScheduler
+AgentEvent = Heard | Lost | SchedulerFound | ProcessExited | StopAsked | Tick
+AgentAction = Spawn | Terminate | Kill | Send | Reconnect
 
 
 @dataclass(slots=True)
@@ -172,8 +159,7 @@ class NodeAgentCore:
         self._status: dict[SliceId, SliceStatus] = {}
         self._spawned = 0
         self._scheduler_addresses: tuple[str, ...] = ()
-        self._liveness = Liveness()
-        self._is_scheduler_silent = False
+        self._hello_at_ms: float | None = None
         self._is_stopping = False
         self._now_ms = 0.0
         self._actions: list[AgentAction] = []
@@ -184,10 +170,13 @@ class NodeAgentCore:
         match event:
             case Tick():
                 self._on_tick()
-            case FromScheduler(message):
+            case Heard(peer, message) if peer == SCHEDULER:
                 self._on_scheduler(message)
             case Heard(peer, message):
                 self._on_worker(peer, message)
+            case Lost():
+                self._actions.append(Reconnect())
+                self._hello_at_ms = now_ms
             case ProcessExited(worker_id, code, last_words):
                 self._on_exit(worker_id, code, last_words)
             case SchedulerFound(addresses):
@@ -199,10 +188,10 @@ class NodeAgentCore:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The next time limit, restart or ping."""
+        """The next time limit, restart or hello."""
         moments = [worker.limit_at_ms for worker in self._workers if worker.limit_at_ms is not None]
-        if self._liveness.wake_at_ms is not None:
-            moments.append(self._liveness.wake_at_ms)
+        if self._hello_at_ms is not None:
+            moments.append(self._hello_at_ms)
         return min(moments, default=None)
 
     @property
@@ -218,33 +207,28 @@ class NodeAgentCore:
     # ------------------------------------------------------------ the scheduler's side
 
     def _on_scheduler_found(self, addresses: tuple[str, ...]) -> None:
-        self._liveness.forget(_SCHEDULER)
-        self._liveness.watch(_SCHEDULER, self._now_ms)
-        if self._scheduler_addresses and addresses != self._scheduler_addresses:
-            for worker in self._workers:
-                if worker.state in (WorkerState.LOADING, WorkerState.SERVING):
-                    self._send(worker, Host(self._node_id, tuple(worker.slices.values()), addresses))
+        is_elsewhere = bool(self._scheduler_addresses) and addresses != self._scheduler_addresses
         self._scheduler_addresses = addresses
+        if is_elsewhere:
+            for worker in self._workers:
+                self._tell_what_to_host(worker)
         self._hello()
 
     def _on_scheduler(self, message: AnyMessage) -> None:
-        self._liveness.heard(_SCHEDULER, self._now_ms)
-        if self._is_scheduler_silent:
-            self._hello()  # it may have forgotten us, or be another one at the same address
         match message:
             case Want():
+                self._hello_at_ms = None
                 self._on_want(message)
-            case Ping(number):
-                self._actions.append(Tell(Pong(number)))
-            case Pong(number):
-                self._liveness.pong(_SCHEDULER, number, self._now_ms)
             case _:
                 self.counters["unexpected_in"] += 1
 
     def _hello(self) -> None:
-        self._is_scheduler_silent = False
         alive = tuple(status for status in self._status.values() if status.state in ("starting", "ready"))
-        self._actions.append(Tell(NodeHello(self._node_id, self._incarnation, self._gpus, alive)))
+        self._tell(NodeHello(self._node_id, self._incarnation, self._gpus, alive))
+        self._hello_at_ms = self._now_ms + HELLO_EVERY_MS
+
+    def _tell(self, message: AnyMessage) -> None:
+        self._actions.append(Send(SCHEDULER, message))
 
     def _on_want(self, message: Want) -> None:
         if self._is_stopping:
@@ -258,15 +242,20 @@ class NodeAgentCore:
                 del self._failed[slice_id]
             else:
                 # Whoever asks again may be a scheduler that was not there when it failed.
-                self._actions.append(Tell(SliceChanged(self._node_id, self._status[slice_id])))
+                self._tell(SliceChanged(self._node_id, self._status[slice_id]))
         for worker in list(self._workers):
-            for slice_id, spec in list(worker.slices.items()):
-                if self._wanted.get(slice_id) != spec:
-                    del worker.slices[slice_id]
-                    if slice_id in self._wanted:
-                        self._report(slice_id, "stopped", "its specification changed")
-            self._end_if_unwanted(worker)
+            self._drop_unwanted(worker)
         self._start_missing()
+
+    def _drop_unwanted(self, worker: _Worker) -> None:
+        dropped = [slice_id for slice_id, spec in worker.slices.items() if self._wanted.get(slice_id) != spec]
+        for slice_id in dropped:
+            del worker.slices[slice_id]
+            if slice_id in self._wanted:
+                self._report(slice_id, "stopped", "its specification changed")
+        if dropped and worker.slices:
+            self._tell_what_to_host(worker)
+        self._end_if_unwanted(worker)
 
     def _report(
         self, slice_id: SliceId, state: str, reason: str = "", incarnation: Incarnation | None = None
@@ -278,7 +267,7 @@ class NodeAgentCore:
         if self._status.get(slice_id) == status:
             return
         self._status[slice_id] = status
-        self._actions.append(Tell(SliceChanged(self._node_id, status)))
+        self._tell(SliceChanged(self._node_id, status))
 
     # ------------------------------------------------------------ starting
 
@@ -332,9 +321,6 @@ class NodeAgentCore:
             case WorkerHello(worker_id, incarnation):
                 self._on_greeting(peer, worker_id, incarnation)
                 return
-            case Ping(number):
-                self._actions.append(Send(peer, Pong(number)))
-                return
         worker = next((worker for worker in self._workers if worker.peer == peer), None)
         if worker is None or worker.state in ENDING:
             self.counters["unexpected_in"] += 1
@@ -345,14 +331,25 @@ class NodeAgentCore:
             case SliceReady(slice_id=slice_id, incarnation=incarnation) if slice_id in worker.slices:
                 self._report(slice_id, "ready", incarnation=incarnation)
             case SliceFailed(slice_id=slice_id, reason=reason) if slice_id in worker.slices:
-                self._give_up(worker.slices.pop(slice_id), reason, message.incarnation)
-                self._end_if_unwanted(worker)
+                self._on_slice_failed(worker, slice_id, message.incarnation, reason)
             case SliceReady() | SliceFailed():
                 pass  # of a slice that is no longer wanted
             case _:
                 self.counters["unexpected_in"] += 1
         if worker.state is WorkerState.LOADING and self._is_settled(worker):
             self._step(worker, Step.SETTLED)
+
+    def _on_slice_failed(
+        self, worker: _Worker, slice_id: SliceId, incarnation: Incarnation, reason: str
+    ) -> None:
+        if self._status[slice_id].state == "ready":  # it has worked: its device broke, a new process may do
+            worker.end_reason = reason[:REASON_CHARS_MAX]
+            self._report(slice_id, "lost", worker.end_reason, incarnation)
+            self._step(worker, Step.BROKE)
+            self._actions.append(Terminate(worker.worker_id))
+            return
+        self._give_up(worker.slices.pop(slice_id), reason, incarnation)
+        self._end_if_unwanted(worker)
 
     def _on_greeting(self, peer: PeerId, worker_id: str, incarnation: Incarnation) -> None:
         worker = self._find(worker_id)
@@ -366,7 +363,7 @@ class NodeAgentCore:
         for slice_id in worker.slices:
             self._report(slice_id, "starting", incarnation=incarnation)
         self._step(worker, Step.GREETED)
-        self._send(worker, Host(self._node_id, tuple(worker.slices.values()), self._scheduler_addresses))
+        self._tell_what_to_host(worker)
 
     def _is_settled(self, worker: _Worker) -> bool:
         return all(self._status[slice_id].state == "ready" for slice_id in worker.slices)
@@ -425,12 +422,8 @@ class NodeAgentCore:
         for worker in list(self._workers):
             if worker.limit_at_ms is not None and worker.limit_at_ms <= self._now_ms:
                 self._on_overdue(worker)
-        for _ in self._liveness.lost(self._now_ms):
-            self._is_scheduler_silent = True
-            self._liveness.watch(_SCHEDULER, self._now_ms)
-            self._actions.append(FindScheduler())
-        for _, ping in self._liveness.due(self._now_ms):
-            self._actions.append(Tell(ping))
+        if self._hello_at_ms is not None and self._hello_at_ms <= self._now_ms:
+            self._hello()
 
     def _on_overdue(self, worker: _Worker) -> None:
         if worker.state is WorkerState.WAITING:
@@ -443,7 +436,8 @@ class NodeAgentCore:
                 self._actions.append(Terminate(worker.worker_id))
             case WorkerState.KILLED:
                 self._actions.append(Kill(worker.worker_id))
-        if worker.slices:  # wanted, but too slow: told at once, whenever its end comes
+        is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
+        if is_slow and worker.slices:  # told at once, whenever its end comes
             worker.end_reason = self._slowness(former, worker)
             for slice_id in worker.slices:
                 self._report(slice_id, "lost", worker.end_reason)
@@ -460,6 +454,10 @@ class NodeAgentCore:
         worker.state = NEXT[worker.state, step]
         limit_ms = self._limit_ms.get(worker.state)
         worker.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
+
+    def _tell_what_to_host(self, worker: _Worker) -> None:
+        if worker.state in (WorkerState.LOADING, WorkerState.SERVING):
+            self._send(worker, Host(self._node_id, tuple(worker.slices.values()), self._scheduler_addresses))
 
     def _send(self, worker: _Worker, message: AnyMessage) -> None:
         assert worker.peer is not None, "only workers that said hello are written to"

@@ -6,7 +6,7 @@
     │                  │   └────OVERDUE─────┼──┘                  │ END
     │                END          │       END                     ▼
     │                  ▼          │         └───────────────▶ STOPPING
-    │             TERMINATING ◀───┼──────────OVERDUE──────────────┘
+    │             TERMINATING ◀───┼──────────OVERDUE──────────────┘  ◀──BROKE── LOADING, SERVING
     │                  └─OVERDUE─▶▼
     └──────EXITED────────────── KILLED ──OVERDUE──▶ ABANDONED
 ```
@@ -41,6 +41,7 @@ class Step(Enum):
     START = auto()
     GREETED = auto()
     SETTLED = auto()
+    BROKE = auto()
     END = auto()
     OVERDUE = auto()
     EXITED = auto()
@@ -55,6 +56,9 @@ NEXT: Final[Mapping[tuple[WorkerState, Step], WorkerState]] = {
     (WorkerState.LOADING, Step.END): WorkerState.STOPPING,
     (WorkerState.LOADING, Step.OVERDUE): WorkerState.KILLED,
     (WorkerState.SERVING, Step.END): WorkerState.STOPPING,
+    # Its device broke and it says so: it ends by itself, and is made to if it does not.
+    (WorkerState.LOADING, Step.BROKE): WorkerState.TERMINATING,
+    (WorkerState.SERVING, Step.BROKE): WorkerState.TERMINATING,
     (WorkerState.STOPPING, Step.OVERDUE): WorkerState.TERMINATING,
     (WorkerState.TERMINATING, Step.OVERDUE): WorkerState.KILLED,
     (WorkerState.KILLED, Step.OVERDUE): WorkerState.ABANDONED,

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
@@ -11,8 +9,6 @@ from fabric.messages import (
     Host,
     ModelSpec,
     NodeHello,
-    Ping,
-    Pong,
     SliceChanged,
     SliceFailed,
     SliceReady,
@@ -22,20 +18,19 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import Heard, Send, Tick
+from roles.core import Heard, Lost, Send, Tick
 from roles.node_agent.core import (
+    SCHEDULER,
     AgentAction,
     AgentEvent,
     AgentLimits,
-    FindScheduler,
-    FromScheduler,
     Kill,
     NodeAgentCore,
     ProcessExited,
+    Reconnect,
     SchedulerFound,
     Spawn,
     StopAsked,
-    Tell,
     Terminate,
 )
 
@@ -64,7 +59,7 @@ class Agent:
         return self.core.handle(event, self.now_ms)
 
     def want(self, *specs: SliceSpec) -> Sequence[AgentAction]:
-        return self.feed(FromScheduler(Want(1, specs)))
+        return self.feed(Heard(SCHEDULER, Want(1, specs)))
 
     def hear(self, worker_id: str, message: AnyMessage) -> Sequence[AgentAction]:
         return self.feed(Heard(peer(worker_id), message))
@@ -89,15 +84,11 @@ class Agent:
         return started
 
     def until(self, moment_ms: float) -> list[AgentAction]:
-        """Tick whenever the core asks for it, up to that moment; the scheduler answers every ping."""
+        """Tick whenever the core asks for it, up to that moment."""
         done: list[AgentAction] = []
         while self.core.wake_at_ms is not None and self.core.wake_at_ms <= moment_ms:
             self.now_ms = max(self.now_ms, self.core.wake_at_ms)
-            actions = self.feed(Tick())
-            for action in actions:
-                if isinstance(action, Tell) and isinstance(action.message, Ping):
-                    self.feed(FromScheduler(Pong(action.message.number)))
-            done.extend(actions)
+            done.extend(self.feed(Tick()))
         self.now_ms = moment_ms
         return done
 
@@ -120,15 +111,21 @@ def changes(actions: Sequence[AgentAction]) -> list[tuple[str, str]]:
 
 
 def reports(actions: Sequence[AgentAction]) -> list[SliceChanged]:
-    return [
-        action.message
-        for action in actions
-        if isinstance(action, Tell) and isinstance(action.message, SliceChanged)
-    ]
+    return [message for message in told(actions) if isinstance(message, SliceChanged)]
+
+
+def told(actions: Sequence[AgentAction]) -> list[AnyMessage]:
+    """What the scheduler hears."""
+    return [action.message for action in actions if isinstance(action, Send) and action.peer == SCHEDULER]
 
 
 def sent(actions: Sequence[AgentAction]) -> list[tuple[PeerId, AnyMessage]]:
-    return [(action.peer, action.message) for action in actions if isinstance(action, Send)]
+    """What workers hear."""
+    return [
+        (action.peer, action.message)
+        for action in actions
+        if isinstance(action, Send) and action.peer != SCHEDULER
+    ]
 
 
 # ---------------------------------------------------------------- starting
@@ -137,7 +134,9 @@ def sent(actions: Sequence[AgentAction]) -> list[tuple[PeerId, AnyMessage]]:
 def test_the_first_word_to_a_scheduler_says_what_is_there() -> None:
     core = NodeAgentCore(NODE, Incarnation("boot"), [GpuInfo(0, "v100", "emulated")], LIMITS)
     (hello,) = core.handle(SchedulerFound(("ipc://s",)), 0.0)
-    assert hello == Tell(NodeHello(NODE, Incarnation("boot"), (GpuInfo(0, "v100", "emulated"),), ()))
+    assert hello == Send(
+        SCHEDULER, NodeHello(NODE, Incarnation("boot"), (GpuInfo(0, "v100", "emulated"),), ())
+    )
 
 
 def test_slices_of_real_devices_get_a_process_each() -> None:
@@ -331,6 +330,18 @@ def test_a_failed_slice_does_not_disturb_its_neighbours() -> None:
     assert [slice_.slice_id for slice_ in again.slices] == ["y"]
 
 
+def test_a_slice_that_breaks_after_it_was_ready_gets_a_new_process() -> None:
+    host = Agent("cuda")
+    (started,) = host.serve(spec("x", "cuda"))
+    actions = fail(host, started.worker_id, "x")
+    assert [(report.status.state, report.status.reason) for report in reports(actions)] == [
+        ("lost", "loader raised")
+    ]
+    assert Terminate(started.worker_id) in actions
+    host.exit(started.worker_id, 1)
+    assert len(spawns(host.until(100.0))) == 1
+
+
 def test_a_failure_that_comes_after_the_news_of_the_end_still_stops_the_restarts() -> None:
     host = Agent()
     (started,) = spawns(host.want(spec("x")))
@@ -368,16 +379,18 @@ def test_a_changed_slice_starts_when_its_old_process_has_ended() -> None:
     assert again.slices == (spec("x", slo_ms=50.0),)
 
 
-def test_an_unwanted_emulated_slice_idles_until_its_process_ends() -> None:
+def test_an_unwanted_emulated_slice_leaves_its_neighbours_alone() -> None:
     host = Agent("emulated")
     (started,) = host.serve(spec("x", "emulated"), spec("y", "emulated"))
     actions = host.want(spec("y", "emulated"))
     assert changes(actions) == [("x", "stopped")]
-    assert sent(actions) == []
+    assert sent(actions) == [
+        (peer(started.worker_id), Host(NODE, (spec("y", "emulated"),), ("ipc://scheduler",)))
+    ]
     (second,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
     assert second.slices == (spec("x", "emulated"),)
-    assert host.ready(started.worker_id, "x") == []  # the idle one has no say any more
-    assert sent(host.want(spec("x", "emulated"))) == [(peer(started.worker_id), Stop(LIMITS.grace_ms))]
+    assert host.ready(started.worker_id, "x") == []  # the old one has no say any more
+    assert (peer(started.worker_id), Stop(LIMITS.grace_ms)) in sent(host.want(spec("x", "emulated")))
 
 
 def test_a_slice_waiting_for_its_restart_is_forgotten_when_unwanted() -> None:
@@ -391,34 +404,40 @@ def test_a_slice_waiting_for_its_restart_is_forgotten_when_unwanted() -> None:
 # ---------------------------------------------------------------- the scheduler goes and comes
 
 
-def test_a_silent_scheduler_is_looked_for_and_greeted_again_when_it_speaks() -> None:
+def test_a_scheduler_is_greeted_until_it_says_what_it_wants() -> None:
+    host = Agent()
+    assert len(told(host.until(1_000.0))) == 4
+    host.want()
+    assert host.until(10_000.0) == []
+
+
+def test_a_silent_scheduler_gets_a_new_connection_and_hears_what_runs() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))
-    host.now_ms = 0.0
-    for _ in range(100):
-        assert host.core.wake_at_ms is not None
-        host.now_ms = max(host.now_ms, host.core.wake_at_ms)
-        if FindScheduler() in host.feed(Tick()):
-            break
-    assert host.now_ms == pytest.approx(1_500.0)
-    first, *_ = host.feed(FromScheduler(Pong(0)))
-    assert isinstance(first, Tell)
-    assert isinstance(first.message, NodeHello)
-    (status,) = first.message.slices
+    assert host.feed(Lost(SCHEDULER, "silent")) == [Reconnect()]
+    hello, *_ = told(host.until(1_000.0))
+    assert isinstance(hello, NodeHello)
+    (status,) = hello.slices
     assert (status.slice_id, status.state) == ("x", "ready")
     assert status.incarnation == incarnation(started.worker_id)
+
+
+def test_a_lost_slice_is_not_among_what_runs() -> None:
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    host.exit(started.worker_id)
+    (hello,) = told(host.find_scheduler())
+    assert isinstance(hello, NodeHello)
+    assert hello.slices == ()
 
 
 def test_workers_serve_on_while_the_scheduler_is_away() -> None:
     host = Agent()
     host.serve(spec("x"))
-    actions: list[AgentAction] = []
-    for _ in range(1_000):
-        assert host.core.wake_at_ms is not None
-        host.now_ms = max(host.now_ms + 0.001, host.core.wake_at_ms)
-        actions.extend(host.feed(Tick()))
-    assert FindScheduler() in actions
-    assert not [action for action in actions if isinstance(action, Kill | Terminate | Spawn | Send)]
+    host.feed(Lost(SCHEDULER, "silent"))
+    actions = host.until(600_000.0)
+    assert not [action for action in actions if isinstance(action, Kill | Terminate | Spawn)]
+    assert sent(actions) == []
 
 
 def test_workers_hear_of_a_scheduler_at_another_address() -> None:
@@ -430,15 +449,9 @@ def test_workers_hear_of_a_scheduler_at_another_address() -> None:
     ]
 
 
-def test_a_ping_is_answered_to_whoever_asked() -> None:
-    host = Agent()
-    assert host.feed(FromScheduler(Ping(7))) == [Tell(Pong(7))]
-    assert sent(host.hear("w", Ping(8))) == [(peer("w"), Pong(8))]
-
-
 def test_words_nobody_expects_are_counted() -> None:
     host = Agent()
-    assert host.feed(FromScheduler(StatusAsked())) == []
+    assert host.feed(Heard(SCHEDULER, StatusAsked())) == []
     assert host.hear("w", StatusAsked()) == []
     assert host.core.counters["unexpected_in"] == 2
 
