@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Never, Self
 
 from fabric.errors import ConfigError
 
@@ -95,7 +95,7 @@ class StopSignal:
         """Never by itself."""
         return None
 
-    def take(self, limit: int, now_ms: float) -> Sequence[object]:  # noqa: ARG002  a Source's signature
+    def take(self, limit: int, now_ms: float) -> Sequence[Never]:  # noqa: ARG002  a Source's signature
         """No events."""
         return ()
 

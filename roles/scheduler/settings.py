@@ -1,13 +1,19 @@
-"""What a scheduler must know before it starts: the models, the planned slices, the batching options."""
+"""What a scheduler must know before it starts: the models, the planned slices, the delays of the way."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import ModelSpec, SliceSpec
 from policies.batching.base import Delay
+from policies.placement.base import GpuSlot, Placement, PlannedSlice
+from roles.cluster import ClusterConfig, ModelConfig
+
+BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
 
 NO_DELAY = Delay()
 
@@ -21,5 +27,68 @@ class SchedulerSettings:
     delay: Delay = NO_DELAY
     priorities: Mapping[ModelId, int] = field(default_factory=dict)
     hints: Mapping[tuple[SliceId, ModelId], tuple[int | None, float]] = field(default_factory=dict)
+    unplaced: Mapping[ModelId, str] = field(default_factory=dict)
+    """Models that no slice hosts, with the reason."""
     role_id: str = "scheduler-0"
     pid: int = 0
+
+
+def settings_from(
+    config: ClusterConfig, placement: Placement | None = None, pid: int = 0
+) -> SchedulerSettings:
+    """Place the models (unless a placement is given) and write down what the scheduler needs of it.
+
+    Raises ConfigError where a planned model can neither be loaded nor emulated on its GPU.
+    """
+    placement = placement or config.place()
+    gpus = {gpu.index: gpu for gpu in config.gpus}
+    slices: list[tuple[NodeId, SliceSpec]] = []
+    hints: dict[tuple[SliceId, ModelId], tuple[int | None, float]] = {}
+    seen: Counter[int] = Counter()
+    for planned in sorted(placement.slices, key=lambda planned: planned.gpu):
+        gpu = gpus[planned.gpu]
+        slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.local_index}/{seen[planned.gpu]}")
+        seen[planned.gpu] += 1
+        slices.append((gpu.node_id, _slice_spec(config, planned, gpu, slice_id)))
+        for model in planned.models:
+            hints[slice_id, model.model_id] = (model.batch, model.rate_rps or 1.0)
+    hosted = {model.model_id for planned in placement.slices for model in planned.models}
+    return SchedulerSettings(
+        models=tuple(_model_spec(model, None, None) for model in config.models),
+        slices=tuple(slices),
+        delay=Delay(config.network.control_ms, config.network.data_ms_per_item),
+        priorities={model.model_id: model.priority for model in config.models},
+        hints=hints,
+        unplaced={
+            unplaced.model_id: unplaced.reason
+            for unplaced in placement.unplaced
+            if unplaced.model_id not in hosted
+        },
+        pid=pid,
+    )
+
+
+def _slice_spec(config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, slice_id: SliceId) -> SliceSpec:
+    models = tuple(
+        _model_spec(config.model(model.model_id), gpu, planned.share_percent) for model in planned.models
+    )
+    return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models)
+
+
+def _model_spec(model: ModelConfig, gpu: GpuSlot | None, share_percent: float | None) -> ModelSpec:
+    """The model as one GPU hosts it; `gpu` None: as the scheduler knows it before anything hosts it."""
+    profile = None if gpu is None else model.find_profile(gpu.gpu_type)
+    if gpu is not None and gpu.is_emulated and profile is None:
+        raise ConfigError(
+            f"model {model.name} has no profile for GPU type {gpu.gpu_type}: it cannot be emulated"
+        )
+    if gpu is not None and not gpu.is_emulated and model.loader is None:
+        raise ConfigError(f"model {model.name} has no loader: a {gpu.device} device cannot load it")
+    return ModelSpec(
+        model.model_id,
+        model.slo_ms,
+        BATCH_SIZE_UNPROFILED if profile is None else profile.batch_size_max,
+        model.loader,
+        () if profile is None else profile.exec_table(share_percent),
+        (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
+    )

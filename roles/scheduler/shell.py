@@ -1,0 +1,62 @@
+"""The scheduler as a process: one ROUTER, one core, one thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fabric.clock import MonotonicClock
+from fabric.ids import new_incarnation
+from fabric.messages import StatusListed
+from fabric.sockets import RouterLink
+from policies.batching import make_discipline
+from roles.cluster import ClusterConfig
+from roles.core import Heard, Lost, Send
+from roles.drive import Driver, Source
+from roles.environment import RunDir
+from roles.hearing import LinkSource
+from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import settings_from
+
+ROLE_ID = "scheduler-0"
+
+
+def run_scheduler(config: ClusterConfig, run_dir: Path, stop: StopSignal) -> None:
+    """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
+    settings = settings_from(config, pid=os.getpid())
+    core = SchedulerCore(settings, make_discipline(config.batching.name, config.batching.options))
+    link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
+    clock = MonotonicClock()
+    sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), stop]
+
+    def perform(action: Send) -> None:
+        message = action.message
+        if isinstance(message, StatusListed):
+            measured = {
+                "dispatch_late_p99_ms": driver.stats.late_ms(0.99),
+                "turn_ms_max": driver.stats.turn_ms_max,
+            }
+            counters = {**message.counters, **link.counters, **measured}
+            message = StatusListed(message.role_id, message.pid, message.slices, message.models, counters)
+        # Refused: the peer is gone (the link will say so) or has not read for a long time. A frontend's
+        # requests end by their own deadline timers then, a worker's batch by `latest`.
+        link.send(action.peer, message)
+
+    driver: Driver[Heard | Lost, Send] = Driver(core, sources, perform, clock)
+    run_file = RunFile(ROLE_ID, os.getpid(), new_incarnation(), {"control": list(link.addresses)})
+    write_run_file(run_dir, run_file)
+    log.info(
+        "scheduler_serving address=%s models=%d slices=%d",
+        link.addresses[0],
+        len(settings.models),
+        len(settings.slices),
+    )
+    for model_id, reason in settings.unplaced.items():
+        log.warning("model_unplaced model=%s reason=%r", model_id, reason)
+    try:
+        driver.run(lambda: stop.is_set)
+    finally:
+        remove_run_file(run_dir, run_file)
+        driver.close()
+        link.close()
