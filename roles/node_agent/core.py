@@ -31,8 +31,11 @@ from fabric.messages import (
     SliceChanged,
     SliceFailed,
     SliceReady,
+    SliceReport,
     SliceSpec,
     SliceStatus,
+    StatusAsked,
+    StatusListed,
     Stop,
     Want,
     WorkerHello,
@@ -138,9 +141,14 @@ class NodeAgentCore:
         incarnation: Incarnation,
         gpus: Sequence[GpuInfo],
         limits: AgentLimits | None = None,
+        *,
+        role_id: str = "",
+        pid: int = 0,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._node_id = node_id
+        self._role_id = role_id
+        self._pid = pid
         self._incarnation = incarnation
         self._gpus = tuple(gpus)
         self._limits = limits or AgentLimits()
@@ -199,11 +207,6 @@ class NodeAgentCore:
         """Asked to stop, and nothing is left to wait for."""
         return self._is_stopping and all(worker.state in PROCESSLESS for worker in self._workers)
 
-    @property
-    def status(self) -> Sequence[SliceStatus]:
-        """Every slice this agent was asked for, as last reported."""
-        return list(self._status.values())
-
     # ------------------------------------------------------------ the scheduler's side
 
     def _on_scheduler_found(self, addresses: tuple[str, ...]) -> None:
@@ -226,6 +229,15 @@ class NodeAgentCore:
         alive = tuple(status for status in self._status.values() if status.state in ("starting", "ready"))
         self._tell(NodeHello(self._node_id, self._incarnation, self._gpus, alive))
         self._hello_at_ms = self._now_ms + HELLO_EVERY_MS
+
+    def _listed(self) -> StatusListed:
+        models = {spec.slice_id: tuple(m.model_id for m in spec.models) for spec in self._wanted.values()}
+        slices = tuple(
+            SliceReport(status.slice_id, status.state, status.reason, models.get(status.slice_id, ()), 0, 0)
+            for status in self._status.values()
+        )
+        counters = {name: float(count) for name, count in self.counters.items()}
+        return StatusListed(self._role_id, self._pid, slices, (), counters)
 
     def _tell(self, message: AnyMessage) -> None:
         self._actions.append(Send(SCHEDULER, message))
@@ -320,6 +332,9 @@ class NodeAgentCore:
         match message:
             case WorkerHello(worker_id, incarnation):
                 self._on_greeting(peer, worker_id, incarnation)
+                return
+            case StatusAsked():
+                self._actions.append(Send(peer, self._listed()))
                 return
         worker = next((worker for worker in self._workers if worker.peer == peer), None)
         if worker is None or worker.state in ENDING:

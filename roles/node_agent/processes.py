@@ -1,8 +1,8 @@
-"""Child processes by handle: spawned, watched, heard on stderr, and always reaped.
+"""Child processes by handle: spawned, watched, listened to, and always reaped.
 
 Each child is watched through a pidfd, which becomes readable the moment it ends (however it ends) and can
-never name somebody else's process. Its stderr comes through a pipe, goes on to ours, and its tail is kept:
-the last words of a process are the best explanation of its end.
+never name somebody else's process. What it prints comes through a pipe, goes on to our stderr, and its tail is
+kept: the last words of a process are the best explanation of its end.
 
 Children get a process group of their own. A Ctrl-C at the terminal then reaches the one process that the
 person started, which ends the others in order, instead of reaching all of them at once.
@@ -34,7 +34,7 @@ class _Child:
     name: str
     process: subprocess.Popen[bytes]
     pid_fd: int
-    stderr_fd: int
+    said_fd: int
     last_words: bytes = b""
 
 
@@ -57,19 +57,19 @@ class Processes:
             process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,  # what a user's model prints is worth reading too
                 env=child_environment() | dict(environment or {}),
                 process_group=0,
             )
         except OSError as error:
             self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
             return
-        assert process.stderr is not None, "asked for a pipe"
-        child = _Child(name, process, os.pidfd_open(process.pid), process.stderr.fileno())
-        os.set_blocking(child.stderr_fd, False)
+        assert process.stdout is not None, "asked for a pipe"
+        child = _Child(name, process, os.pidfd_open(process.pid), process.stdout.fileno())
+        os.set_blocking(child.said_fd, False)
         self._by_name[name] = child
-        for descriptor in (child.pid_fd, child.stderr_fd):
+        for descriptor in (child.pid_fd, child.said_fd):
             self._by_fd[descriptor] = child
             self._epoll.register(descriptor, select.EPOLLIN)
         log.info("child_started name=%s pid=%d", name, process.pid)
@@ -124,7 +124,7 @@ class Processes:
             child = self._by_fd.get(descriptor)
             if child is None:
                 continue  # its other descriptor came first and it is gone
-            if descriptor == child.stderr_fd:
+            if descriptor == child.said_fd:
                 self._listen(child)
             else:
                 exited.append(self._bury(child))
@@ -133,12 +133,12 @@ class Processes:
     def _listen(self, child: _Child) -> bool:
         """Take what it wrote; False when there was nothing."""
         try:
-            said = os.read(child.stderr_fd, _READ_BYTES)
+            said = os.read(child.said_fd, _READ_BYTES)
         except BlockingIOError:
             return False
         if not said:  # closed: the pidfd will say the rest
-            self._epoll.unregister(child.stderr_fd)
-            del self._by_fd[child.stderr_fd]
+            self._epoll.unregister(child.said_fd)
+            del self._by_fd[child.said_fd]
             return False
         child.last_words = (child.last_words + said)[-LAST_WORDS_BYTES_MAX:]
         _pass_on(said)
@@ -148,7 +148,7 @@ class Processes:
         # All it wrote is in the pipe by now. A grandchild may hold the pipe open and write on, so this does
         # not read to the end, but what a pipe can hold at most: 1 MiB, the kernel's limit.
         for _ in range(16):
-            if child.stderr_fd not in self._by_fd or not self._listen(child):
+            if child.said_fd not in self._by_fd or not self._listen(child):
                 break
         code = child.process.wait()  # at once: the pidfd said so
         log.info("child_ended name=%s pid=%d code=%d", child.name, child.process.pid, code)
@@ -157,12 +157,12 @@ class Processes:
 
     def _forget(self, child: _Child) -> None:
         del self._by_name[child.name]
-        for descriptor in (child.pid_fd, child.stderr_fd):
+        for descriptor in (child.pid_fd, child.said_fd):
             if self._by_fd.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
         os.close(child.pid_fd)
-        assert child.process.stderr is not None, "asked for a pipe"
-        child.process.stderr.close()
+        assert child.process.stdout is not None, "asked for a pipe"
+        child.process.stdout.close()
 
 
 def _pass_on(said: bytes) -> None:

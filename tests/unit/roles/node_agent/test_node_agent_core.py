@@ -14,6 +14,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
     StatusAsked,
+    StatusListed,
     Stop,
     Want,
     WorkerHello,
@@ -449,10 +450,20 @@ def test_workers_hear_of_a_scheduler_at_another_address() -> None:
     ]
 
 
+def test_anyone_may_ask_how_the_slices_are() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    ((_, listed),) = sent(host.hear("operator", StatusAsked()))
+    assert isinstance(listed, StatusListed)
+    assert [(report.slice_id, report.state, report.models) for report in listed.slices] == [
+        ("x", "ready", ("m",))
+    ]
+
+
 def test_words_nobody_expects_are_counted() -> None:
     host = Agent()
     assert host.feed(Heard(SCHEDULER, StatusAsked())) == []
-    assert host.hear("w", StatusAsked()) == []
+    assert host.hear("w", Stop(0.0)) == []
     assert host.core.counters["unexpected_in"] == 2
 
 

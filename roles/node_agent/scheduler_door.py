@@ -1,0 +1,114 @@
+"""The agent's way to the scheduler, wherever it is at the moment: a source of the driver.
+
+A scheduler that is started again writes a new run file, perhaps with another address. So the run file is read
+again and again, and a new incarnation gets a new connection. The driver knows one descriptor for ever: an
+epoll of ours, behind which sockets come and go.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+
+from fabric.ids import PeerId
+from fabric.liveness import Liveness
+from fabric.messages import AnyMessage, Ping, Pong
+from fabric.sockets import DealerLink
+from roles.core import Heard, Lost
+from roles.node_agent.core import SCHEDULER, SchedulerFound
+from roles.process import RunFile
+
+LOOK_EVERY_MS = 100.0
+DoorEvent = Heard | Lost | SchedulerFound
+
+
+class SchedulerDoor:
+    """`find` reads the scheduler's run file; None: it is not there (yet, or any more)."""
+
+    def __init__(self, own: PeerId, find: Callable[[], RunFile | None]) -> None:
+        self._own = own
+        self._find = find
+        self._epoll = select.epoll()
+        self._link: DealerLink | None = None
+        self._incarnation = ""
+        self._liveness = Liveness()
+        self._look_at_ms = 0.0
+
+    def send(self, message: AnyMessage) -> bool:
+        """False: there is no connection, or its queue is full; the next hello says it again."""
+        return self._link is not None and self._link.send(SCHEDULER, message)
+
+    def reconnect(self) -> None:
+        """Begin a new connection to the same place."""
+        if self._link is not None:
+            self._link.reconnect()
+
+    def close(self) -> None:
+        """Flush, and give the descriptors back."""
+        self._close_link()
+        self._epoll.close()
+
+    # The driver's side.
+
+    def fileno(self) -> int:
+        """The same for all connections."""
+        return self._epoll.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message is waiting."""
+        return self._link is not None and self._link.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next look at the run file, or heartbeat."""
+        wake_at_ms = self._liveness.wake_at_ms
+        return self._look_at_ms if wake_at_ms is None else min(wake_at_ms, self._look_at_ms)
+
+    def take(self, limit: int, now_ms: float) -> Sequence[DoorEvent]:
+        """What it said, and what became of it."""
+        events: list[DoorEvent] = []
+        if self._look_at_ms <= now_ms:
+            self._look_at_ms = now_ms + LOOK_EVERY_MS
+            events.extend(self._look(now_ms))
+        if self._link is None:
+            return events
+        for received in self._link.receive(limit):
+            self._liveness.watch(SCHEDULER, now_ms)
+            self._liveness.heard(SCHEDULER, now_ms)
+            match received.message:
+                case Ping(number):
+                    self._link.send(SCHEDULER, Pong(number))
+                case Pong(number):
+                    self._on_pong(number, now_ms)
+                case message:
+                    events.append(Heard(SCHEDULER, message, received.late_ms))
+        for _, ping in self._liveness.due(now_ms):
+            self._link.send(SCHEDULER, ping)
+        events.extend(Lost(peer, "it has been silent for too long") for peer in self._liveness.lost(now_ms))
+        return events
+
+    def _look(self, now_ms: float) -> Sequence[DoorEvent]:
+        found = self._find()
+        if found is None or found.incarnation == self._incarnation:
+            return ()
+        self._close_link()
+        addresses = tuple(found.addresses["control"])
+        self._link = DealerLink.connect(self._own, SCHEDULER, addresses)
+        self._epoll.register(self._link.fileno(), select.EPOLLIN)
+        self._incarnation = found.incarnation
+        self._liveness.watch(SCHEDULER, now_ms)
+        return (SchedulerFound(addresses),)
+
+    def _on_pong(self, number: int, now_ms: float) -> None:
+        assert self._link is not None, "it came from there"
+        rtt_ms = self._liveness.pong(SCHEDULER, number, now_ms)
+        if rtt_ms is not None:
+            self._link.transit.observe_rtt(SCHEDULER, rtt_ms, now_ms)
+
+    def _close_link(self) -> None:
+        self._liveness.forget(SCHEDULER)
+        if self._link is not None:
+            self._epoll.unregister(self._link.fileno())
+            self._link.close()
+            self._link = None
