@@ -1,1 +1,81 @@
-"""When to run which requests where: batching disciplines behind one interface."""
+"""When to run which requests where: batching disciplines behind one interface.
+
+A discipline is chosen by its name, or by a name with options (design section 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.errors import ConfigError
+from policies.batching.base import Discipline
+from policies.batching.deferred import deferred
+from policies.batching.eager import eager
+from policies.batching.timeout import timeout
+from policies.options import Choice, Number, Schema, checked_options, suggestion
+
+DEFAULT = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A discipline: the options it knows, and how it is made from checked ones."""
+
+    options: Schema
+    build: Callable[[Mapping[str, Any]], Discipline]
+
+
+_PICK = Choice(("lowest_id", "longest_idle"))
+
+
+def _central(options: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        "is_window_drop": options["drop"] == "window",
+        "is_lowest_id": options["pick"] == "lowest_id",
+    }
+
+
+def _timeout(options: Mapping[str, Any]) -> Discipline:
+    if ("timeout_ms" in options) == ("slo_percent" in options):
+        raise ConfigError("batching.timeout: give timeout_ms or slo_percent, one of the two")
+    if "timeout_ms" in options:
+        constant_ms: float = options["timeout_ms"]
+        return timeout(lambda _: constant_ms, **_central(options))
+    share = options["slo_percent"] / 100.0
+    return timeout(lambda slo_ms: share * slo_ms, **_central(options))
+
+
+DISCIPLINES: Mapping[str, Registered] = {
+    "deferred": Registered(
+        {"drop": Choice(("window", "simple")), "pick": _PICK}, lambda options: deferred(**_central(options))
+    ),
+    # Eager batches are small, so a drop rule that protects a large target gives up too much (ADR 0010).
+    "eager": Registered(
+        {"drop": Choice(("simple", "window")), "pick": _PICK}, lambda options: eager(**_central(options))
+    ),
+    "timeout": Registered(
+        {
+            "timeout_ms": Number(None, is_minimum_allowed=True),
+            "slo_percent": Number(None, is_minimum_allowed=True, maximum=100.0),
+            "drop": Choice(("window", "simple")),
+            "pick": _PICK,
+        },
+        _timeout,
+    ),
+}
+
+
+def discipline_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a discipline with the defaults filled in; ConfigError where name or options are wrong."""
+    registered = DISCIPLINES.get(name)
+    if registered is None:
+        raise ConfigError(f"batching: there is no discipline {name!r}{suggestion(name, DISCIPLINES)}")
+    return checked_options(registered.options, given, f"batching.{name}")
+
+
+def make_discipline(name: str, options: Mapping[str, Any] | None = None) -> Discipline:
+    """A fresh discipline of that name; ConfigError where name or options are wrong."""
+    checked = discipline_options(name, options or {})
+    return DISCIPLINES[name].build(checked)

@@ -1,0 +1,198 @@
+"""What a model would run next: its queue, and one candidate batch per speed class of the slices that host it.
+
+A candidate is never stored as a list of requests. It is the head of the queue, the moments that follow from the
+head's deadline, and how far the model's timer may sleep: most arrivals only add to a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from policies.batching.base import NEVER_MS, BatchModel
+from policies.batching.classes import SpeedClass
+from policies.batching.drop import fallback_target, target_size
+from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
+from policies.batching.pools import Pool
+from policies.batching.run_queue import RunQueue
+from policies.rates import RateMeter
+
+
+@dataclass(slots=True, frozen=True)
+class Want:
+    """When a discipline wants a batch to go: the one thing in which the central disciplines differ.
+
+    `hold(cost)[n]`: with n requests waiting, the batch is not sent before `deadline - hold[n]`, so a value that
+    grows with n makes it go earlier; inf: at once, as always for the largest batch. `timeout_ms(slo_ms)`: it
+    goes at the latest so long after its first request arrived. `gathers_unready`: worth waiting for requests
+    whose inputs are not ready yet.
+    """
+
+    reason: str
+    hold: Callable[[Table], Table]
+    timeout_ms: Callable[[float], float]
+    gathers_unready: bool = True
+
+
+class ModelState:
+    """One model: its queue, its rate, its candidates (the fastest class first)."""
+
+    __slots__ = (
+        "alone_ms",
+        "candidates",
+        "model",
+        "per_ms",
+        "queue",
+        "rate",
+        "ready_at_ms",
+        "sole",
+        "version",
+    )
+
+    def __init__(self, model: BatchModel) -> None:
+        self.model = model
+        self.queue = RunQueue()
+        self.rate = RateMeter()
+        self.version = -1
+        self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
+        self.ready_at_ms = 0.0  # when the last of the queued requests is ready
+        self.candidates: list[Candidate] = []
+        self.sole: Candidate | None = None  # the only candidate, where there is only one
+        self.alone_ms = 0.0  # a request with less than this left cannot finish even alone
+
+    def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], want: Want) -> None:
+        """The model is hosted by other pools than before."""
+        known = {candidate.class_: candidate for candidate in self.candidates}
+        self.candidates = []
+        for class_, its_pools in pools.items():
+            candidate = known.get(class_) or Candidate(self, class_, want)
+            candidate.pools = its_pools
+            self.candidates.append(candidate)
+        if not self.candidates:
+            # Hosted nowhere: requests wait until their deadline, as for a slice that is never free.
+            self.candidates = [
+                Candidate(self, SpeedClass(self.model.model_id, [0.0, 0.0, NEVER_MS], 0), want)
+            ]
+        common = min(candidate.size_max for candidate in self.candidates)
+        self.candidates.sort(key=lambda candidate: candidate.table[common])
+        self.sole = self.candidates[0] if len(self.candidates) == 1 else None
+        self.alone_ms = min(candidate.cost[1] for candidate in self.candidates)
+
+    def refresh_rate(self, now_ms: float) -> None:
+        """Take over the rate if a sample was completed since."""
+        rate_rps = self.rate.rate_rps(now_ms)
+        if self.rate.version != self.version and rate_rps is not None:
+            self.version = self.rate.version
+            self.per_ms = rate_rps / 1000.0
+
+
+class Candidate:
+    """The batch a model would run on a slice of one speed class.
+
+    `deadline_at_ms` is that of the first request in it, `edge_at_ms` the same less the guard: the timer is due at
+    edge - hold[n]. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due moment
+    at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `latest_at_ms` is its
+    rank. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
+    left to faster ones.
+    """
+
+    __slots__ = (
+        "alarm_at_ms",
+        "armed_at_ms",
+        "class_",
+        "cost",
+        "deadline_at_ms",
+        "edge_at_ms",
+        "hold",
+        "is_waiting",
+        "lead",
+        "model",
+        "pools",
+        "size_max",
+        "skip_count",
+        "skip_runs",
+        "slope_ms",
+        "stamp",
+        "table",
+        "target",
+        "target_version",
+        "timeout_at_ms",
+        "timeout_ms",
+        "wanted_at_ms",
+    )
+
+    def __init__(self, model: ModelState, class_: SpeedClass, want: Want) -> None:
+        spec = model.model
+        self.model = model
+        self.class_ = class_
+        self.pools: list[Pool[Candidate]] = []
+        self.table = class_.table
+        self.size_max = len(self.table) - 2
+        self.lead = lead_table(spec.delay, self.size_max)
+        self.cost = cost_table(self.table, self.lead)
+        self.hold = want.hold(self.cost)
+        self.slope_ms = (self.table[self.size_max] - self.table[1]) / max(1, self.size_max - 1)
+        self.timeout_ms = want.timeout_ms(spec.slo_ms)
+        self.target = fallback_target(self.table, spec.slo_ms)
+        self.target_version = -1
+        self.stamp = 0
+        self.is_waiting = False
+        self.armed_at_ms = NEVER_MS
+        self.reset(0.0)
+
+    def reset(self, guard_ms: float) -> None:
+        """The head of the queue is another one: start again with it."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self.stamp += 1
+        self.armed_at_ms = NEVER_MS
+        self.alarm_at_ms = NEVER_MS
+        self.wanted_at_ms = NEVER_MS
+        self.skip_runs = 0
+        self.skip_count = 0
+        self.aim(guard_ms)
+
+    def aim(self, guard_ms: float) -> None:
+        """Take the moments from the first request that is not skipped."""
+        runs = self.model.queue.runs
+        if self.skip_runs < len(runs):
+            run = runs[self.skip_runs]
+            self.deadline_at_ms = run.deadline_at_ms
+            self.edge_at_ms = run.deadline_at_ms - guard_ms - EPSILON_MS
+            self.timeout_at_ms = run.arrived_at_ms + self.timeout_ms
+        else:
+            self.deadline_at_ms = self.edge_at_ms = self.timeout_at_ms = NEVER_MS
+
+    def skip_before(self, deadline_at_ms: float, guard_ms: float) -> None:
+        """Leave the requests with deadlines before that moment to faster classes."""
+        for run in islice(self.model.queue.runs, self.skip_runs, None):
+            if run.deadline_at_ms >= deadline_at_ms:
+                break
+            self.skip_runs += 1
+            self.skip_count += run.count
+        if self.is_waiting:
+            self.is_waiting = False
+            self.stamp += 1
+        self.aim(guard_ms)
+
+    def due_at_ms(self, count: int) -> float:
+        """When a batch should be sent if `count` requests wait and no more come."""
+        if count >= self.size_max:
+            return -NEVER_MS
+        return min(self.edge_at_ms - self.hold[count], self.timeout_at_ms)
+
+    def window_target(self, now_ms: float) -> int:
+        """The batch size worth protecting; computed again only when the rate has changed."""
+        model = self.model
+        model.refresh_rate(now_ms)
+        if self.target_version != model.version:
+            self.target_version = model.version
+            spec = model.model
+            self.target = target_size(
+                self.table,
+                1000.0 * model.per_ms,
+                spec.slo_ms - spec.delay.control_ms,
+                spec.delay.data_ms_per_item,
+            )
+        return self.target

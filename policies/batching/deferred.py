@@ -1,0 +1,26 @@
+"""Deferred batch scheduling (Symphony section 3): a batch goes when nobody more would fit into it."""
+
+from __future__ import annotations
+
+from policies.batching.base import NEVER_MS
+from policies.batching.candidate import Want
+from policies.batching.central import Central
+from policies.batching.moments import Table
+
+
+def frontrun_hold(cost: Table) -> Table:
+    """Hold n requests until the frontrun moment, when n + 1 could no longer be sent in time; a full batch never."""
+    return cost[1:]
+
+
+def never(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Want` asks for
+    """No timeout."""
+    return NEVER_MS
+
+
+FRONTRUN = Want(reason="frontrun", hold=frontrun_hold, timeout_ms=never)
+
+
+def deferred(*, is_window_drop: bool = True, is_lowest_id: bool = True) -> Central:
+    """Symphony's discipline, with the drop rule of its implementation."""
+    return Central(FRONTRUN, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

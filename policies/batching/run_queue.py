@@ -1,0 +1,151 @@
+"""The waiting requests of one model, as runs in the order of their deadlines.
+
+Arrivals are run-length coded (design section 4), so every operation costs per run touched, never per request.
+A frontend sends runs in order of their deadlines and budgets mostly agree, so appending is the common case;
+a run with a tighter deadline is put in its place. Runs given to a queue belong to it: cutting changes them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+
+from fabric.ids import FrontendId
+from policies.batching.base import RequestRun
+
+
+class RunQueue:
+    """Runs by deadline, the tightest first; equal ones in the order they came.
+
+    `runs` and `count` may be read by anyone, and a caller in a hurry may append to `runs` a run that is not
+    tighter than the last, adding to `count`; all else goes through the methods.
+    """
+
+    __slots__ = ("count", "runs")
+
+    def __init__(self) -> None:
+        self.runs: deque[RequestRun] = deque()
+        self.count = 0
+
+    def push(self, run: RequestRun) -> int:
+        """Put a run in its place and say at which index of `runs` it now is."""
+        runs = self.runs
+        self.count += run.count
+        if not runs or run.deadline_at_ms >= runs[-1].deadline_at_ms:
+            runs.append(run)
+            return len(runs) - 1
+        index = bisect_right(runs, run.deadline_at_ms, key=_deadline_at_ms)
+        runs.insert(index, run)
+        return index
+
+    def pop(self, count: int) -> list[RequestRun]:
+        """Take the `count` tightest requests (at most what is there); the last run may be cut."""
+        runs = self.runs
+        taken: list[RequestRun] = []
+        left = count
+        while left and runs:
+            run = runs[0]
+            size = run.count
+            if size <= left:
+                taken.append(runs.popleft())
+                left -= size
+            else:
+                taken.append(cut(run, left))
+                self._reseat_head()
+                left = 0
+        self.count -= count - left
+        return taken
+
+    def pop_after(self, skip_runs: int, count: int) -> list[RequestRun]:
+        """As `pop`, but leaving the first `skip_runs` runs where they are."""
+        runs = self.runs
+        runs.rotate(-skip_runs)
+        skipped = [runs.pop() for _ in range(skip_runs)]
+        self.count -= (skipped_count := sum(run.count for run in skipped))
+        taken = self.pop(count)
+        runs.extendleft(skipped)
+        self.count += skipped_count
+        return taken
+
+    def drop_before(self, deadline_at_ms: float) -> list[RequestRun]:
+        """Take all requests with a deadline before that moment; a run with both sorts is cut."""
+        runs = self.runs
+        taken: list[RequestRun] = []
+        while runs and runs[0].deadline_at_ms < deadline_at_ms:
+            run = runs[0]
+            share = tight_count(run, deadline_at_ms)
+            if share == run.count:
+                taken.append(runs.popleft())
+            else:
+                taken.append(cut(run, share))
+                self._reseat_head()
+            self.count -= share
+        return taken
+
+    def withdraw(self, frontend_id: FrontendId, first_seq: int, count: int) -> int:
+        """Forget those of a frontend's requests that are here, and say how many. Costs a look at every run."""
+        end = first_seq + count
+        removed = 0
+        kept: list[RequestRun] = []
+        for run in self.runs:
+            overlap = min(end, run.first_seq + run.count) - max(first_seq, run.first_seq)
+            if run.frontend_id != frontend_id or overlap <= 0:
+                kept.append(run)
+                continue
+            removed += overlap
+            if run.first_seq < first_seq:
+                kept.append(cut(run, first_seq - run.first_seq))
+            if run.count > overlap:
+                cut(run, overlap)
+                kept.append(run)
+        if removed:
+            # A run whose tight end was taken out may now be looser than its neighbour.
+            self.runs = deque(sorted(kept, key=_deadline_at_ms))
+            self.count -= removed
+        return removed
+
+    def _reseat_head(self) -> None:
+        """What is left of a cut run may be looser than the runs behind it."""
+        runs = self.runs
+        if len(runs) > 1 and runs[0].deadline_at_ms > runs[1].deadline_at_ms:
+            run = runs.popleft()
+            self.count -= run.count
+            self.push(run)
+
+
+def cut(run: RequestRun, count: int) -> RequestRun:
+    """Take the `count` tightest requests off a run as a run of their own; `run` keeps the rest.
+
+    Deadlines lie linearly between the tightest and the loosest; the first piece keeps the tightest bound.
+    """
+    assert 0 < count < run.count
+    step_ms = run.span_ms / (run.count - 1)
+    piece = RequestRun(
+        frontend_id=run.frontend_id,
+        first_seq=run.first_seq,
+        count=count,
+        deadline_at_ms=run.deadline_at_ms,
+        arrived_at_ms=run.arrived_at_ms,
+        span_ms=step_ms * (count - 1),
+        ready_at_ms=run.ready_at_ms,
+    )
+    run.first_seq += count
+    run.count -= count
+    run.deadline_at_ms += step_ms * count
+    run.span_ms = step_ms * (run.count - 1)
+    return piece
+
+
+def tight_count(run: RequestRun, deadline_at_ms: float) -> int:
+    """How many requests of the run have a deadline before that moment."""
+    missing_ms = deadline_at_ms - run.deadline_at_ms
+    if missing_ms <= 0:
+        return 0
+    if run.span_ms < missing_ms:
+        return run.count
+    return min(run.count, max(1, math.ceil(missing_ms * (run.count - 1) / run.span_ms)))
+
+
+def _deadline_at_ms(run: RequestRun) -> float:
+    return run.deadline_at_ms

@@ -1,0 +1,72 @@
+"""Arrival rate over a sliding window, the time passed in.
+
+Symphony's implementation samples every 50 ms and takes the plain mean of the last 100 samples, i.e. of 5 s.
+Every arrival counts, also one that is dropped later.
+"""
+
+from __future__ import annotations
+
+SAMPLE_MS = 50.0
+SAMPLES = 100
+
+
+class RateMeter:
+    """Counts arrivals; O(1) amortised per arrival, memory of `samples` integers.
+
+    Sampling starts with the first arrival, so a model that has just come is not averaged with silence.
+    `version` changes whenever the rate may have changed: what is derived from it is worth computing again.
+    """
+
+    __slots__ = (
+        "_current",
+        "_filled",
+        "_next_at_ms",
+        "_position",
+        "_ring",
+        "_sample_ms",
+        "_sum",
+        "version",
+    )
+
+    def __init__(self, sample_ms: float = SAMPLE_MS, samples: int = SAMPLES) -> None:
+        self._sample_ms = sample_ms
+        self._ring = [0] * samples
+        self._position = 0
+        self._filled = 0
+        self._sum = 0
+        self._current = 0
+        self._next_at_ms: float | None = None
+        self.version = 0
+
+    def add(self, count: int, now_ms: float) -> None:
+        """`count` requests arrived at `now_ms`."""
+        next_at_ms = self._next_at_ms
+        if next_at_ms is None:
+            self._next_at_ms = now_ms + self._sample_ms
+        elif now_ms >= next_at_ms:
+            self._roll(now_ms)
+        self._current += count
+
+    def rate_rps(self, now_ms: float) -> float | None:
+        """Mean over the completed samples; None before the first one is complete."""
+        if self._next_at_ms is not None and now_ms >= self._next_at_ms:
+            self._roll(now_ms)
+        if not self._filled:
+            return None
+        return 1000.0 * self._sum / (self._filled * self._sample_ms)
+
+    def _roll(self, now_ms: float) -> None:
+        next_at_ms = self._next_at_ms
+        assert next_at_ms is not None
+        ring = self._ring
+        size = len(ring)
+        done = int((now_ms - next_at_ms) // self._sample_ms) + 1
+        # After a silence longer than the window every sample in it is zero: no need to write them twice.
+        for _ in range(min(done, size + 1)):
+            self._sum += self._current - ring[self._position]
+            ring[self._position] = self._current
+            self._current = 0
+            self._position = (self._position + 1) % size
+            self._filled = min(self._filled + 1, size)
+        self._next_at_ms = next_at_ms + done * self._sample_ms
+        self.version += 1
