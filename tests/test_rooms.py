@@ -24,14 +24,14 @@ ARROWS = {
 DOORS = {
     "zmq": ("fabric/sockets.py",),
     "msgpack": ("fabric/codec.py", "roles/journal.py"),
-    "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config.py"),
+    "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config.py", "roles/config_sections.py"),
     "time": ("fabric/clock.py",),
     "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "roles/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),
     "transformers": ("roles/gpu_worker/executors/", "profiles/profilers/"),
     "pulp": ("policies/",),
     "highspy": ("policies/",),
-    "yaml": ("roles/config.py",),
+    "yaml": ("roles/documents.py",),
     "matplotlib": ("roles/plots.py",),
     "random": ("roles/", "fabric/loopback.py"),
 }

@@ -1,1 +1,49 @@
 """Which model on which slice of which GPU: placement policies behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.errors import ConfigError
+from policies.options import Free, Number, Schema, checked_options, suggestion
+from policies.placement.base import PlacementPolicy
+from policies.placement.exclusive import Exclusive
+from policies.placement.given import Given
+from policies.placement.symphony import Symphony
+
+DEFAULT = "symphony"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A policy: the options it knows, and how it is made from checked ones."""
+
+    options: Schema
+    build: Callable[[Mapping[str, Any]], PlacementPolicy]
+
+
+PLACEMENTS: Mapping[str, Registered] = {
+    "symphony": Registered(
+        # One sub-cluster is all that can be asked for until models are partitioned.
+        {"subclusters": Number(1, minimum=1, maximum=1, is_minimum_allowed=True, is_whole=True)},
+        lambda _: Symphony(),
+    ),
+    "exclusive": Registered({}, lambda _: Exclusive()),
+    "given": Registered({"slices": Free()}, Given),
+}
+
+
+def placement_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a policy with the defaults filled in; ConfigError where name or options are wrong."""
+    registered = PLACEMENTS.get(name)
+    if registered is None:
+        raise ConfigError(f"placement: there is no policy {name!r}{suggestion(name, PLACEMENTS)}")
+    return checked_options(registered.options, given, f"placement.{name}")
+
+
+def placement_policy(name: str, options: Mapping[str, Any] | None = None) -> PlacementPolicy:
+    """The policy of that name; ConfigError where name or options are wrong."""
+    checked = placement_options(name, options or {})
+    return PLACEMENTS[name].build(checked)

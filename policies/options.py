@@ -1,0 +1,100 @@
+"""Options of a policy as data: what may be written under its name, and the check that says what is wrong.
+
+A policy is chosen by a name, or by a name with options (design section 10). Whoever registers a policy lists
+its options once; reading a configuration, the registry and `tenuto config show` all use that list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words; the first is the default."""
+
+    names: tuple[str, ...]
+
+    @property
+    def default(self) -> str:
+        """What holds where nothing is written."""
+        return self.names[0]
+
+    def check(self, value: Any, where: str) -> str:
+        """The word, or ConfigError with the closest one."""
+        if isinstance(value, str) and value in self.names:
+            return value
+        raise ConfigError(f"{where} is {value!r}; it must be one of {', '.join(self.names)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number over `minimum` (or at it); `default` None means the option may be absent."""
+
+    default: float | None
+    minimum: float = 0.0
+    maximum: float = math.inf
+    is_minimum_allowed: bool = False
+    is_whole: bool = False
+
+    def check(self, value: Any, where: str) -> float:
+        """The number, or ConfigError with its range."""
+        kind = "a whole number" if self.is_whole else "a number"
+        bound = "at least" if self.is_minimum_allowed else "over"
+        right = f"it must be {kind}, {bound} {self.minimum:g}"
+        if math.isfinite(self.maximum):
+            right += f" and at most {self.maximum:g}"
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{where} is {value!r}; {right}")
+        is_low = value < self.minimum or (value == self.minimum and not self.is_minimum_allowed)
+        if is_low or value > self.maximum or (self.is_whole and value != int(value)):
+            raise ConfigError(f"{where} is {value:g}; {right}")
+        return int(value) if self.is_whole else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Anything; the policy itself checks it. It has no default."""
+
+    default: None = None
+
+    def check(self, value: Any, where: str) -> Any:  # noqa: ARG002  the shape every option has
+        """The value as it is."""
+        return value
+
+
+Option = Choice | Number | Free
+Schema = Mapping[str, Option]
+
+
+def checked_options(schema: Schema, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The given options with the defaults filled in; an option without a default that is absent stays absent.
+
+    Raises ConfigError for an unknown option, with the closest known one, or for a value that cannot be.
+    """
+    for name in given:
+        if name not in schema:
+            raise ConfigError(f"{where}.{name}: unknown option{suggestion(name, schema)}")
+    options: dict[str, Any] = {}
+    for name, option in schema.items():
+        if name in given:
+            options[name] = option.check(given[name], f"{where}.{name}")
+        elif option.default is not None:
+            options[name] = option.default
+    return options
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """How an error about an unknown name goes on: the closest known one, else all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = close or [known_name for known_name in names if name and known_name.startswith(str(name))]
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there is {', '.join(names)}" if names else "; there are none here"

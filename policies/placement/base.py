@@ -1,0 +1,177 @@
+"""The shape every placement policy has: models, GPUs and profiles in, slices out.
+
+A policy is a pure function of its arguments: no clock, no randomness of its own, no memory of former calls.
+What it cannot place it says, with the reason; it never fails because a workload is too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.ids import ModelId, NodeId
+from profiles.model import ModelProfile
+
+Profiles = Mapping[tuple[ModelId, str], ModelProfile]
+"""By model and GPU type; a pair that is absent cannot be placed by its run time."""
+
+WHOLE_PERCENT = 100.0
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModelInput:
+    """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says."""
+
+    model_id: ModelId
+    slo_ms: float
+    rate_rps: float | None = None
+    memory_bytes: int | None = None
+    has_loader: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A GPU of the cluster: `index` is cluster-wide (file order, from 0), `local_index` its node's own."""
+
+    index: int
+    gpu_type: str
+    memory_bytes: int
+    node_id: NodeId
+    local_index: int
+    device: str = "emulated"
+    price_per_hour: float | None = None
+
+    @property
+    def is_emulated(self) -> bool:
+        """Sleeps instead of computing."""
+        return self.device == "emulated"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model on a slice. None: `batch` the runtime chooses; the others are not part of this policy's plan."""
+
+    model_id: ModelId
+    batch: int | None = None
+    rate_rps: float | None = None
+    duty_ms: float | None = None
+    predicted_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSlice:
+    """A share of one GPU (`gpu` is its cluster-wide index; share None: no limit) and its models."""
+
+    gpu: int
+    share_percent: float | None
+    models: tuple[PlannedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A model, or that part of its rate, that found no place."""
+
+    model_id: ModelId
+    rate_rps: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What should run where. `expected_goodput_rps` is the policy's own prediction."""
+
+    slices: tuple[PlannedSlice, ...]
+    unplaced: tuple[Unplaced, ...] = ()
+    violations: tuple[str, ...] = ()
+    expected_goodput_rps: float | None = None
+
+    @property
+    def gpus_used(self) -> tuple[int, ...]:
+        """The indices of the GPUs that carry a slice, ascending."""
+        return tuple(sorted({planned.gpu for planned in self.slices}))
+
+
+class PlacementPolicy(Protocol):
+    """Where each model runs (design section 6)."""
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,
+    ) -> Placement:
+        """Place `models` on `gpus`; `current` is what runs now, None at the start."""
+        ...
+
+
+def cannot_host(
+    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool
+) -> str | None:
+    """Why that GPU can never serve the model by itself, or None.
+
+    Real devices need a loader, emulated ones a profile. A model with a loader does not go to an emulated
+    device while the cluster has real ones: its answers would be made up there.
+    """
+    if not gpu.is_emulated:
+        return None if model.has_loader else f"it has no loader for a {gpu.device} device"
+    if model.has_loader and has_real_gpus:
+        return "it has a loader, and there are real devices"
+    profile = profiles.get((model.model_id, gpu.gpu_type))
+    if profile is None:
+        return f"it has no profile for GPU type {gpu.gpu_type}"
+    fastest_ms = profile.exec_ms(1)
+    if fastest_ms > model.slo_ms:
+        return f"its SLO of {model.slo_ms:g} ms is below the {fastest_ms:g} ms of a single request"
+    return None
+
+
+def largest_batch(exec_ms: Sequence[float], limit_ms: float) -> int:
+    """The largest b with l(b) ≤ `limit_ms`, 0 if there is none; `exec_ms[b - 1]` is l(b)."""
+    low, high = 0, len(exec_ms)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if exec_ms[middle - 1] <= limit_ms * (1 + _ROUNDING):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def slice_memory_bytes(models: Iterable[PlacedModelInput], gpu_type: str, profiles: Profiles) -> int:
+    """Memory of one slice with these models: one runs at a time, all stay loaded.
+
+    What a model needs at batch 1 stays; what its largest batch within the SLO needs on top is shared by all
+    models of the slice, so the largest such surplus counts once. A given memory has no surplus.
+    """
+    resident, surplus = 0, 0
+    for model in models:
+        profile = profiles.get((model.model_id, gpu_type))
+        if model.memory_bytes is not None:
+            resident += model.memory_bytes
+        elif profile is not None:
+            idle = profile.memory_bytes(1)
+            resident += idle
+            batch_size = max(1, largest_batch(profile.exec_table(), model.slo_ms))
+            surplus = max(surplus, profile.memory_bytes(batch_size) - idle)
+    return resident + surplus
+
+
+def share_violations(slices: Iterable[PlannedSlice]) -> tuple[str, ...]:
+    """GPUs whose shares sum to more than 100 %; a slice without a limit counts nothing."""
+    total: dict[int, float] = {}
+    for planned in slices:
+        total[planned.gpu] = total.get(planned.gpu, 0.0) + (planned.share_percent or 0.0)
+    return tuple(
+        f"GPU {gpu}: the shares sum to {percent:g} %, over 100 %"
+        for gpu, percent in sorted(total.items())
+        if percent > WHOLE_PERCENT * (1 + _ROUNDING)
+    )
+
+
+def in_gib(size_bytes: float) -> str:
+    """A size for people."""
+    return f"{size_bytes / 2**30:.2f} GB"

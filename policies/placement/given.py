@@ -1,0 +1,162 @@
+"""Given: the slices are written in the configuration; this only checks them.
+
+    placement:
+      given: {slices: [{gpu: 0, share_percent: 40, models: [{model: resnet50, batch: 8}]}]}
+
+What cannot be (an unknown key, a GPU that does not exist) is a ConfigError; what is merely unwise (shares over
+100 %) is a violation in the plan, because a user may want to see what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fabric.errors import ConfigError, ProfileError
+from fabric.ids import ModelId
+from policies.options import Free, Number, Schema, checked_options, suggestion
+from policies.placement.base import (
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Unplaced,
+    cannot_host,
+    in_gib,
+    share_violations,
+    slice_memory_bytes,
+)
+
+_SLICE: Schema = {
+    "gpu": Number(None, minimum=0, is_minimum_allowed=True, is_whole=True),
+    "share_percent": Number(None, maximum=100),
+    "models": Free(),
+}
+_MODEL: Schema = {
+    "model": Free(),
+    "batch": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+    "rate_rps": Number(None, minimum=0, is_minimum_allowed=True),
+}
+
+
+class Given:
+    """The slices of the configuration, in its order."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._slices = _read_slices(options.get("slices"), "placement.given.slices")
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,  # noqa: ARG002  the file decides
+    ) -> Placement:
+        """Place as written. A slice over its GPU's memory loses its last models until it fits.
+
+        Raises ConfigError for a GPU or a model that the configuration does not have.
+        """
+        by_id = {model.model_id: model for model in models}
+        by_index = {gpu.index: gpu for gpu in gpus}
+        self._check_names(by_id, by_index)
+        has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+        memory_left = {gpu.index: gpu.memory_bytes for gpu in gpus}
+        kept: list[PlannedSlice] = []
+        reasons: dict[ModelId, str] = {}
+        for planned in self._slices:
+            gpu = by_index[planned.gpu]
+            hosted: list[PlannedModel] = []
+            inputs: list[PlacedModelInput] = []
+            needed = 0
+            for written in planned.models:
+                entry, model = written, by_id[written.model_id]
+                reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+                with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles)
+                if reason is None and with_it > memory_left[gpu.index]:
+                    reason = (
+                        f"memory: its slice on GPU {gpu.index} would need {in_gib(with_it)}, "
+                        f"{in_gib(memory_left[gpu.index])} are left"
+                    )
+                if reason is None:
+                    entry, reason = _predicted(entry, planned.share_percent, gpu, profiles)
+                if reason is not None:
+                    reasons.setdefault(entry.model_id, reason)
+                    continue
+                hosted.append(entry)
+                inputs.append(model)
+                needed = with_it
+            memory_left[gpu.index] -= needed
+            if hosted:
+                kept.append(replace(planned, models=tuple(hosted)))
+        placed = {entry.model_id for planned in kept for entry in planned.models}
+        unplaced = [
+            Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, "no given slice hosts it"))
+            for m in models
+            if m.model_id not in placed
+        ]
+        return Placement(tuple(kept), tuple(unplaced), share_violations(kept))
+
+    def _check_names(self, models: Mapping[ModelId, PlacedModelInput], gpus: Mapping[int, GpuSlot]) -> None:
+        for place, planned in enumerate(self._slices):
+            where = f"placement.given.slices[{place}]"
+            if planned.gpu not in gpus:
+                raise ConfigError(f"{where}.gpu is {planned.gpu}; GPUs are numbered 0 to {len(gpus) - 1}")
+            for entry in planned.models:
+                if entry.model_id not in models:
+                    hint = suggestion(entry.model_id, models)
+                    raise ConfigError(f"{where}.models: there is no model {entry.model_id!r}{hint}")
+
+
+def _predicted(
+    entry: PlannedModel, share_percent: float | None, gpu: GpuSlot, profiles: Profiles
+) -> tuple[PlannedModel, str | None]:
+    """The entry with its solo run time at that share and batch, or why its profile says it cannot be."""
+    profile = profiles.get((entry.model_id, gpu.gpu_type))
+    if profile is None:
+        return entry, None
+    try:
+        exec_ms = profile.exec_ms(entry.batch or 1, share_percent)
+    except ProfileError as error:
+        return entry, str(error)
+    return replace(entry, predicted_ms=exec_ms if entry.batch else None), None
+
+
+def _read_slices(value: Any, where: str) -> tuple[PlannedSlice, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ConfigError(
+            f"{where} must list the slices: [{{gpu: 0, share_percent: 40, models: [{{model: NAME}}]}}]"
+        )
+    slices = []
+    for place, entry in enumerate(value):
+        here = f"{where}[{place}]"
+        options = _read_mapping(entry, _SLICE, ("gpu", "models"), here)
+        listed = options["models"]
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+            raise ConfigError(f"{here}.models must list at least one model: [{{model: NAME, batch: 8}}]")
+        models = tuple(_read_model(model, f"{here}.models[{i}]") for i, model in enumerate(listed))
+        names = [model.model_id for model in models]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{here}.models lists a model twice; a slice hosts each model once")
+        slices.append(PlannedSlice(options["gpu"], options.get("share_percent"), models))
+    return tuple(slices)
+
+
+def _read_model(value: Any, where: str) -> PlannedModel:
+    options = _read_mapping(value, _MODEL, ("model",), where)
+    if not isinstance(options["model"], str):
+        raise ConfigError(f"{where}.model is {options['model']!r}; it must be a model's name")
+    return PlannedModel(ModelId(options["model"]), options.get("batch"), options.get("rate_rps"))
+
+
+def _read_mapping(value: Any, schema: Schema, needed: Sequence[str], where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {value!r}; it must be a mapping with {', '.join(schema)}")
+    given = {key: item for key, item in value.items() if not (key == "share_percent" and item is None)}
+    options = checked_options(schema, given, where)
+    for name in needed:
+        if name not in options:
+            raise ConfigError(f"{where}.{name} is missing")
+    return options

@@ -1,0 +1,38 @@
+"""The one device model: what a slice takes for a batch. Emulated workers sleep it, the simulator adds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fabric.errors import ProfileError
+from fabric.ids import ModelId
+from profiles.interference import Interference, NoInterference, Running
+from profiles.model import ModelProfile
+
+
+class DeviceModel:
+    """One GPU of one type: the solo profiles of its models, and how neighbours disturb each other."""
+
+    def __init__(
+        self, profiles: Mapping[ModelId, ModelProfile], interference: Interference | None = None
+    ) -> None:
+        self._profiles = profiles
+        self._interference = interference or NoInterference()
+
+    def exec_ms(self, running: Running, neighbours: Sequence[Running] = ()) -> float:
+        """Run time in ms of a batch that starts now, beside what runs on the GPU's other slices.
+
+        Raises ProfileError where the model's profile is missing or silent.
+        """
+        solo_ms = self._profile(running.model_id).exec_ms(running.batch_size, running.share_percent)
+        return solo_ms * self._interference.slowdown(running, neighbours)
+
+    def exec_table(self, model_id: ModelId, share_percent: float | None = None) -> tuple[float, ...]:
+        """Solo l(b) at index b - 1: what the scheduler is told of a replica before anything was measured."""
+        return self._profile(model_id).exec_table(share_percent)
+
+    def _profile(self, model_id: ModelId) -> ModelProfile:
+        profile = self._profiles.get(model_id)
+        if profile is None:
+            raise ProfileError(f"model {model_id} has no profile for this type of GPU")
+        return profile

@@ -1,0 +1,150 @@
+"""iGniter's performance model (section 3.1): a closed form for run time by batch, share and neighbours.
+
+Equations, for the n workloads on one GPU (times in ms, shares and utilisations in percent):
+
+    t_active  = (k1 b² + k2 b + k3) / (r + k4) + k5                 alone; its cache and power use follow
+    t_sched   = n_k (k_sch + (alpha_sch n + beta_sch if n ≥ 2))     launch delay of n_k kernels
+    t_gpu     = (t_sched + t_active (1 + alpha_cache Σ others' L2)) F / f
+    f         = F, lowered by alpha_f per watt of demand over the power limit
+    latency   = b d_load / B + t_gpu + b d_feedback / B             PCIe transfers, never overlapped in one batch
+
+k1 … k4 are fitted against the share in percent, as the authors' code does (the paper writes 0 … 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profiles.model import ModelProfile
+
+BATCH_SIZE_MAX = 32  # the coefficients were fitted over batches 1, 16 and 32
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What iGniter knows of a GPU type."""
+
+    power_max_w: float
+    power_idle_w: float
+    frequency_max_mhz: float
+    frequency_mhz_per_w: float
+    pcie_bytes_per_ms: float
+    sched_ms_per_workload: float
+    sched_ms_offset: float
+    share_step_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What iGniter knows of a model on that type: the fitted lines of section 3.1."""
+
+    load_bytes: float
+    feedback_bytes: float
+    kernels: float
+    sched_ms_per_kernel: float
+    active: tuple[float, float, float, float, float]  # k1 … k5
+    power_w_per_rps: float
+    power_w: float
+    cache_percent_per_rps: float
+    cache_percent: float
+    cache_slowdown_per_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A workload on the GPU: its batch size and MPS share."""
+
+    coefficients: Coefficients
+    batch_size: int
+    share_percent: float
+
+    @property
+    def active_ms(self) -> float:
+        """GPU active time alone (equation 11)."""
+        k1, k2, k3, k4, k5 = self.coefficients.active
+        work = k1 * self.batch_size**2 + k2 * self.batch_size + k3
+        return work / (self.share_percent + k4) + k5
+
+    @property
+    def ability_rps(self) -> float:
+        """Processing ability b / t_active, from the modelled time."""
+        return 1000 * self.batch_size / self.active_ms
+
+
+def predict_ms(hardware: Hardware, residents: Sequence[Resident]) -> list[float]:
+    """Inference latency in ms of each resident while all of them run (equations 1 to 11)."""
+    demand_w = hardware.power_idle_w + sum(
+        r.coefficients.power_w_per_rps * r.ability_rps + r.coefficients.power_w for r in residents
+    )
+    excess_w = max(0.0, demand_w - hardware.power_max_w)
+    frequency_mhz = hardware.frequency_max_mhz + hardware.frequency_mhz_per_w * excess_w
+    cache = [
+        r.coefficients.cache_percent_per_rps * r.ability_rps + r.coefficients.cache_percent for r in residents
+    ]
+    count = len(residents)
+    crowd_ms = hardware.sched_ms_per_workload * count + hardware.sched_ms_offset if count > 1 else 0.0
+    latencies = []
+    for place, resident in enumerate(residents):
+        own = resident.coefficients
+        sched_ms = own.kernels * (own.sched_ms_per_kernel + crowd_ms)
+        others_cache = sum(cache[:place]) + sum(cache[place + 1 :])
+        active_ms = resident.active_ms * (1 + own.cache_slowdown_per_percent * others_cache)
+        gpu_ms = (sched_ms + active_ms) * hardware.frequency_max_mhz / frequency_mhz
+        pcie_ms = (own.load_bytes + own.feedback_bytes) * resident.batch_size / hardware.pcie_bytes_per_ms
+        latencies.append(gpu_ms + pcie_ms)
+    return latencies
+
+
+class IgniterProfile(ModelProfile):
+    """A model alone on its GPU, by iGniter's model: the data loading and result feedback are inside."""
+
+    def __init__(self, hardware: Hardware, coefficients: Coefficients, source: str) -> None:
+        super().__init__(source, BATCH_SIZE_MAX)
+        self.hardware = hardware
+        self.coefficients = coefficients
+
+    @property
+    def share_percent_min(self) -> float:
+        """One step of the share: iGniter plans no smaller slice."""
+        return self.hardware.share_step_percent
+
+    def _exec_ms(self, batch_size: int, share_percent: float) -> float:
+        return predict_ms(self.hardware, [Resident(self.coefficients, batch_size, share_percent)])[0]
+
+
+def read_hardware(entry: Mapping[str, Any]) -> Hardware:
+    """The `hardware` object of a shipped iGniter file."""
+    return Hardware(
+        power_max_w=entry["P_max_power_w"],
+        power_idle_w=entry["p_idle_w"],
+        frequency_max_mhz=entry["F_max_frequency_mhz"],
+        frequency_mhz_per_w=entry["alpha_f_mhz_per_w"],
+        pcie_bytes_per_ms=entry["B_pcie_bytes_per_ms"],
+        sched_ms_per_workload=entry["alpha_sch_ms"],
+        sched_ms_offset=entry["beta_sch_ms"],
+        share_step_percent=entry["r_unit_pct"],
+    )
+
+
+def read_coefficients(entry: Mapping[str, Any]) -> Coefficients:
+    """One model of `workload_coefficients` in a shipped iGniter file."""
+    return Coefficients(
+        load_bytes=entry["d_load_bytes"],
+        feedback_bytes=entry["d_feedback_bytes"],
+        kernels=entry["n_k"],
+        sched_ms_per_kernel=entry["k_sch_ms_per_kernel"],
+        active=(
+            entry["k1_ms_pct"],
+            entry["k2_ms_pct"],
+            entry["k3_ms_pct"],
+            entry["k4_pct"],
+            entry["k5_ms"],
+        ),
+        power_w_per_rps=entry["alpha_power_w_per_rps"],
+        power_w=entry["beta_power_w"],
+        cache_percent_per_rps=entry["alpha_cacheutil_pct_per_rps"],
+        cache_percent=entry["beta_cacheutil_pct"],
+        cache_slowdown_per_percent=entry["alpha_cache_per_pct"],
+    )

@@ -1,0 +1,192 @@
+"""Where profiles come from: shipped ones by their ref, measured ones from versioned JSON files.
+
+A ref is ``family/model`` in lower case, such as ``thesis-v100/resnet50``; `profiles/data/README.md` lists
+the families with their sources. Shipped files are read on first use and kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from fabric.errors import ProfileError
+from profiles.gpu import MIB, gpu_profile
+from profiles.igniter import IgniterProfile, read_coefficients, read_hardware
+from profiles.model import WHOLE_GPU_PERCENT, LinearProfile, ModelProfile, TableProfile
+
+FILE_VERSION: Final = 1
+
+
+def shipped_profile(ref: str) -> ModelProfile:
+    """The shipped profile of that ref; ProfileError with the closest ones where there is none."""
+    family, _, model = ref.lower().partition("/")
+    profiles = _family(family) if family in _FAMILIES else {}
+    profile = profiles.get(model)
+    if profile is not None:
+        return profile
+    close = difflib.get_close_matches(ref.lower(), shipped_refs(), n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"families: {', '.join(_FAMILIES)}"
+    raise ProfileError(f"there is no shipped profile {ref!r}; {hint}")
+
+
+def shipped_refs() -> tuple[str, ...]:
+    """Every ref that `shipped_profile` knows."""
+    return tuple(f"{family}/{model}" for family in _FAMILIES for model in _family(family))
+
+
+@cache
+def shipped_data(name: str) -> Mapping[str, Any]:
+    """A shipped JSON file as it is, such as ``symphony_profiles``; not to be changed by the caller."""
+    text = files("profiles").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document
+
+
+@cache
+def _family(family: str) -> Mapping[str, ModelProfile]:
+    return _FAMILIES[family]()
+
+
+def _thesis() -> dict[str, ModelProfile]:
+    """Table A.1: batches 4 … 128 on the whole GPU; sizes that ran out of memory are absent."""
+    data = shipped_data("thesis_table_a1_v100")
+    gpu_bytes = gpu_profile("v100").memory_bytes
+    source = f"{data['source']} {data['gpu']}. Batches below 4 were not measured: padded to 4."
+    latency: dict[str, dict[int, float]] = {}
+    memory: dict[str, dict[int, float]] = {}
+    for row in data["rows"]:
+        model, batch_size = row["model"], row["batch"]
+        latency.setdefault(model, {})[batch_size] = round(row["latency_s"] * 1000, 1)  # printed to 0.1 ms
+        if row["mem_pct"] is not None:  # one cell is unreadable; its neighbours are joined by a line
+            memory.setdefault(model, {})[batch_size] = row["mem_pct"] / 100 * gpu_bytes
+    return {
+        model: TableProfile(
+            {WHOLE_GPU_PERCENT: column}, source=source, memory_by_batch=memory[model], is_padded=True
+        )
+        for model, column in latency.items()
+    }
+
+
+def _igniter(data: Mapping[str, Any], source: str) -> dict[str, ModelProfile]:
+    hardware = read_hardware(data["hardware"])
+    return {
+        model: IgniterProfile(hardware, read_coefficients(entry), source)
+        for model, entry in data["workload_coefficients"].items()
+    }
+
+
+def _igniter_v100() -> dict[str, ModelProfile]:
+    data = shipped_data("igniter_v100")
+    return _igniter(data, f"{data['source']}; {data['gpu']}")
+
+
+def _igniter_t4() -> dict[str, ModelProfile]:
+    data = shipped_data("igniter_t4")
+    return _igniter(data["synthetic_estimate"], f"SYNTHETIC, not measured. {data['warning']}")
+
+
+def _gpulet_2080ti() -> dict[str, ModelProfile]:
+    data = shipped_data("gpulet_2080ti")
+    source = f"SYNTHETIC, not measured: {data['latency_ms_synthetic_note']}. {data['source']}"
+    return {
+        model: TableProfile(
+            _by_share(column, data["partition_sizes_pct"]),
+            source=source,
+            memory_by_batch={1: data["models"][model]["mem_mb"] * MIB},
+        )
+        for model, column in data["latency_ms_synthetic"].items()
+    }
+
+
+def _gpulet_v100() -> dict[str, ModelProfile]:
+    """Measured at gpulet's partition sizes below 100 %; the 100 % column is the file's interpolation."""
+    data = shipped_data("igniter_gpulet_profiles_v100")
+    source = f"{data['source']}. At 100 %: {data['latency_ms_p100_note']}"
+    profiles: dict[str, ModelProfile] = {}
+    for model, entries in data["latency_ms"].items():
+        columns = _by_share(entries, [20, 40, 50, 60, 80])
+        whole = data["latency_ms_p100_interpolated"][model]
+        columns[WHOLE_GPU_PERCENT] = {int(batch_size): exec_ms for batch_size, exec_ms in whole.items()}
+        profiles[model] = TableProfile(columns, source=source)
+    return profiles
+
+
+def _symphony(table: str) -> dict[str, ModelProfile]:
+    data = shipped_data("symphony_profiles")
+    return {
+        row["name"].lower(): LinearProfile(
+            row["alpha_ms"], row["beta_ms"], source=f"{data['source']} ({table})"
+        )
+        for row in data[table]
+    }
+
+
+_FAMILIES: Final[Mapping[str, Callable[[], Mapping[str, ModelProfile]]]] = {
+    "thesis-v100": _thesis,
+    "igniter-v100": _igniter_v100,
+    "igniter-t4": _igniter_t4,
+    "gpulet-2080ti": _gpulet_2080ti,
+    "gpulet-v100": _gpulet_v100,
+    "symphony-a100": lambda: _symphony("a100"),
+    "symphony-1080ti": lambda: _symphony("gtx1080ti"),
+}
+
+
+def _by_share(entries: Mapping[str, Mapping[str, float]], shares: list[int]) -> dict[float, dict[int, float]]:
+    """The shipped files' {batch: {share: ms}} by share first; four decimals, as the files ask for."""
+    return {
+        float(share): {int(batch): round(row[str(share)], 4) for batch, row in entries.items()}
+        for share in shares
+    }
+
+
+# ---------------------------------------------------------------- profiles that were measured here
+
+
+def write_profile(path: Path, profile: TableProfile, model: str, gpu_type: str) -> None:
+    """Write a measured profile as versioned JSON, whole or not at all."""
+    document = {
+        "version": FILE_VERSION,
+        "model": model,
+        "gpu_type": gpu_type,
+        "source": profile.source,
+        "exec_ms": {f"{share:g}": column for share, column in profile.columns.items()},
+        "memory_bytes": {
+            batch_size: profile.memory_bytes(batch_size)
+            for batch_size in next(iter(profile.columns.values()))
+        },
+    }
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def read_profile(path: Path) -> TableProfile:
+    """Read what `write_profile` wrote; ProfileError naming the file for anything else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version = document["version"]
+        if version != FILE_VERSION:
+            raise ProfileError(f"{path} has profile version {version}; this Tenuto reads {FILE_VERSION}")
+        return TableProfile(
+            {float(share): _numbers(column) for share, column in document["exec_ms"].items()},
+            source=f"{document['source']} ({path.name})",
+            memory_by_batch=_numbers(document["memory_bytes"]),
+        )
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProfileError(f"{path} is not a profile: {error!r}") from error
+
+
+def _numbers(column: Mapping[str, float]) -> dict[int, float]:
+    numbers = {int(key): float(value) for key, value in column.items()}
+    if not all(math.isfinite(value) for value in numbers.values()):
+        raise ProfileError("a profile holds finite numbers only")
+    return numbers

@@ -1,0 +1,86 @@
+"""The environment of a Tenuto process: where its run files and local sockets live.
+
+`$TENUTO_RUN_DIR`, else `$XDG_RUNTIME_DIR/tenuto`, else `tenuto-<uid>` among the temporary files, which must
+be ours alone (0700) and goes with the process that made it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.errors import ConfigError
+
+IPC_PATH_BYTES_MAX = 107  # sun_path of a Unix socket on Linux, less its final zero
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A directory of this user. `is_temporary`: this process made it and removes it at its end."""
+
+    path: Path
+    is_temporary: bool = False
+
+    def ipc_address(self, name: str) -> str:
+        """The ``ipc://`` address of a socket in here; ConfigError where the path is too long for one."""
+        path = self.path / name
+        size = len(os.fsencode(path))
+        if size > IPC_PATH_BYTES_MAX:
+            raise ConfigError(
+                f"{path}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes, this one {size}; "
+                "set TENUTO_RUN_DIR to a shorter directory"
+            )
+        return f"ipc://{path}"
+
+    def remove(self) -> None:
+        """Remove a temporary directory, unless another process still has its run file in it."""
+        if self.is_temporary and not any(self.path.glob("*.json")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def run_dir(environment: Mapping[str, str] | None = None) -> RunDir:
+    """Find the run directory, make it where it is missing, and check that it is ours; else ConfigError."""
+    variables = os.environ if environment is None else environment
+    given = variables.get("TENUTO_RUN_DIR")
+    if given:
+        path = Path(given).absolute()
+        _make(path, "TENUTO_RUN_DIR")
+        return RunDir(path)
+    runtime = variables.get("XDG_RUNTIME_DIR")
+    # After `su` the variable often still names the other user's directory: then it is of no use to us.
+    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK | os.X_OK):
+        path = Path(runtime).absolute() / "tenuto"
+        _make(path, "XDG_RUNTIME_DIR")
+        return RunDir(path)
+    path = Path(tempfile.gettempdir()) / f"tenuto-{os.getuid()}"
+    return RunDir(path, is_temporary=_make(path, "the temporary run directory", is_private=True))
+
+
+def _make(path: Path, name: str, *, is_private: bool = False) -> bool:
+    """Make the directory where it is missing (then True) and check owner, kind and, if private, mode."""
+    is_new = True
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        is_new = False
+        if not path.parent.is_dir():
+            raise ConfigError(f"{name}: {path.parent} is not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: {path} cannot be made: {error.strerror}") from error
+    # lstat: in a shared directory somebody else may have put a link there for us to follow.
+    status = path.lstat() if is_private else path.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{name}: {path} is not a directory")
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"{name}: {path} belongs to user {status.st_uid}, not to us; set TENUTO_RUN_DIR")
+    if is_private and stat.S_IMODE(status.st_mode) != 0o700:
+        raise ConfigError(f"{name}: {path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}: {path} is not writable for us")
+    return is_new

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import ProfileError
+from fabric.ids import ModelId
+from profiles.device import DeviceModel
+from profiles.fit import fit_linear
+from profiles.gpu import GIB, gpu_profile
+from profiles.interference import Running, interference_named
+from profiles.model import LinearProfile
+
+RESNET = ModelId("resnet50")
+
+
+class Doubling:
+    def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
+        return 2.0 ** len(neighbours)
+
+
+def test_a_batch_takes_its_solo_time_without_interference() -> None:
+    device = DeviceModel({RESNET: LinearProfile(1, 5)}, interference_named("none"))
+    assert device.exec_ms(Running(RESNET, 8), [Running(RESNET, 8)]) == 13
+    assert device.exec_table(RESNET)[7] == 13
+
+
+def test_neighbours_stretch_a_batch_by_the_interference_model() -> None:
+    device = DeviceModel({RESNET: LinearProfile(1, 5)}, Doubling())
+    assert device.exec_ms(Running(RESNET, 8), [Running(RESNET, 1), Running(RESNET, 2)]) == 52
+
+
+def test_a_model_without_a_profile_is_an_error() -> None:
+    with pytest.raises(ProfileError, match="model bert has no profile"):
+        DeviceModel({}).exec_ms(Running(ModelId("bert"), 1))
+
+
+@pytest.mark.parametrize("name", ["igniter", "gpulet", "sm", "nonesuch"])
+def test_interference_that_is_not_there_is_never_silently_none(name: str) -> None:
+    with pytest.raises(ProfileError, match="available: none"):
+        interference_named(name)
+
+
+def test_a_fit_finds_the_line_and_says_what_it_leaves_over() -> None:
+    fit = fit_linear([(1, 6.1), (2, 6.9), (4, 9.1), (8, 12.9)])
+    assert fit.alpha_ms == pytest.approx(0.9826, abs=1e-3)
+    assert 0 < fit.residual_ms <= fit.residual_max_ms < 0.2
+    assert fit.exec_ms(4) == pytest.approx(9.0, abs=0.1)
+
+
+@given(
+    st.floats(0.01, 50),
+    st.floats(0, 100),
+    st.lists(st.integers(1, 512), min_size=2, max_size=20, unique=True),
+)
+def test_a_fit_of_exact_points_has_no_residual(alpha_ms: float, beta_ms: float, sizes: list[int]) -> None:
+    fit = fit_linear([(b, alpha_ms * b + beta_ms) for b in sizes])
+    assert fit.alpha_ms == pytest.approx(alpha_ms, rel=1e-6, abs=1e-6)
+    assert fit.beta_ms == pytest.approx(beta_ms, rel=1e-5, abs=1e-5)
+    assert fit.residual_ms < 1e-6 * (1 + 512 * alpha_ms + beta_ms)
+
+
+@pytest.mark.parametrize("points", [[], [(1, 5.0)], [(2, 5.0), (2, 6.0)], [(1, 5.0), (2, 0.0)]])
+def test_a_fit_needs_two_sizes_and_real_measurements(points: list[tuple[int, float]]) -> None:
+    with pytest.raises(ProfileError):
+        fit_linear(points)
+
+
+def test_known_gpus_have_their_memory_and_unknown_ones_that_of_generic() -> None:
+    assert gpu_profile("V100").memory_bytes == 16 * GIB
+    assert gpu_profile("v100").mps_step_percent == 2.5
+    assert gpu_profile("t4").mps_step_percent == 5.0
+    assert gpu_profile("l40s").memory_bytes == gpu_profile("generic").memory_bytes
+    assert gpu_profile("l40s").gpu_type == "l40s"

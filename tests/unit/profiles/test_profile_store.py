@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import ProfileError
+from profiles.igniter import Resident, predict_ms, read_coefficients, read_hardware
+from profiles.model import LinearProfile, TableProfile
+from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs, write_profile
+
+
+@pytest.mark.parametrize("ref", shipped_refs())
+def test_every_shipped_profile_is_positive_monotone_and_says_where_it_was_measured(ref: str) -> None:
+    profile = shipped_profile(ref)
+    assert len(profile.source) > 20
+    for share in {profile.share_percent_min or 100.0, 37.5, 50.0, 100.0}:
+        table = profile.exec_table(share)
+        assert table[0] > 0
+        assert list(table) == sorted(table)
+
+
+def test_thesis_table_a1_by_hand() -> None:
+    resnet50 = shipped_profile("thesis-v100/resnet50")
+    assert resnet50.exec_ms(8) == 9.6
+    assert resnet50.exec_ms(12) == pytest.approx((9.6 + 16.0) / 2)
+    assert resnet50.batch_size_max == 128
+    assert resnet50.memory_bytes(128) == pytest.approx(0.1545 * 16 * 2**30, abs=1)
+    assert shipped_profile("thesis-v100/bloom_560").batch_size_max == 16  # 32 and more ran out of memory
+    assert shipped_profile("thesis-v100/t5").batch_size_max == 64
+    resnext = shipped_profile("thesis-v100/resnext50_32x4d")  # its memory at batch 8 is unreadable
+    assert resnext.memory_bytes(4) < resnext.memory_bytes(8) < resnext.memory_bytes(16)
+
+
+def test_symphony_appendix_c_by_hand() -> None:
+    profile = shipped_profile("symphony-1080ti/inceptionresnetv2")
+    assert isinstance(profile, LinearProfile)
+    assert profile.exec_ms(8) == pytest.approx(5.09 * 8 + 18.368)
+    assert shipped_profile("symphony-a100/resnet50").exec_ms(4) == pytest.approx(0.268 * 4 + 5.172)
+
+
+def test_symphony_table_2_bounds_follow_from_the_lines() -> None:
+    table = shipped_data("symphony_profiles")["table2"]
+    for row in table["models"]:
+        profile = LinearProfile(row["alpha_ms"], row["beta_ms"])
+        for column, waits in (("no_coordination", 2.0), ("staggered", 1 + 1 / table["gpus"])):
+            batch_size = max(b for b in range(1, 65) if waits * profile.exec_ms(b) <= row["slo_ms"])
+            assert batch_size == row[column]["batch"]
+            rate_rps = table["gpus"] * 1000 * batch_size / profile.exec_ms(batch_size)
+            assert rate_rps == pytest.approx(row[column]["throughput_rps"], abs=1)
+
+
+def test_gpulet_tables_by_hand() -> None:
+    synthetic = shipped_profile("gpulet-2080ti/lenet1")
+    assert synthetic.source.startswith("SYNTHETIC, not measured")
+    assert synthetic.exec_ms(4, 40) == 2.5333
+    assert synthetic.memory_bytes(32) == 50 * 2**20
+    measured = shipped_profile("gpulet-v100/alexnet")
+    assert measured.exec_ms(2, 50) == 1.2161
+    assert measured.exec_ms(1) == 0.7676
+    with pytest.raises(ProfileError, match="share 10 %"):
+        measured.exec_ms(1, 10)
+
+
+def test_igniter_alone_follows_its_equations() -> None:
+    """Section 3.1 by hand for ResNet-50, batch 8, 30 %: no throttling, so the frequency factor is 1."""
+    k1, k2, k3, k4, k5 = -0.01751465847840498, 58.26448107536653, -0.01186224173116413, 0.3448578, 1.90950166
+    active_ms = (k1 * 64 + k2 * 8 + k3) / (30 + k4) + k5
+    sched_ms = 80 * 0.0009227025009550308
+    pcie_ms = 8 * (602112 + 4000) / 1e7
+    profile = shipped_profile("igniter-v100/resnet50")
+    assert profile.exec_ms(8, 30) == pytest.approx(active_ms + sched_ms + pcie_ms, rel=1e-6)
+
+
+def test_igniter_throttles_a_gpu_over_its_power_limit() -> None:
+    data = shipped_data("igniter_v100")
+    hardware = read_hardware(data["hardware"])
+    vgg = read_coefficients(data["workload_coefficients"]["vgg19"])
+    resident = Resident(vgg, 3, 20)
+    crowd = [predict_ms(hardware, [resident] * count)[0] for count in range(1, 6)]
+    assert crowd == sorted(crowd)
+    assert 1.0083 < crowd[1] / crowd[0] < crowd[4] / crowd[0] < 1.3498  # section 2.2's extremes
+    unlimited = replace(hardware, power_max_w=1e6)
+    assert predict_ms(unlimited, [resident] * 5)[0] < crowd[4]
+    assert predict_ms(unlimited, [resident])[0] == crowd[0]
+
+
+def test_igniter_predicts_the_measured_pairs_as_well_as_published() -> None:
+    """All 750 co-located pairs: mean error 3.7 %, the largest 18.4 %."""
+    data = shipped_data("igniter_v100")
+    hardware = read_hardware(data["hardware"])
+    models = {name: read_coefficients(entry) for name, entry in data["workload_coefficients"].items()}
+    errors: list[float] = []
+    for row in shipped_data("igniter_gpulet_profiles_v100")["colocated_pairs"]:
+        name_a, name_b, batch_a, batch_b, share_a, measured_a, measured_b = row
+        pair = [Resident(models[name_a], batch_a, share_a), Resident(models[name_b], batch_b, 100 - share_a)]
+        predicted_a, predicted_b = predict_ms(hardware, pair)
+        errors += [abs(predicted_a / measured_a - 1), abs(predicted_b / measured_b - 1)]
+    assert len(errors) == 1500
+    assert sum(errors) / len(errors) == pytest.approx(0.037, abs=0.0005)
+    assert max(errors) == pytest.approx(0.184, abs=0.0005)
+
+
+def test_an_unknown_ref_suggests_the_closest() -> None:
+    with pytest.raises(ProfileError, match="did you mean thesis-v100/resnet50"):
+        shipped_profile("thesis-v100/resnet5")
+    with pytest.raises(ProfileError, match="families: thesis-v100, "):
+        shipped_profile("zzzzzzzzzzzz")
+
+
+def test_refs_ignore_case() -> None:
+    assert shipped_profile("Symphony-A100/ResNet50") is shipped_profile("symphony-a100/resnet50")
+
+
+def test_a_measured_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = TableProfile(
+        {50: {1: 2.0, 8: 9.25}, 100: {1: 1.0, 8: 5.0}}, source="measured", memory_by_batch={1: 10, 8: 80}
+    )
+    path = tmp_path / "m.json"
+    write_profile(path, profile, "m", "t4")
+    read = read_profile(path)
+    assert read.columns == profile.columns
+    assert [read.memory_bytes(b) for b in range(1, 9)] == [profile.memory_bytes(b) for b in range(1, 9)]
+    assert "measured" in read.source
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 9}',
+        '{"version": 1, "exec_ms": {"100": {"1": null}}}',
+        '{"version": 1, "source": "", "memory_bytes": {"1": 0}, "exec_ms": {"100": {"1": 3, "2": 2}}}',
+    ],
+)
+def test_a_broken_profile_file_is_a_profile_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        read_profile(path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        read_profile(tmp_path / "absent.json")
