@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -109,11 +108,6 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("mps", OK if daemon else WARN, daemon or "nvidia-cuda-mps-control is not on the PATH")
 
 
-def _shared_memory() -> Iterator[Finding]:
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0  # noqa: S108  only looked at
-    yield Finding("/dev/shm", OK if free > 2**28 else WARN, f"{free / 2**30:.1f} GiB free")
-
-
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
     _packages,
@@ -121,7 +115,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _run_dir,
     _host,
     _gpu,
-    _shared_memory,
 )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     Done,
@@ -336,12 +336,12 @@ class SchedulerCore:
         del late_ms
         self._fleet.nodes[message.node_id] = peer
         alive = {status.slice_id: status for status in message.slices}
-        actions: list[Send] = []
-        for record in self._fleet.slices.values():
+        gone = []
+        for record in self._fleet.slices_on(message.node_id):
             status = alive.get(record.spec.slice_id)
-            is_same = status is not None and status.incarnation == record.incarnation
-            if record.node_id == message.node_id and record.state == READY and not is_same:
-                actions.extend(self._slice_down(record, LOST, "its node agent started anew", now_ms))
+            if status is None or status.incarnation != record.incarnation:
+                gone.append(record)
+        actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
         actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
@@ -352,7 +352,7 @@ class SchedulerCore:
         old = self._fleet.slices.get(message.slice_id)
         actions: list[Send] = []
         if old is not None and old.state == READY and old.incarnation != message.incarnation:
-            actions.extend(self._slice_down(old, LOST, "replaced by its next incarnation", now_ms))
+            actions.extend(self._slices_down([old], LOST, "replaced by its next incarnation", now_ms))
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
@@ -390,19 +390,26 @@ class SchedulerCore:
         if record.state == READY and status.incarnation != record.incarnation:
             return _NOTHING  # old news of a former incarnation
         if status.state in (FAILED, LOST, STOPPED):
-            return self._slice_down(record, status.state, status.reason, now_ms)
+            return self._slices_down([record], status.state, status.reason, now_ms)
         return _NOTHING  # starting is what we believe already; ready comes from the worker itself
 
-    def _slice_down(self, record: SliceRecord, state: str, reason: str, now_ms: float) -> list[Send]:
-        """Forget what was in flight there: frontends see in the directory that the slice is gone."""
-        slice_id = record.spec.slice_id
-        if not self._fleet.slice_down(record, state, reason):
+    def _slices_down(
+        self, records: Sequence[SliceRecord], state: str, reason: str, now_ms: float
+    ) -> list[Send]:
+        """Forget what was in flight there: frontends see in the directory that the slices are gone."""
+        gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
+        if not gone:
             return []
-        for batch_id in self._on_slice.pop(slice_id, ()):
-            del self._flights[batch_id]
-            self.counters["batches_lost"] += 1
-        decisions = self._discipline.remove_slice(slice_id, now_ms)
-        return [*self._tell(), *self._carry_out(decisions, now_ms), *self._give_up_unserved(record, now_ms)]
+        actions = self._tell()
+        for record in gone:
+            for batch_id in self._on_slice.pop(record.spec.slice_id, ()):
+                del self._flights[batch_id]
+                self.counters["batches_lost"] += 1
+            decisions = self._discipline.remove_slice(record.spec.slice_id, now_ms)
+            actions.extend(self._carry_out(decisions, now_ms))
+        for record in gone:
+            actions.extend(self._give_up_unserved(record, now_ms))
+        return actions
 
     def _give_up_unserved(self, record: SliceRecord, now_ms: float) -> list[Send]:
         """What waits for a model that nothing hosts any more gets its answer now, not at its deadline."""
@@ -426,21 +433,11 @@ class SchedulerCore:
         if self._fleet.frontend_lost(peer) is not None:
             self._news(now_ms)
             return _NOTHING
-        actions: list[Send] = []
+        gone = self._fleet.slices_of(peer)
         for node_id in [node_id for node_id, known in self._fleet.nodes.items() if known == peer]:
             del self._fleet.nodes[node_id]
-            actions.extend(self._node_lost(node_id, reason, now_ms))
-        for record in self._fleet.slices_of(peer):
-            actions.extend(self._slice_down(record, LOST, reason, now_ms))
-        return actions
-
-    def _node_lost(self, node_id: NodeId, reason: str, now_ms: float) -> list[Send]:
-        """Workers die with their agent, so its slices are gone too."""
-        actions: list[Send] = []
-        for record in self._fleet.slices.values():
-            if record.node_id == node_id and record.state == READY:
-                actions.extend(self._slice_down(record, LOST, f"its node agent is gone: {reason}", now_ms))
-        return actions
+            gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
+        return self._slices_down(gone, LOST, reason, now_ms)
 
     def _news(self, now_ms: float) -> None:
         if self._tell_at_ms is None:
@@ -475,18 +472,20 @@ class SchedulerCore:
 
 
 def _by_frontend(runs: Sequence[RequestRun]) -> dict[FrontendId, tuple[SeqRun, ...]]:
-    if len(runs) == 1:  # the common case in a small cluster at low load
-        run = runs[0]
-        return {run.frontend_id: (SeqRun(run.first_seq, run.count),)}
-    gathered: dict[FrontendId, list[SeqRun]] = {}
+    """The seqs of each frontend, neighbours joined: first, end, first, end, … while they are gathered."""
+    gathered: dict[FrontendId, list[int]] = {}
     for run in runs:
-        of_frontend = gathered.setdefault(run.frontend_id, [])
-        last = of_frontend[-1] if of_frontend else None
-        if last is not None and last.first_seq + last.count == run.first_seq:
-            of_frontend[-1] = SeqRun(last.first_seq, last.count + run.count)
+        seqs = gathered.get(run.frontend_id)
+        if seqs is None:
+            gathered[run.frontend_id] = [run.first_seq, run.first_seq + run.count]
+        elif seqs[-1] == run.first_seq:
+            seqs[-1] += run.count
         else:
-            of_frontend.append(SeqRun(run.first_seq, run.count))
-    return {name: tuple(of_frontend) for name, of_frontend in gathered.items()}
+            seqs += (run.first_seq, run.first_seq + run.count)
+    return {
+        name: tuple(SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2))
+        for name, seqs in gathered.items()
+    }
 
 
 def _refused(peer: PeerId, message: Arrivals, code: str, reason: str) -> Send:

@@ -110,6 +110,10 @@ class Fleet:
         """Ready slices that a worker process hosts."""
         return [record for record in self.slices.values() if record.worker == peer]
 
+    def slices_on(self, node_id: NodeId) -> list[SliceRecord]:
+        """Ready slices of a node."""
+        return [r for r in self.slices.values() if r.node_id == node_id and r.state == READY]
+
     def peers_to_tell(self) -> list[PeerId]:
         """Everyone who gets the directory: frontends, and workers with a ready slice."""
         workers = dict.fromkeys(record.worker for record in self.slices.values() if record.worker is not None)

@@ -1,0 +1,283 @@
+"""The scheduler core on virtual time: messages in, messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    AnyMessage,
+    Arrivals,
+    Directory,
+    Done,
+    Dropped,
+    FrontendHello,
+    Grant,
+    ModelSpec,
+    NodeHello,
+    Part,
+    ReplicaInfo,
+    Returned,
+    RunBatch,
+    SeqRun,
+    SliceChanged,
+    SliceReady,
+    SliceSpec,
+    SliceStatus,
+    StatusAsked,
+    StatusListed,
+    Want,
+    Withdraw,
+)
+from policies.batching import make_discipline
+from roles.core import Heard, Lost, Send, Tick
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import SchedulerSettings
+
+MODEL = ModelId("resnet50")
+NODE = NodeId("local")
+FRONTEND = PeerId("frontend-0/aaaaaaaa")
+WORKER = PeerId("worker-0/bbbbbbbb")
+AGENT = PeerId("node-local/cccccccc")
+FIRST = Incarnation("00000001")
+EXEC_MS = tuple(1.0 * b + 5.0 for b in range(1, 9))  # l(b) = b + 5
+
+
+def slice_id(k: int = 0) -> SliceId:
+    return SliceId(f"local/gpu{k}/0")
+
+
+def settings(slices: int = 1) -> SchedulerSettings:
+    model = ModelSpec(MODEL, 20.0, 8, None, EXEC_MS)
+    return SchedulerSettings(
+        models=(model,),
+        slices=tuple((NODE, SliceSpec(slice_id(k), k, "emulated", None, (model,))) for k in range(slices)),
+    )
+
+
+def new_core(slices: int = 1) -> SchedulerCore:
+    return SchedulerCore(settings(slices), make_discipline("deferred", {}))
+
+
+def ready(k: int = 0, incarnation: Incarnation = FIRST) -> SliceReady:
+    replica = ReplicaInfo(MODEL, 8, EXEC_MS)
+    return SliceReady(slice_id(k), incarnation, NODE, k, ("ipc:///w",), (replica,))
+
+
+def serving_core(slices: int = 1) -> SchedulerCore:
+    """A core with one frontend and every slice ready; everybody has the directory."""
+    core = new_core(slices)
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
+    for k in range(slices):
+        hear(core, WORKER, ready(k))
+    core.handle(Tick(), 2.0)
+    return core
+
+
+def hear(
+    core: SchedulerCore, peer: PeerId, message: AnyMessage, now_ms: float = 0.0, late_ms: float = 0.0
+) -> Sequence[Send]:
+    return core.handle(Heard(peer, message, late_ms), now_ms)
+
+
+def run_until(core: SchedulerCore, until_ms: float) -> list[tuple[float, Send]]:
+    """Tick whenever the core asks for it."""
+    sent: list[tuple[float, Send]] = []
+    for _ in range(1_000):
+        wake_at_ms = core.wake_at_ms
+        if wake_at_ms is None or wake_at_ms > until_ms:
+            return sent
+        sent.extend((wake_at_ms, send) for send in core.handle(Tick(), wake_at_ms))
+    raise AssertionError("the core asks for ticks for ever")
+
+
+MessageT = TypeVar("MessageT")
+
+
+def of_type(sends: Sequence[Send], kind: type[MessageT]) -> list[MessageT]:
+    return [send.message for send in sends if isinstance(send.message, kind)]
+
+
+def test_an_agent_hears_what_should_exist_on_its_node() -> None:
+    core = new_core(slices=2)
+    wants = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ())), Want)
+    assert [spec.slice_id for spec in wants[0].slices] == [slice_id(0), slice_id(1)]
+
+
+def test_a_frontend_hears_the_directory_at_once_and_of_a_new_slice_soon() -> None:
+    core = new_core()
+    first = of_type(
+        hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",))), Directory
+    )
+    assert first[0].slices == ()
+    assert hear(core, WORKER, ready(), now_ms=10.0) == []
+    news = of_type([send for _, send in run_until(core, 20.0)], Directory)
+    assert [info.slice_id for info in news[0].slices] == [slice_id()]
+    assert news[0].models[0].replicas == 1
+
+
+def test_a_batch_waits_until_the_frontrun_moment() -> None:
+    core = serving_core()
+    assert not hear(core, FRONTEND, Arrivals(MODEL, 0, 1, budget_ms=20.0), now_ms=100.0)
+    assert core.wake_at_ms == pytest.approx(100.0 + 20.0 - (2 + 5), abs=1e-4)
+    sends = core.handle(Tick(), 113.0)
+    (batch,) = of_type(sends, RunBatch)
+    (grant,) = of_type(sends, Grant)
+    assert batch.parts == (Part(FrontendId("frontend-0"), (SeqRun(0, 1),)),)
+    assert (batch.start_in_ms, batch.latest_in_ms) == (0.0, 1.0)
+    assert (grant.runs, grant.batch_size, grant.part) == ((SeqRun(0, 1),), 1, 0)
+    assert grant.batch_id == batch.batch_id
+
+
+def test_a_budget_shrinks_by_what_the_message_was_late() -> None:
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 1, budget_ms=20.0), now_ms=100.0, late_ms=3.0)
+    assert core.wake_at_ms == pytest.approx(100.0 - 3.0 + 20.0 - (2 + 5), abs=1e-4)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    core = serving_core()
+    (dropped,) = of_type(hear(core, FRONTEND, Arrivals(ModelId("vgg"), 0, 3, 20.0), 5.0), Dropped)
+    assert (dropped.code, dropped.runs) == ("ModelNotFound", (SeqRun(0, 3),))
+
+
+def test_a_model_without_a_ready_slice_is_refused() -> None:
+    core = new_core()
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    (dropped,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 20.0), 5.0), Dropped)
+    assert dropped.code == "NoReplica"
+
+
+def test_what_can_no_longer_finish_is_dropped_as_expired() -> None:
+    core = serving_core()
+    sends = list(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, budget_ms=5.0), now_ms=100.0))
+    sends += [send for _, send in run_until(core, 106.0)]
+    (dropped,) = of_type(sends, Dropped)
+    assert dropped.code == "DeadlineExceeded"
+    assert of_type(sends, RunBatch) == []
+
+
+def test_withdrawn_requests_never_run() -> None:
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 4, budget_ms=20.0), now_ms=100.0)
+    hear(core, FRONTEND, Withdraw(MODEL, (SeqRun(1, 2),)), now_ms=101.0)
+    (grant,) = of_type([send for _, send in run_until(core, 130.0)], Grant)
+    assert grant.runs == (SeqRun(0, 1), SeqRun(3, 1))
+
+
+def dispatched(core: SchedulerCore, now_ms: float, first_seq: int = 0) -> RunBatch:
+    """Fill a batch of 8: it goes at once."""
+    (batch,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, first_seq, 8, 20.0), now_ms), RunBatch)
+    return batch
+
+
+def test_missing_inputs_go_back_to_their_frontend() -> None:
+    core = serving_core()
+    batch = dispatched(core, 100.0)
+    missing = (Part(FrontendId("frontend-0"), (SeqRun(6, 2),)),)
+    done = Done(batch.batch_id, slice_id(), MODEL, "ok", 6, missing, 0.1, 0.0, 11.0)
+    (returned,) = of_type(hear(core, WORKER, done, 111.0), Returned)
+    assert returned.runs == (SeqRun(6, 2),)
+
+
+def test_a_slice_holds_two_batches_and_a_done_makes_room_for_the_third() -> None:
+    core = serving_core()
+    first = dispatched(core, 100.0)  # runs until 113 by its profile
+    hear(core, FRONTEND, Arrivals(MODEL, 8, 1, 40.0), 101.0)
+    second = of_type([send for _, send in run_until(core, 140.0)], RunBatch)
+    assert len(second) == 1, "a prediction is enough for one batch more"
+    hear(core, FRONTEND, Arrivals(MODEL, 9, 1, 100.0), 141.0)
+    assert of_type([send for _, send in run_until(core, 200.0)], RunBatch) == []
+    done = Done(first.batch_id, slice_id(), MODEL, "ok", 8, (), 0.1, 0.0, 13.0)
+    sends = list(hear(core, WORKER, done, 200.0)) + [send for _, send in run_until(core, 240.0)]
+    assert len(of_type(sends, RunBatch)) == 1
+
+
+def test_a_lost_slice_is_out_of_the_directory_at_once_and_takes_no_more_batches() -> None:
+    core = serving_core()
+    dispatched(core, 100.0)
+    lost = SliceChanged(NODE, SliceStatus(slice_id(), FIRST, "lost", "killed"))
+    (directory, *_) = of_type(hear(core, AGENT, lost, 105.0), Directory)
+    assert directory.slices == ()
+    assert directory.models[0].replicas == 0
+    (dropped,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 8, 1, 20.0), 106.0), Dropped)
+    assert dropped.code == "NoReplica"
+
+
+def test_what_waits_for_the_last_slice_is_refused_when_it_is_lost() -> None:
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 20.0), 100.0)
+    lost = SliceChanged(NODE, SliceStatus(slice_id(), FIRST, "lost", "killed"))
+    (dropped,) = of_type(hear(core, AGENT, lost, 105.0), Dropped)
+    assert (dropped.code, dropped.runs) == ("NoReplica", (SeqRun(0, 3),))
+
+
+def test_news_of_a_former_incarnation_change_nothing() -> None:
+    core = serving_core()
+    old = SliceChanged(NODE, SliceStatus(slice_id(), Incarnation("0000dead"), "lost", "killed"))
+    assert not hear(core, AGENT, old, 105.0)
+    assert dispatched(core, 106.0).incarnation == FIRST
+
+
+def test_a_restarted_slice_serves_again() -> None:
+    core = serving_core()
+    lost = SliceChanged(NODE, SliceStatus(slice_id(), FIRST, "lost", "killed"))
+    hear(core, AGENT, lost, 105.0)
+    second = Incarnation("00000002")
+    hear(core, WORKER, ready(incarnation=second), 110.0)
+    run_until(core, 112.0)
+    assert dispatched(core, 120.0).incarnation == second
+
+
+def test_a_lost_agent_takes_its_slices_along() -> None:
+    core = serving_core(slices=2)
+    (directory, *_) = of_type(core.handle(Lost(AGENT, "silent"), 50.0), Directory)
+    assert directory.slices == ()
+
+
+def test_requests_of_a_lost_frontend_do_not_run() -> None:
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 20.0), 100.0)
+    core.handle(Lost(FRONTEND, "silent"), 101.0)
+    assert of_type([send for _, send in run_until(core, 150.0)], RunBatch) == []
+    other = PeerId("frontend-1/dddddddd")
+    hear(core, other, FrontendHello(FrontendId("frontend-1"), FIRST, ()), 151.0)
+    (batch,) = of_type(hear(core, other, Arrivals(MODEL, 0, 8, 20.0), 152.0), RunBatch)
+    assert batch.parts == (Part(FrontendId("frontend-1"), (SeqRun(0, 8),)),)
+
+
+def test_a_batch_of_two_frontends_has_two_parts() -> None:
+    core = serving_core()
+    other = PeerId("frontend-1/dddddddd")
+    hear(core, other, FrontendHello(FrontendId("frontend-1"), FIRST, ()), 90.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 5, 20.0), 100.0)
+    sends = hear(core, other, Arrivals(MODEL, 0, 3, 20.0), 100.5)
+    (batch,) = of_type(sends, RunBatch)
+    assert [part.frontend_id for part in batch.parts] == ["frontend-0", "frontend-1"]
+    grants = {send.peer: send.message for send in sends if isinstance(send.message, Grant)}
+    assert grants[FRONTEND].part == 0
+    assert grants[other].part == 1
+
+
+def test_a_slow_slice_is_believed_slow() -> None:
+    core = serving_core()
+    for number in range(40):
+        now_ms = 100.0 + 100.0 * number
+        batch = dispatched(core, now_ms, first_seq=8 * number)
+        done = Done(batch.batch_id, slice_id(), MODEL, "ok", 8, (), 0.0, 0.0, 2.0 * EXEC_MS[7])
+        hear(core, WORKER, done, now_ms + 26.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 1000, 1, budget_ms=40.0), now_ms=9_000.0)
+    assert core.wake_at_ms is not None
+    assert core.wake_at_ms < 9_000.0 + 40.0 - (2 + 5) * 1.7, "l(b) has grown to nearly twice the table"
+
+
+def test_status_says_what_is_believed() -> None:
+    core = serving_core()
+    dispatched(core, 100.0)
+    (status,) = of_type(hear(core, PeerId("operator/1"), StatusAsked(), 101.0), StatusListed)
+    assert [(report.state, report.batches, report.requests) for report in status.slices] == [("ready", 1, 8)]
+    assert status.counters["requests_announced"] == 8
