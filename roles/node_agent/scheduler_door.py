@@ -10,11 +10,12 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Sequence
 
+from fabric.clock import Clock
 from fabric.ids import PeerId
-from fabric.liveness import Liveness
-from fabric.messages import AnyMessage, Ping, Pong
+from fabric.messages import AnyMessage
 from fabric.sockets import DealerLink
 from roles.core import Heard, Lost
+from roles.hearing import LinkSource
 from roles.node_agent.core import SCHEDULER, SchedulerFound
 from roles.process import RunFile
 
@@ -25,13 +26,14 @@ DoorEvent = Heard | Lost | SchedulerFound
 class SchedulerDoor:
     """`find` reads the scheduler's run file; None: it is not there (yet, or any more)."""
 
-    def __init__(self, own: PeerId, find: Callable[[], RunFile | None]) -> None:
+    def __init__(self, own: PeerId, find: Callable[[], RunFile | None], clock: Clock) -> None:
         self._own = own
+        self._clock = clock
         self._find = find
         self._epoll = select.epoll()
         self._link: DealerLink | None = None
         self._incarnation = ""
-        self._liveness = Liveness()
+        self._heard: LinkSource | None = None
         self._look_at_ms = 0.0
 
     def send(self, message: AnyMessage) -> bool:
@@ -62,7 +64,7 @@ class SchedulerDoor:
     @property
     def wake_at_ms(self) -> float | None:
         """The next look at the run file, or heartbeat."""
-        wake_at_ms = self._liveness.wake_at_ms
+        wake_at_ms = None if self._heard is None else self._heard.wake_at_ms
         return self._look_at_ms if wake_at_ms is None else min(wake_at_ms, self._look_at_ms)
 
     def take(self, limit: int, now_ms: float) -> Sequence[DoorEvent]:
@@ -70,25 +72,12 @@ class SchedulerDoor:
         events: list[DoorEvent] = []
         if self._look_at_ms <= now_ms:
             self._look_at_ms = now_ms + LOOK_EVERY_MS
-            events.extend(self._look(now_ms))
-        if self._link is None:
-            return events
-        for received in self._link.receive(limit):
-            self._liveness.watch(SCHEDULER, now_ms)
-            self._liveness.heard(SCHEDULER, now_ms)
-            match received.message:
-                case Ping(number):
-                    self._link.send(SCHEDULER, Pong(number))
-                case Pong(number):
-                    self._on_pong(number, now_ms)
-                case message:
-                    events.append(Heard(SCHEDULER, message, received.late_ms))
-        for _, ping in self._liveness.due(now_ms):
-            self._link.send(SCHEDULER, ping)
-        events.extend(Lost(peer, "it has been silent for too long") for peer in self._liveness.lost(now_ms))
+            events.extend(self._look())
+        if self._heard is not None:
+            events.extend(self._heard.take(limit, now_ms))
         return events
 
-    def _look(self, now_ms: float) -> Sequence[DoorEvent]:
+    def _look(self) -> Sequence[DoorEvent]:
         found = self._find()
         if found is None or found.incarnation == self._incarnation:
             return ()
@@ -97,18 +86,12 @@ class SchedulerDoor:
         self._link = DealerLink.connect(self._own, SCHEDULER, addresses)
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
         self._incarnation = found.incarnation
-        self._liveness.watch(SCHEDULER, now_ms)
+        self._heard = LinkSource(self._link, self._clock)
+        self._heard.watch(SCHEDULER)
         return (SchedulerFound(addresses),)
 
-    def _on_pong(self, number: int, now_ms: float) -> None:
-        assert self._link is not None, "it came from there"
-        rtt_ms = self._liveness.pong(SCHEDULER, number, now_ms)
-        if rtt_ms is not None:
-            self._link.transit.observe_rtt(SCHEDULER, rtt_ms, now_ms)
-
     def _close_link(self) -> None:
-        self._liveness.forget(SCHEDULER)
         if self._link is not None:
             self._epoll.unregister(self._link.fileno())
             self._link.close()
-            self._link = None
+            self._link = self._heard = None

@@ -17,6 +17,7 @@ from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig, NodeConfig
 from roles.core import Heard, Send
 from roles.drive import Driver
+from roles.environment import RunDir
 from roles.node_agent.core import (
     SCHEDULER,
     AgentAction,
@@ -60,18 +61,17 @@ class AgentOptions:
 
 
 def run_node_agent(
-    config: ClusterConfig, host: str, run_dir: Path, options: AgentOptions | None = None
+    config: ClusterConfig, host: str, run_dir: Path, stop: StopSignal, options: AgentOptions | None = None
 ) -> None:
-    """Serve as the agent of `host` until SIGTERM or SIGINT. Call from the main thread.
+    """Serve as the agent of `host` until told to stop, then end the workers. Call from the main thread.
 
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
-    with StopSignal() as stop:
-        agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop)
-        try:
-            agent.run()
-        finally:
-            agent.close()
+    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop)
+    try:
+        agent.run()
+    finally:
+        agent.close()
 
 
 class StopSource:
@@ -134,9 +134,9 @@ class _Agent:
         gpus = discover(node)
         self._run_dir = run_dir
         self._command = options.command
-        self._link = RouterLink.bind([f"ipc://{run_dir / role_id}.sock"])
+        self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
         self._scheduler = SchedulerDoor(
-            peer_id(role_id, incarnation), lambda: read_run_file(run_dir / SCHEDULER_RUN_FILE)
+            peer_id(role_id, incarnation), lambda: read_run_file(run_dir / SCHEDULER_RUN_FILE), options.clock
         )
         self._processes = Processes()
         self._core = NodeAgentCore(

@@ -1,0 +1,200 @@
+"""`tenuto up`, `down`, `status` and `node-agent`: a cluster on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fabric.errors import ConfigError, FabricError
+from fabric.messages import SliceReport
+from roles.config import load_config
+from roles.environment import RunDir, run_dir
+from roles.node_agent.shell import role_id_of_node, run_node_agent
+from roles.process import StopSignal, die_with_parent, set_up_logging
+from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
+from roles.supervisor.core import EXIT_CONFIG, Outcome
+from roles.supervisor.home import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
+from roles.supervisor.shell import Started, role_plans, supervise
+
+DEFAULT_CONFIG = """\
+# One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
+models:
+ - name: resnet50
+   slo_ms: 100
+   profile: {alpha_ms: 1.053, beta_ms: 5.072, max_batch: 64}
+cluster: {gpus: 1}
+"""
+
+_RUN_DIR = click.option(
+    "--run-dir",
+    "run_dir_option",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
+)
+_JSON = click.option("--json", "is_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@_RUN_DIR
+@_JSON
+@click.option("--detach", is_flag=True, help="Run in the background; return when everything is ready.")
+@click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first
+def up(
+    file: Path | None,
+    run_dir_option: Path | None,
+    is_json: bool,  # noqa: FBT001  click's flags
+    detach: bool,  # noqa: FBT001  click's flags
+    remove_run_dir: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model."""
+    die_with_parent()
+    home = _home(run_dir_option)
+    if file is not None:
+        load_config(file)
+    if detach:
+        arguments = [
+            *([str(file)] if file else []),
+            *(["--run-dir", str(home.path)] if run_dir_option else []),
+        ]
+        up_file = start_detached(arguments, home.path)
+        _show_start(up_file.endpoints, (), home.path, up_file.pid, is_json=is_json)
+        return
+    # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
+    with StopSignal() as stop:
+        set_up_logging("up")
+        with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
+            outcome = _run(file, home.path, stop, is_json=is_json)
+            if outcome.exit_code == 0:
+                (home.path / LOG_FILE).unlink(missing_ok=True)
+    if outcome.exit_code:
+        raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
+
+
+@click.command()
+@_RUN_DIR
+def down(run_dir_option: Path | None) -> None:
+    """End the cluster that `tenuto up` runs on this host."""
+    home = _home(run_dir_option)
+    try:
+        stop_running(home.path)
+    finally:
+        home.remove()
+
+
+@click.command()
+@_RUN_DIR
+@_JSON
+def status(run_dir_option: Path | None, is_json: bool) -> None:  # noqa: FBT001  click's flags
+    """Show the cluster of this host: where it is, what runs, and how its slices are."""
+    home = _home(run_dir_option)
+    try:
+        report = look(home.path)
+    finally:
+        home.remove()
+    if is_json:
+        listed = report.scheduler
+        plain = {
+            "endpoints": report.endpoints,
+            "processes": report.processes,
+            "slices": listed.slices,
+            "models": listed.models,
+            "counters": listed.counters,
+        }
+        click.echo(json.dumps(_plain(plain)))
+    else:
+        _print_status(report)
+
+
+@click.command("node-agent")
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option("--node", required=True, help="The host's name in cluster.nodes.")
+@_RUN_DIR
+def node_agent(config: Path, node: str, run_dir_option: Path | None) -> None:
+    """Run the agent of one node: it starts, watches and ends the workers of this host."""
+    die_with_parent()
+    with StopSignal() as stop:
+        set_up_logging(role_id_of_node(node))
+        home = _home(run_dir_option)
+        run_node_agent(load_config(config), node, home.path, stop)
+        home.remove()
+
+
+def _home(option: Path | None) -> RunDir:
+    return run_dir() if option is None else RunDir(option.absolute())
+
+
+def _run(file: Path | None, path: Path, stop: StopSignal, *, is_json: bool) -> Outcome:
+    if file is None:
+        file = path / CONFIG_FILE
+        file.write_text(DEFAULT_CONFIG, encoding="utf-8")
+    write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+
+    def on_started(started: Started) -> None:
+        write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
+        _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
+
+    return supervise(role_plans(load_config(file), file, path), path, stop, on_started)
+
+
+def _show_start(
+    endpoints: Mapping[str, Sequence[str]],
+    slices: Sequence[SliceReport],
+    path: Path,
+    pid: int,
+    *,
+    is_json: bool,
+) -> None:
+    for report in slices:
+        if report.state == "failed":
+            click.echo(f"tenuto: slice {report.slice_id} failed: {report.reason}", err=True)
+    if is_json:
+        plain = {
+            "endpoints": endpoints,
+            "run_dir": str(path),
+            "pid": pid,
+            "processes": processes_in(path),
+            "slices": slices,
+        }
+        click.echo(json.dumps(_plain(plain)))
+        return
+    clients = " ".join(endpoints.get("client", ()))
+    click.echo(f"tenuto is up (process {pid}); clients connect to {clients}", err=True)
+
+
+def _plain(value: Any) -> Any:
+    """Structs and dataclasses with their field names, for JSON."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if names := getattr(value, "__struct_fields__", ()):
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _print_status(report: ClusterReport) -> None:
+    console = Console()
+    processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
+    for process in report.processes:
+        addresses = "\n".join(a for several in process.addresses.values() for a in several)
+        processes.add_row(process.role_id, str(process.pid), "alive" if process.alive else "dead", addresses)
+    slices = Table("slice", "state", "models", "batches", "requests", title="Slices", title_justify="left")
+    for item in report.scheduler.slices:
+        state = f"{item.state}: {item.reason}" if item.reason else item.state
+        slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
+    models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
+    for model in report.scheduler.models:
+        models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
+    for table in (processes, slices, models):
+        console.print(table)

@@ -1,0 +1,1 @@
+"""All roles of a cluster as the children of one process on one host: `tenuto up`."""

@@ -1,0 +1,160 @@
+"""What others do with a running cluster of this host: start it in the background, end it, look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.client import ask_status
+from fabric.clock import MonotonicClock
+from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.messages import StatusListed
+from roles.process import is_alive, read_run_file
+from roles.supervisor.core import EXIT_CONFIG
+from roles.supervisor.home import LOG_FILE, UpFile, is_claimed, read_up_file, run_files, sweep
+from roles.supervisor.shell import endpoints_in
+
+START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
+STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
+KILL_LIMIT_MS = 5_000.0
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(slots=True, frozen=True)
+class ProcessReport:
+    """One role of the run directory."""
+
+    role_id: str
+    pid: int
+    alive: bool
+    addresses: Mapping[str, Sequence[str]]
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterReport:
+    """What `tenuto status` shows."""
+
+    endpoints: Mapping[str, Sequence[str]]
+    processes: Sequence[ProcessReport]
+    scheduler: StatusListed
+
+
+def look(run_dir: Path) -> ClusterReport:
+    """The cluster of a run directory as its scheduler sees it. PeerLost when that does not answer."""
+    processes = processes_in(run_dir)
+    addresses = [
+        address
+        for process in processes
+        if process.role_id.startswith("scheduler-") and process.alive
+        for address in process.addresses.get("control", ())
+    ]
+    if not addresses:
+        raise PeerLost(f"no cluster runs in {run_dir}")
+    return ClusterReport(endpoints_in(run_dir), processes, ask_status(addresses))
+
+
+def processes_in(run_dir: Path) -> list[ProcessReport]:
+    """Every role that has a run file there."""
+    found = [read_run_file(path) for path in run_files(run_dir)] if run_dir.is_dir() else []
+    return [
+        ProcessReport(run_file.role_id, run_file.pid, is_alive(run_file.pid), run_file.addresses)
+        for run_file in found
+        if run_file is not None
+    ]
+
+
+def stop_running(run_dir: Path) -> None:
+    """End the cluster of a run directory, in order if it lets us. PeerLost when none runs."""
+    up_file = read_up_file(run_dir) if run_dir.is_dir() and is_claimed(run_dir) else None
+    if up_file is None:
+        raise PeerLost(f"no cluster runs in {run_dir}")
+    try:
+        handle = os.pidfd_open(up_file.pid)
+    except ProcessLookupError as error:
+        raise PeerLost(f"no cluster runs in {run_dir}") from error
+    try:
+        if not is_claimed(run_dir):  # it ended just now, and the pid may be somebody else's
+            return
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        if _has_ended(handle, STOP_LIMIT_MS):
+            return
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if not _has_ended(handle, KILL_LIMIT_MS):
+            raise FabricError(f"process {up_file.pid} cannot be killed")
+    finally:
+        os.close(handle)
+    _clear(run_dir)
+
+
+def start_detached(arguments: Sequence[str], run_dir: Path) -> UpFile:
+    """Start `tenuto up` with these arguments in a session of its own, and wait until everything serves.
+
+    Its log goes to `up.log` in the run directory. Raises what it ended with instead, with its last line.
+    """
+    if run_dir.is_dir() and is_claimed(run_dir):
+        raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (run_dir / LOG_FILE).open("wb+") as log:
+        process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
+            [sys.executable, "-m", "roles.cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            up_file = _until_ready(process, run_dir)
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_LIMIT_MS / 1e3)
+            process.kill()
+            raise
+        if up_file is not None:
+            process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
+            return up_file
+        log.seek(0)
+        lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
+    (run_dir / LOG_FILE).unlink(missing_ok=True)
+    error = ConfigError if process.returncode == EXIT_CONFIG else FabricError
+    raise error(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
+
+
+def _until_ready(process: subprocess.Popen[bytes], run_dir: Path) -> UpFile | None:
+    """None: it ended before it was ready."""
+    clock = MonotonicClock()
+    until_ms = clock.now_ms() + START_LIMIT_MS
+    handle = os.pidfd_open(process.pid)
+    try:
+        while clock.now_ms() < until_ms:
+            if select.select([handle], [], [], _LOOK_EVERY_S)[0]:
+                process.wait()
+                return None
+            up_file = read_up_file(run_dir)
+            if up_file is not None and up_file.pid == process.pid and up_file.is_ready:
+                return up_file
+    finally:
+        os.close(handle)
+    raise FabricError(f"the cluster was not ready within {START_LIMIT_MS / 1e3:g} s")
+
+
+def _has_ended(handle: int, limit_ms: float) -> bool:
+    return bool(select.select([handle], [], [], limit_ms / 1e3)[0])
+
+
+def _clear(run_dir: Path) -> None:
+    """After a hard end: its children die with it, each as soon as the kernel gets to it."""
+    clock = MonotonicClock()
+    until_ms = clock.now_ms() + KILL_LIMIT_MS
+    while any(process.alive for process in processes_in(run_dir)) and clock.now_ms() < until_ms:
+        select.select([], [], [], _LOOK_EVERY_S)
+    if not is_claimed(run_dir):
+        sweep(run_dir)
