@@ -42,8 +42,9 @@ class SchedulerDoor:
 
     def reconnect(self) -> None:
         """Begin a new connection to the same place."""
-        if self._link is not None:
+        if self._link is not None and self._heard is not None:
             self._link.reconnect()
+            self._heard.watch(SCHEDULER)  # and again, until somebody answers
 
     def close(self) -> None:
         """Flush, and give the descriptors back."""
