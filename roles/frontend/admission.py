@@ -1,0 +1,136 @@
+"""Whether a request is taken on; if not, why, said so that its author can mend it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fabric.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    NoReplica,
+    Overloaded,
+    RequestError,
+    TooLarge,
+)
+from fabric.ids import ModelId
+from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo, TensorSpec
+from roles.frontend.directory import Known
+from roles.frontend.events import Asked, FrontendSettings
+from roles.frontend.requests import Pending
+
+_SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt name should not stall the loop
+_SHOWN_MAX = 100  # characters of a client's own words in an answer
+
+
+@dataclass(slots=True, frozen=True)
+class NotAdmitted:
+    """The final answer, at the door."""
+
+    error: type[RequestError]
+    reason: str
+
+
+def admit(
+    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings
+) -> ModelInfo | NotAdmitted:
+    """The model that the request is for, or why it is not taken on."""
+    message = asked.message
+    if pending.numbered(asked.peer, message.request_no) is not None:
+        return NotAdmitted(InvalidInput, f"request_no {message.request_no} of this client is still pending")
+    if known.is_empty:
+        return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
+    info = known.models.get(message.model_id)
+    if info is None:
+        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known.models))
+    wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
+    if wrong is not None:
+        return NotAdmitted(InvalidInput, wrong)
+    if asked.size_bytes > settings.request_bytes_max:
+        limit_bytes = settings.request_bytes_max
+        return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
+    if info.replicas == 0:
+        return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
+    if len(pending) >= settings.pending_max:
+        return NotAdmitted(Overloaded, f"{len(pending)} requests are pending here")
+    if pending.size_bytes + bytes_kept(asked, info) > settings.pending_bytes_max:
+        return NotAdmitted(Overloaded, f"{pending.size_bytes} bytes of payload are pending here")
+    if budget_left_ms(asked, info) <= 0:
+        return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {asked.late_ms:.1f} ms")
+    return info
+
+
+def budget_left_ms(asked: Asked, info: ModelInfo) -> float:
+    """What is left now of the budget asked for, or of the SLO."""
+    budget_ms = asked.message.budget_ms
+    return (info.slo_ms if budget_ms is None else budget_ms) - asked.late_ms
+
+
+def bytes_kept(asked: Asked, info: ModelInfo) -> int:
+    """What the request's payload takes at most: a small picture's file becomes many pixels."""
+    image = encoded_image(info, asked.specs)
+    return asked.size_bytes if image is None else max(asked.size_bytes, 3 * image.crop * image.crop * 4)
+
+
+def wrong_inputs(info: ModelInfo, specs: Sequence[TensorSpec]) -> str | None:
+    """Why the model cannot take these tensors, in words; None: it can. No declared inputs: anything goes."""
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        return f"model {info.model_id!r} got the same input twice: {_listed(names)}"
+    if not info.inputs:
+        return None
+    wanted = {tensor.name: tensor for tensor in info.inputs}
+    if set(names) != set(wanted):
+        return f"model {info.model_id!r} takes the inputs {_listed(list(wanted))}, got {_listed(names)}"
+    image = encoded_image(info, specs)
+    for spec in specs:
+        if image is not None and spec.name == image.input_name:
+            continue
+        wrong = _wrong_tensor(wanted[spec.name], spec)
+        if wrong is not None:
+            return f"input {spec.name!r} of model {info.model_id!r} {wrong}"
+    return None
+
+
+def encoded_image(info: ModelInfo, specs: Sequence[TensorSpec]) -> ImagePreprocess | None:
+    """How to decode what came: one input is a picture's file, as 1-D uint8, where the model takes pixels."""
+    if info.image is None:
+        return None
+    for spec in specs:
+        if spec.name == info.image.input_name and spec.dtype == "uint8" and len(spec.shape) == 1:
+            takes_bytes = any(
+                tensor.name == spec.name and _wrong_tensor(tensor, spec) is None for tensor in info.inputs
+            )
+            return None if takes_bytes else info.image
+    return None
+
+
+def _no_such_model(model_id: ModelId, known: Collection[ModelId]) -> str:
+    """The reason, with the name that was probably meant."""
+    name = model_id[:_SHOWN_MAX]
+    likely = sorted(known, key=lambda other: (abs(len(other) - len(name)), other))[:_SUGGESTED_FROM]
+    close = difflib.get_close_matches(name, likely, n=1)
+    return f"no model {name!r} is configured" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _wrong_budget(budget_ms: float | None) -> str | None:
+    if budget_ms is None or (math.isfinite(budget_ms) and budget_ms > 0):
+        return None
+    return f"budget_ms must be a finite number over 0, got {budget_ms}"
+
+
+def _wrong_tensor(wanted: TensorInfo, spec: TensorSpec) -> str | None:
+    if spec.dtype != wanted.dtype:
+        return f"must be {wanted.dtype}, got {spec.dtype}"
+    fits = len(spec.shape) == len(wanted.shape) and all(
+        want in (-1, have) for want, have in zip(wanted.shape, spec.shape, strict=True)
+    )
+    return None if fits else f"must have shape {list(wanted.shape)} (-1: any), got {list(spec.shape)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(names) or "none"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

@@ -1,0 +1,469 @@
+"""The frontend's decisions: each request it accepts gets exactly one final answer, in time or as a refusal.
+
+Three things are owned here and nowhere else: the payload (by handle), the remaining budget, the one answer.
+Everything another process says about a request is advice. The deadline timer answers even if all of them are
+gone; a result that comes later is counted and dropped.
+
+What is gathered in one turn of the shell's loop is announced when the turn ends: while `has_gathered`, the
+shell feeds `TurnEnded` after it has handed over what it heard. That adds no wait, for the turn of a lone
+request ends with it.
+
+The scheduler is *linked* while its directory lists this incarnation of the frontend. Otherwise the frontend
+says hello until it does, and then announces again whatever was never granted: a restarted scheduler has
+forgotten it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fabric.errors import (
+    REQUEST_ERRORS,
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    WorkerLost,
+)
+from fabric.ids import ModelId, PeerId
+from fabric.messages import (
+    Answer,
+    Arrivals,
+    BatchFailed,
+    CancelRequest,
+    Directory,
+    Dropped,
+    FrontendHello,
+    Grant,
+    Inputs,
+    ModelInfo,
+    ModelsAsked,
+    ModelsListed,
+    Ping,
+    Pong,
+    Refusal,
+    Returned,
+    SeqRun,
+    StatusAsked,
+    Withdraw,
+)
+from roles.core import Lost, Tick
+from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image
+from roles.frontend.arrivals import Gatherer
+from roles.frontend.directory import Known, lists
+from roles.frontend.events import (
+    Asked,
+    BatchBroke,
+    ClientSaid,
+    Computed,
+    DropSlice,
+    FromClient,
+    FromScheduler,
+    FrontendAction,
+    FrontendEvent,
+    FrontendSettings,
+    OpenSlice,
+    Preprocess,
+    Preprocessed,
+    PreprocessFailed,
+    Push,
+    Release,
+    Reply,
+    Report,
+    SchedulerLost,
+    SchedulerSaid,
+    Tell,
+    TurnEnded,
+    Unannounced,
+    Unpushed,
+)
+from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return, settle
+from roles.frontend.requests import Pending, Place, Request, Stage, Step
+from roles.frontend.runs import coded
+
+
+class FrontendCore:
+    """One frontend, without its sockets, from `now_ms` on."""
+
+    def __init__(self, settings: FrontendSettings, now_ms: float = 0.0) -> None:
+        self._settings = settings
+        self._known = Known()
+        self._pending = Pending()
+        self._gatherer = Gatherer()
+        self._returns = ReturnPath()
+        self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
+        self._decoding: dict[int, Request] = {}  # by payload handle
+        self._is_linked = False
+        self._hello_at_ms = now_ms
+        self._counts: Counter[str] = Counter()
+        self._now_ms = now_ms
+        self._out: list[FrontendAction] = []
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The earliest deadline, or the next hello."""
+        deadline_at_ms = self._pending.next_deadline_at_ms
+        if self._is_linked:
+            return deadline_at_ms
+        return self._hello_at_ms if deadline_at_ms is None else min(deadline_at_ms, self._hello_at_ms)
+
+    @property
+    def has_gathered(self) -> bool:
+        """Whether `TurnEnded` would announce something."""
+        return bool(self._gatherer)
+
+    @property
+    def models(self) -> tuple[ModelInfo, ...]:
+        """The models that clients may ask for."""
+        return tuple(self._known.models.values())
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What happened since the start: accepted = answers + refusals + abandoned + pending."""
+        gauges = {"pending": len(self._pending), "pending_bytes": self._pending.size_bytes}
+        return {**self._counts, **gauges}
+
+    def handle(self, event: FrontendEvent, now_ms: float) -> Sequence[FrontendAction]:
+        """Take one event; deadlines that have come by `now_ms` are answered before it is looked at."""
+        self._now_ms = now_ms
+        out = self._out = []
+        while (late := self._pending.expired(now_ms)) is not None:
+            self._doubt_scheduler(late)
+            self._refuse(late, DeadlineExceeded, f"no result of model {late.model_id!r} within the budget")
+        match event:
+            case Asked():
+                self._on_asked(event)
+            case TurnEnded():
+                self._announce()
+            case SchedulerSaid(message):
+                self._on_scheduler(message)
+            case Computed():
+                self._on_computed(event)
+            case Tick():
+                self._say_hello_if_due()
+            case ClientSaid(peer, message):
+                self._on_client(peer, message)
+            case Preprocessed(payload):
+                self._on_preprocessed(payload)
+            case PreprocessFailed(payload, code, reason):
+                self._on_preprocess_failed(payload, code, reason)
+            case BatchBroke(message):
+                self._on_batch_failed(message)
+            case Unannounced(message):
+                self._on_unannounced(message)
+            case Unpushed(message):
+                self._on_unpushed(message)
+            case SchedulerLost():
+                self._unlink()
+            case Lost(peer):
+                for request in self._pending.of_client(peer):
+                    self._finish(request)
+                    self._counts["abandoned"] += 1
+        return out
+
+    # ------------------------------------------------------------ clients
+
+    def _on_asked(self, asked: Asked) -> None:
+        admitted = admit(asked, self._known, self._pending, self._settings)
+        if not isinstance(admitted, ModelInfo):
+            self._counts["refused_at_door"] += 1
+            self._out.append(Release(asked.payload))
+            self._out.append(_refusal(asked.peer, asked.message.request_no, admitted.error, admitted.reason))
+            return
+        self._counts["accepted"] += 1
+        info = admitted
+        image = encoded_image(info, asked.specs)
+        request = Request(
+            client=asked.peer,
+            number=asked.message.request_no,
+            model_id=info.model_id,
+            payload=asked.payload,
+            tensors=len(asked.specs),
+            size_bytes=bytes_kept(asked, info),
+            asked_at_ms=self._now_ms,
+            deadline_at_ms=self._now_ms + budget_left_ms(asked, info),
+            is_ready=image is None,
+        )
+        self._pending.add(request)
+        if image is not None:
+            self._decoding[request.payload] = request
+            self._out.append(Preprocess(request.payload, image))
+        self._gather(request)
+
+    def _on_client(self, peer: PeerId, message: FromClient) -> None:
+        match message:
+            case CancelRequest(request_no):
+                request = self._pending.numbered(peer, request_no)
+                if request is None:
+                    self._counts["late_cancels"] += 1
+                else:
+                    self._refuse(request, Cancelled, "cancelled by its client")
+            case ModelsAsked():
+                self._out.append(Reply(peer, ModelsListed(self.models)))
+            case StatusAsked():
+                self._out.append(Report(peer))
+            case Ping(number):
+                self._out.append(Reply(peer, Pong(number)))
+
+    # ------------------------------------------------------------ pictures
+
+    def _on_preprocessed(self, payload: int) -> None:
+        request = self._decoding.pop(payload, None)
+        if request is None:
+            return
+        request.is_ready = True
+        request.preprocess_ms = self._now_ms - request.asked_at_ms
+        self._preprocess_times.setdefault(request.model_id, PreprocessTimes()).note(request.preprocess_ms)
+        if request.stage is Stage.DECODING:
+            request.step(Step.DECODED)
+            self._gather(request)
+
+    def _on_preprocess_failed(self, payload: int, code: str, reason: str) -> None:
+        request = self._decoding.get(payload)
+        if request is not None:
+            self._refuse(request, REQUEST_ERRORS.get(code, Internal), reason)
+
+    def _ready_in_ms(self, request: Request) -> float:
+        times = self._preprocess_times.setdefault(request.model_id, PreprocessTimes())
+        return max(0.0, times.p95_ms - (self._now_ms - request.asked_at_ms))
+
+    # ------------------------------------------------------------ the scheduler
+
+    def _gather(self, request: Request) -> None:
+        # Unlinked there is nobody to tell: the request waits in `_pending` for the link or its deadline.
+        if self._is_linked:
+            self._gatherer.add(request)
+
+    def _announce(self) -> None:
+        now_ms, reserve_ms = self._now_ms, self._returns.reserve_ms(self._now_ms)
+
+        def budget_ms(request: Request) -> float:
+            return less_return(request.deadline_at_ms - now_ms, reserve_ms)
+
+        for arrivals in self._gatherer.announce(self._pending, budget_ms, self._ready_in_ms, now_ms):
+            self._counts["runs_announced"] += 1
+            self._counts["requests_announced"] += arrivals.count
+            self._out.append(Tell(arrivals))
+
+    def _on_scheduler(self, message: FromScheduler) -> None:
+        match message:
+            case Grant():
+                self._on_grant(message)
+            case Dropped(model_id, runs, code, reason):
+                for request in self._announced(model_id, runs):
+                    self._leave_queue(request)
+                    self._refuse_dropped(request, code, reason)
+            case Returned(_, model_id, runs, reason):
+                self._counts["returns"] += 1
+                for request in self._granted(model_id, runs):
+                    self._give_back(request, Overloaded, f"its batch did not run: {reason}")
+            case Directory():
+                self._on_directory(message)
+
+    def _refuse_dropped(self, request: Request, code: str, reason: str) -> None:
+        error = REQUEST_ERRORS.get(code, Internal)
+        if error is DeadlineExceeded and request.has_lost_worker:
+            self._refuse(request, WorkerLost, "its worker was lost and the budget did not allow another try")
+        else:
+            self._refuse(request, error, reason)
+
+    def _on_grant(self, grant: Grant) -> None:
+        self._counts["grants"] += 1
+        announced = self._announced(grant.model_id, grant.runs)
+        if not self._known.has(grant.slice_id, grant.incarnation):
+            for request in announced:
+                self._give_back(
+                    request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
+                )
+            return
+        live: list[Request] = []
+        for request in announced:
+            if not request.is_ready:
+                self._counts["missed_grants"] += 1
+                self._leave_queue(request)
+                request.step(Step.MISS)
+            elif live and request.tensors != live[0].tensors:
+                # Only where a model declares no inputs. Frames are told apart by their number per request.
+                self._give_back(request, Overloaded, "its batch brought another number of tensors a request")
+            else:
+                live.append(request)
+        for request in live:
+            self._leave_queue(request)
+            request.step(Step.GRANT)
+            place = Place(grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
+            self._pending.enter_slice(request, place)
+        inputs = Inputs(
+            grant.batch_id,
+            grant.slice_id,
+            grant.incarnation,
+            grant.model_id,
+            self._settings.frontend_id,
+            grant.part,
+            live_seqs=tuple(request.seq for request in live),
+        )
+        info = self._known.models.get(grant.model_id)
+        names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
+        self._out.append(Push(inputs, tuple(request.payload for request in live), names))
+
+    def _on_unpushed(self, inputs: Inputs) -> None:
+        self._counts["pushes_refused"] += 1
+        for request in self._granted(inputs.model_id, tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)):
+            reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
+            self._give_back(request, Overloaded, reason)
+
+    def _on_unannounced(self, arrivals: Arrivals) -> None:
+        """A control queue is only full when its reader is stuck or not there: to us that is the same."""
+        for request in self._announced(arrivals.model_id, (SeqRun(arrivals.first_seq, arrivals.count),)):
+            self._leave_queue(request)
+            request.step(Step.GIVE_BACK)
+        self._unlink()
+
+    def _on_directory(self, directory: Directory) -> None:
+        change = self._known.update(directory)
+        for slice_ in change.gone:
+            self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
+        for slice_ in change.come:
+            self._out.append(OpenSlice(slice_.slice_id, slice_.incarnation, slice_.addresses))
+        self._link(is_listed=lists(directory, self._settings.frontend_id, self._settings.incarnation))
+        for slice_ in change.gone:
+            for request in self._pending.on_slice(slice_.slice_id):
+                self._give_back(request, WorkerLost, f"slice {slice_.slice_id} was lost")
+        if change.removed:
+            self._refuse_removed(set(change.removed))
+
+    def _refuse_removed(self, removed: set[ModelId]) -> None:
+        for model_id in removed:
+            self._preprocess_times.pop(model_id, None)
+        # What a worker already has it may finish.
+        for request in [
+            one for one in self._pending if one.model_id in removed and one.stage is not Stage.GRANTED
+        ]:
+            self._refuse(request, ModelNotFound, f"model {request.model_id!r} was removed")
+
+    def _link(self, *, is_listed: bool) -> None:
+        if not is_listed:
+            self._unlink()
+        elif not self._is_linked:
+            self._is_linked = True
+            self._announce_all_again()
+
+    def _announce_all_again(self) -> None:
+        """All that was never granted. A scheduler that was only silent still has it queued: take that back."""
+        stale: dict[ModelId, list[int]] = {}
+        for request in self._pending:
+            if request.stage is Stage.ANNOUNCED:
+                stale.setdefault(request.model_id, []).append(request.seq)
+                self._leave_queue(request)
+                request.step(Step.GIVE_BACK)
+            if request.stage is Stage.GATHERED:
+                self._gather(request)
+        for model_id, seqs in stale.items():
+            self._out.append(Tell(Withdraw(model_id, coded(seqs))))
+
+    def _unlink(self) -> None:
+        if self._is_linked:
+            self._counts["scheduler_lost"] += 1
+            self._is_linked = False
+            self._gatherer.clear()
+            self._hello_at_ms = self._now_ms
+
+    def _say_hello_if_due(self) -> None:
+        if not self._is_linked and self._now_ms >= self._hello_at_ms:
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        settings = self._settings
+        self._hello_at_ms = self._now_ms + settings.hello_every_ms
+        self._out.append(Tell(FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)))
+
+    def _doubt_scheduler(self, late: Request) -> None:
+        """A request expired in its queue, though its budget there is tighter than ours.
+
+        So the scheduler may have restarted within our patience, or lost us while we heard it well. It answers a
+        hello with a directory.
+        """
+        if self._is_linked and late.stage is Stage.ANNOUNCED and self._now_ms >= self._hello_at_ms:
+            self._say_hello()
+
+    # ------------------------------------------------------------ workers
+
+    def _on_computed(self, event: Computed) -> None:
+        outputs = event.message
+        wrong = next((spec for spec in event.specs if spec.shape[:1] != (len(outputs.seqs),)), None)
+        is_first = True
+        for row, seq in enumerate(outputs.seqs):
+            request = self._pending.with_seq(outputs.model_id, seq)
+            if request is None or not (seq == request.former_seq or request.stage is Stage.GRANTED):
+                self._counts["late_results"] += 1
+            elif wrong is not None:
+                shape = list(wrong.shape)
+                self._refuse(
+                    request, Internal, f"output {wrong.name!r} of {len(outputs.seqs)} requests is {shape}"
+                )
+            else:
+                ledger = settle(request, outputs, self._now_ms)
+                if is_first and seq == request.seq:
+                    self._returns.note(ledger.return_ms, self._now_ms)
+                    is_first = False
+                self._finish(request)
+                self._counts["answers"] += 1
+                self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
+        self._out.append(Release(event.payload))
+
+    def _on_batch_failed(self, message: BatchFailed) -> None:
+        error = REQUEST_ERRORS.get(message.code, Internal)
+        for request in self._granted(message.model_id, tuple(SeqRun(seq, 1) for seq in message.seqs)):
+            self._refuse(request, error, message.reason)
+
+    # ------------------------------------------------------------ one request
+
+    def _announced(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
+        return [one for one in self._pending.at(model_id, runs) if one.stage is Stage.ANNOUNCED]
+
+    def _granted(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
+        return [one for one in self._pending.at(model_id, runs) if one.stage is Stage.GRANTED]
+
+    def _give_back(self, request: Request, error: type[RequestError], reason: str) -> None:
+        """Its grant came to nothing: announce it once more, or refuse it."""
+        self._leave_queue(request)
+        if request.stage is Stage.GRANTED:
+            request.former_seq = request.seq
+        self._pending.leave_slice(request)
+        request.has_lost_worker |= error is WorkerLost
+        if request.tries_left == 0:
+            self._refuse(request, error, reason)
+            return
+        self._counts["announced_again"] += 1
+        request.tries_left -= 1
+        request.step(Step.GIVE_BACK)
+        self._gather(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        if request.run is not None:
+            request.run.note_left()
+            request.run = None
+
+    def _refuse(self, request: Request, error: type[RequestError], reason: str) -> None:
+        self._finish(request)
+        self._counts["refusals"] += 1
+        self._counts[f"refused_{error.code}"] += 1
+        self._out.append(_refusal(request.client, request.number, error, reason))
+
+    def _finish(self, request: Request) -> None:
+        """Its one final answer goes out with this step; the table has none after it."""
+        request.step(Step.ANSWER)
+        self._pending.remove(request)
+        self._decoding.pop(request.payload, None)
+        self._out.append(Release(request.payload))
+        if request.run is not None and self._is_linked:
+            withdraw = request.run.note_dead(request.seq)
+            if withdraw is not None:
+                self._counts["withdraws"] += 1
+                self._out.append(Tell(withdraw))
+
+
+def _refusal(client: PeerId, number: int, error: type[RequestError], reason: str) -> Reply:
+    return Reply(client, Refusal(number, error.code, reason, error.retryable))

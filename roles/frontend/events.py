@@ -1,0 +1,222 @@
+"""What a frontend's core hears and what it asks its shell to do. Plain values; payload only by handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fabric.ids import FrontendId, Incarnation, PeerId, SliceId
+from fabric.messages import (
+    Answer,
+    Arrivals,
+    BatchFailed,
+    CancelRequest,
+    Directory,
+    Dropped,
+    FrontendHello,
+    Grant,
+    ImagePreprocess,
+    Infer,
+    Inputs,
+    ModelsAsked,
+    ModelsListed,
+    Outputs,
+    Ping,
+    Pong,
+    Refusal,
+    Returned,
+    StatusAsked,
+    TensorSpec,
+    Withdraw,
+)
+from roles.core import NO_PAYLOAD, Handle, Lost, Tick
+
+FromClient = CancelRequest | ModelsAsked | StatusAsked | Ping
+FromScheduler = Directory | Grant | Dropped | Returned
+ToScheduler = FrontendHello | Arrivals | Withdraw
+
+
+@dataclass(slots=True, frozen=True)
+class FrontendSettings:
+    """Who a frontend is and what it takes on. `addresses` are where it pulls outputs."""
+
+    frontend_id: FrontendId
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+    request_bytes_max: int = 64 << 20
+    pending_max: int = 65_536
+    pending_bytes_max: int = 1 << 30
+    hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """A client's request came; its tensors are kept under `payload` and described by `specs`."""
+
+    peer: PeerId
+    message: Infer
+    late_ms: float
+    payload: Handle
+    specs: Sequence[TensorSpec]
+    size_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class ClientSaid:
+    """Any other message of a client."""
+
+    peer: PeerId
+    message: FromClient
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerSaid:
+    """A message of the scheduler."""
+
+    message: FromScheduler
+
+
+@dataclass(slots=True, frozen=True)
+class Computed:
+    """A worker's outputs came; kept under `payload`, described by `specs`."""
+
+    message: Outputs
+    payload: Handle
+    specs: Sequence[TensorSpec]
+
+
+@dataclass(slots=True, frozen=True)
+class BatchBroke:
+    """A worker said that requests ran into an error."""
+
+    message: BatchFailed
+
+
+@dataclass(slots=True, frozen=True)
+class Preprocessed:
+    """The tensors under `payload` are now what the model takes."""
+
+    payload: Handle
+
+
+@dataclass(slots=True, frozen=True)
+class PreprocessFailed:
+    """They cannot be: `code` is a request error's wire code."""
+
+    payload: Handle
+    code: str
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class TurnEnded:
+    """The shell has handed over what one turn of its loop brought. Fed while `has_gathered`."""
+
+
+@dataclass(slots=True, frozen=True)
+class Unannounced:
+    """The scheduler's queue did not take these, or there is no connection to it."""
+
+    message: Arrivals
+
+
+@dataclass(slots=True, frozen=True)
+class Unpushed:
+    """The slice's queue did not take these."""
+
+    message: Inputs
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerLost:
+    """Nothing has been heard of the scheduler for too long."""
+
+
+FrontendEvent = (
+    Asked
+    | ClientSaid
+    | SchedulerSaid
+    | Computed
+    | BatchBroke
+    | Preprocessed
+    | PreprocessFailed
+    | TurnEnded
+    | Unannounced
+    | Unpushed
+    | SchedulerLost
+    | Lost  # a client is gone
+    | Tick
+)
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
+
+    peer: PeerId
+    message: Answer | Refusal | ModelsListed | Pong
+    payload: Handle = NO_PAYLOAD
+    row: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    """To whoever asked for the status: the core's counters, to which the shell adds its links'."""
+
+    peer: PeerId
+
+
+@dataclass(slots=True, frozen=True)
+class Tell:
+    """To the scheduler. `Arrivals` that cannot be sent come back as `Unannounced`; the rest is counted and dropped."""
+
+    message: ToScheduler
+
+
+@dataclass(slots=True, frozen=True)
+class Push:
+    """To a slice: the tensors of `payloads`, request after request, each in the order of `names` if given."""
+
+    message: Inputs
+    payloads: Sequence[Handle]
+    names: Sequence[str]
+
+
+@dataclass(slots=True, frozen=True)
+class OpenSlice:
+    """A slice is there and may be granted: be ready to push to it."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+    addresses: Sequence[str]
+
+
+@dataclass(slots=True, frozen=True)
+class DropSlice:
+    """That incarnation of a slice is gone: close its connection at once, with whatever waits in it."""
+
+    slice_id: SliceId
+    incarnation: Incarnation
+
+
+@dataclass(slots=True, frozen=True)
+class Preprocess:
+    """Turn the encoded picture under `payload` into the model's input, aside of the loop."""
+
+    payload: Handle
+    image: ImagePreprocess
+
+
+@dataclass(slots=True, frozen=True)
+class Release:
+    """These tensors are wanted no more."""
+
+    payload: Handle
+
+
+FrontendAction = Reply | Report | Tell | Push | OpenSlice | DropSlice | Preprocess | Release

@@ -1,0 +1,242 @@
+"""The requests a frontend owes an answer, found by client, by seq, by slice and by deadline.
+
+A request's life, as a table. Decoding a picture is not a stage of it: it runs beside being gathered and
+announced (`is_ready` says whether it has ended), and only a request whose grant comes too early waits for it::
+
+    GATHERED --announce--> ANNOUNCED --grant--> GRANTED --answer--> ANSWERED
+       ^                     |    |                |
+       +-----give back-------+    +-miss->DECODING |      every stage may end in ANSWERED (a refusal)
+       +-----give back-------------------|---------+
+       +-----decoded---------------------+
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from fabric.ids import ModelId, PeerId, SliceId
+from fabric.messages import SeqRun
+from roles.core import Handle
+from roles.frontend.runs import AnnouncedRun
+
+NO_SEQ = -1
+_COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
+
+
+class Stage(enum.Enum):
+    """Where a request is."""
+
+    GATHERED = enum.auto()  # to be announced when the turn ends, or when the scheduler is back
+    ANNOUNCED = enum.auto()
+    DECODING = enum.auto()  # missed its grant: announced again when its picture is decoded
+    GRANTED = enum.auto()  # its inputs are on their way to a slice, or there
+    ANSWERED = enum.auto()
+
+
+class Step(enum.Enum):
+    """What happens to a request."""
+
+    ANNOUNCE = enum.auto()
+    GRANT = enum.auto()
+    MISS = enum.auto()
+    DECODED = enum.auto()
+    GIVE_BACK = enum.auto()
+    ANSWER = enum.auto()
+
+
+NEXT: Final[Mapping[tuple[Stage, Step], Stage]] = {
+    (Stage.GATHERED, Step.ANNOUNCE): Stage.ANNOUNCED,
+    (Stage.ANNOUNCED, Step.GRANT): Stage.GRANTED,
+    (Stage.ANNOUNCED, Step.MISS): Stage.DECODING,
+    (Stage.ANNOUNCED, Step.GIVE_BACK): Stage.GATHERED,
+    (Stage.GRANTED, Step.GIVE_BACK): Stage.GATHERED,
+    (Stage.DECODING, Step.DECODED): Stage.GATHERED,
+    (Stage.GATHERED, Step.ANSWER): Stage.ANSWERED,
+    (Stage.ANNOUNCED, Step.ANSWER): Stage.ANSWERED,
+    (Stage.DECODING, Step.ANSWER): Stage.ANSWERED,
+    (Stage.GRANTED, Step.ANSWER): Stage.ANSWERED,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """What a grant said: where a request runs, and why its batch left when it did."""
+
+    slice_id: SliceId
+    granted_at_ms: float
+    waited_ms: float
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request of a client. Moments are on the frontend's clock."""
+
+    client: PeerId
+    number: int
+    model_id: ModelId
+    payload: Handle
+    tensors: int
+    size_bytes: int
+    asked_at_ms: float
+    deadline_at_ms: float
+    is_ready: bool
+    stage: Stage = Stage.GATHERED
+    seq: int = NO_SEQ
+    former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come
+    preprocess_ms: float = 0.0
+    first_announced_at_ms: float | None = None
+    announced_at_ms: float = 0.0
+    run: AnnouncedRun | None = None  # while the scheduler has it queued
+    place: Place | None = None  # while granted
+    tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
+    has_lost_worker: bool = False
+
+    def step(self, step: Step) -> None:
+        """Go to the next stage; a step the table does not have is a bug of ours."""
+        self.stage = NEXT[self.stage, step]
+
+
+class Pending:
+    """All requests without an answer. Nothing here looks at all of them but `__iter__`."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._count = 0
+        self._by_client: dict[PeerId, dict[int, Request]] = {}
+        self._by_seq: dict[ModelId, dict[int, Request]] = {}
+        self._by_slice: dict[SliceId, dict[Request, None]] = {}
+        self._deadlines = _Deadlines()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the order they were asked, client by client."""
+        for requests in self._by_client.values():
+            yield from requests.values()
+
+    @property
+    def next_deadline_at_ms(self) -> float | None:
+        """The earliest deadline; None: nothing is pending."""
+        return self._deadlines.next_at_ms
+
+    def expired(self, now_ms: float) -> Request | None:
+        """The request with the earliest deadline if that has come. It stays pending until removed."""
+        next_at_ms = self._deadlines.next_at_ms
+        return self._deadlines.head() if next_at_ms is not None and next_at_ms <= now_ms else None
+
+    def add(self, request: Request) -> None:
+        """Owe an answer."""
+        self._by_client.setdefault(request.client, {})[request.number] = request
+        self._deadlines.add(request)
+        self._count += 1
+        self.size_bytes += request.size_bytes
+
+    def remove(self, request: Request) -> None:
+        """The answer is out."""
+        numbers = self._by_client[request.client]
+        del numbers[request.number]
+        if not numbers:
+            del self._by_client[request.client]
+        self._forget_seqs(request, (request.seq, request.former_seq))
+        self.leave_slice(request)
+        self._deadlines.note_answered()
+        self._count -= 1
+        self.size_bytes -= request.size_bytes
+
+    def numbered(self, client: PeerId, number: int) -> Request | None:
+        """A client's request by the client's own number."""
+        return self._by_client.get(client, {}).get(number)
+
+    def of_client(self, client: PeerId) -> list[Request]:
+        """All of one client."""
+        return list(self._by_client.get(client, {}).values())
+
+    def at(self, model_id: ModelId, runs: Iterable[SeqRun]) -> list[Request]:
+        """Requests that have these seqs now; seqs of answered, unknown or announced-again ones give none."""
+        known = self._by_seq.get(model_id, {})
+        found: list[Request] = []
+        for run in runs:
+            if run.count <= len(known):
+                seqs: Iterable[int] = range(run.first_seq, run.first_seq + run.count)
+            else:  # mostly of the dead, or nonsense: whatever it says, it costs no more than what we have
+                seqs = sorted(seq for seq in known if 0 <= seq - run.first_seq < run.count)
+            for seq in seqs:
+                request = known.get(seq)
+                if request is not None and request.seq == seq:
+                    found.append(request)
+        return found
+
+    def with_seq(self, model_id: ModelId, seq: int) -> Request | None:
+        """The request that has, or had when it was granted, this seq."""
+        return self._by_seq.get(model_id, {}).get(seq)
+
+    def set_seq(self, request: Request, seq: int) -> None:
+        """Announced under `seq`. A seq it had before is forgotten, unless a worker may still answer to it."""
+        if request.seq != request.former_seq:
+            self._forget_seqs(request, (request.seq,))
+        request.seq = seq
+        self._by_seq.setdefault(request.model_id, {})[seq] = request
+
+    def enter_slice(self, request: Request, place: Place) -> None:
+        """Granted to a slice."""
+        request.place = place
+        self._by_slice.setdefault(place.slice_id, {})[request] = None
+
+    def leave_slice(self, request: Request) -> None:
+        """No longer there; nothing if it was on none."""
+        if request.place is None:
+            return
+        granted = self._by_slice[request.place.slice_id]
+        del granted[request]
+        if not granted:
+            del self._by_slice[request.place.slice_id]
+        request.place = None
+
+    def on_slice(self, slice_id: SliceId) -> list[Request]:
+        """All that are granted to a slice."""
+        return list(self._by_slice.get(slice_id, ()))
+
+    def _forget_seqs(self, request: Request, seqs: Iterable[int]) -> None:
+        known = self._by_seq.get(request.model_id)
+        if known is None:
+            return
+        for seq in seqs:
+            known.pop(seq, None)
+        if not known:
+            del self._by_seq[request.model_id]
+
+
+@dataclass(slots=True)
+class _Deadlines:
+    """A heap with lazy deletion. Answered requests stay in it until popped, or until they are the larger half."""
+
+    _heap: list[tuple[float, int, Request]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=count)
+    _answered: int = 0
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.deadline_at_ms, next(self._order), request))
+
+    def note_answered(self) -> None:
+        self._answered += 1
+        if self._answered > _COMPACT_OVER and 2 * self._answered > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ANSWERED]
+            heapq.heapify(self._heap)
+            self._answered = 0
+
+    @property
+    def next_at_ms(self) -> float | None:
+        while self._heap and self._heap[0][2].stage is Stage.ANSWERED:
+            heapq.heappop(self._heap)
+            self._answered -= 1
+        return self._heap[0][0] if self._heap else None
+
+    def head(self) -> Request:
+        return self._heap[0][2]

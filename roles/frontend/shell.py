@@ -1,0 +1,218 @@
+"""The frontend as a process: a ROUTER for clients, a DEALER to the scheduler, PULL and PUSH for payload."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.clock import MonotonicClock
+from fabric.errors import LocalProtocolError
+from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
+from fabric.link import Link, NamedTensor
+from fabric.messages import AnyMessage, Arrivals, StatusListed
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink
+from roles.drive import Driver, DriverStats, Source
+from roles.environment import RunDir
+from roles.frontend.core import FrontendCore
+from roles.frontend.decoding import Decoding
+from roles.frontend.events import (
+    DropSlice,
+    FrontendAction,
+    FrontendEvent,
+    FrontendSettings,
+    OpenSlice,
+    Preprocess,
+    Push,
+    Release,
+    Reply,
+    Report,
+    Tell,
+    Unannounced,
+    Unpushed,
+)
+from roles.frontend.sources import SCHEDULER, ClientSource, OutputsSource, Refused, SchedulerSource, TurnEnd
+from roles.payloads import Payloads
+from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+
+_CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
+_CLIENT_BYTES_MAX = 256 << 20  # over the core's limit, so that too large a request gets a typed answer
+
+
+@dataclass(slots=True, frozen=True)
+class FrontendOptions:
+    """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory."""
+
+    frontend_id: FrontendId
+    run_dir: Path
+    scheduler_addresses: Sequence[str]
+    client_addresses: Sequence[str] = ("tcp://127.0.0.1:0",)
+    request_bytes_max: int = 64 << 20
+    pending_max: int = 65_536
+    pending_bytes_max: int = 1 << 30
+    decode_threads: int = 2
+
+
+class FrontendShell:
+    """Does what the core decides, with the links of one frontend."""
+
+    def __init__(self, options: FrontendOptions) -> None:
+        self.incarnation = new_incarnation()
+        self._id = options.frontend_id
+        self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
+        self._clock = MonotonicClock()
+        self._counts: Counter[str] = Counter()
+        self._refused = Refused()
+        run_dir = RunDir(options.run_dir)
+        client_options = LinkOptions(
+            queue_messages_max=_CLIENT_QUEUE_MAX,
+            payload_bytes_max=max(_CLIENT_BYTES_MAX, options.request_bytes_max),
+        )
+        ipc = run_dir.ipc_address(f"{self._id}.client")
+        self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
+        self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), "tcp://127.0.0.1:0"])
+        self._scheduler = DealerLink.connect(
+            peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
+        )
+        self._slices = PushPool()
+        self._decoding = Decoding(self._payloads, options.decode_threads)
+        self._core = FrontendCore(
+            FrontendSettings(
+                self._id,
+                self.incarnation,
+                tuple(self._outputs.addresses),
+                options.request_bytes_max,
+                options.pending_max,
+                options.pending_bytes_max,
+            ),
+            self._clock.now_ms(),
+        )
+        self._heard = (
+            ClientSource(self._clients, self._payloads),
+            SchedulerSource(self._scheduler, self._clock),
+            OutputsSource(self._outputs, self._payloads),
+        )
+        self._stats = DriverStats()
+
+    @property
+    def addresses(self) -> Mapping[str, Sequence[str]]:
+        """For the run file: where clients come in, where outputs are pulled."""
+        return {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
+
+    def serve(self, stop: StopSignal) -> None:
+        """Until told to stop."""
+        sources: list[Source[FrontendEvent]] = [
+            *self._heard,
+            self._decoding,
+            self._refused,
+            stop,
+            TurnEnd(self._core),  # last: it says that the others have been heard
+        ]
+        driver = Driver(self._core, sources, self.perform, self._clock)
+        self._stats = driver.stats
+        try:
+            driver.run(lambda: stop.is_set)
+        finally:
+            driver.close()
+
+    def close(self) -> None:
+        """Flush for at most 100 ms, end the decoding threads."""
+        links: tuple[Link, ...] = (self._clients, self._scheduler, self._outputs, self._slices)
+        for link in links:
+            link.close()
+        self._decoding.close()
+
+    def perform(self, action: FrontendAction) -> None:
+        """Do one action."""
+        match action:
+            case Reply():
+                self._reply(action)
+            case Release(payload):
+                self._payloads.release(payload)
+                self._decoding.forget(payload)
+            case Tell(message):
+                if not self._scheduler.send(SCHEDULER, message):
+                    self._counts["scheduler_full"] += 1
+                    if isinstance(message, Arrivals):
+                        self._refused.put(Unannounced(message))
+            case Push():
+                self._push(action)
+            case Preprocess(payload, image):
+                self._decoding.start(payload, image)
+            case OpenSlice(slice_id, incarnation, addresses):
+                self._slices.know(_pushed_to(slice_id), incarnation, addresses)
+            case DropSlice(slice_id):
+                self._slices.drop(_pushed_to(slice_id))
+            case Report(peer):
+                self._send_to_client(peer, self._status())
+
+    def _reply(self, action: Reply) -> None:
+        rows = (
+            [
+                NamedTensor(tensor.name, tensor.array[action.row, ...])
+                for tensor in self._payloads.get(action.payload)
+            ]
+            if action.payload
+            else []
+        )
+        self._send_to_client(action.peer, action.message, rows)
+
+    def _send_to_client(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> None:
+        # A client that does not read, or is gone, loses its answers; the others do not wait for it.
+        if not self._clients.send(peer, message, tensors):
+            self._counts["answers_dropped"] += 1
+
+    def _push(self, action: Push) -> None:
+        tensors = [
+            tensor
+            for payload in action.payloads
+            for tensor in _in_order(self._payloads.get(payload), action.names)
+        ]
+        try:
+            is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
+        except LocalProtocolError as error:
+            log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
+            is_sent = False
+        if not is_sent:
+            self._refused.put(Unpushed(action.message))
+
+    def _status(self) -> StatusListed:
+        counters: dict[str, float] = {**self._core.counters, **self._counts}
+        links: dict[str, Link] = {
+            "client": self._clients,
+            "scheduler": self._scheduler,
+            "inputs": self._slices,
+            "outputs": self._outputs,
+        }
+        for name, link in links.items():
+            counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
+        counters["messages_unexpected"] = sum(source.unexpected.total() for source in self._heard)
+        counters["timer_late_p99_ms"] = self._stats.late_ms(0.99)
+        counters["turn_ms_max"] = self._stats.turn_ms_max
+        counters["collect_ms_max"] = self._stats.collect_ms_max
+        return StatusListed(self._id, os.getpid(), (), self._core.models, counters)
+
+
+def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
+    """Serve until told to stop. Raises ConfigError for an address that cannot be bound."""
+    shell = FrontendShell(options)
+    run_file = RunFile(options.frontend_id, os.getpid(), shell.incarnation, shell.addresses)
+    try:
+        write_run_file(options.run_dir, run_file)
+        log.info("frontend_serving addresses=%s", ",".join(shell.addresses["client"]))
+        shell.serve(stop)
+    finally:
+        remove_run_file(options.run_dir, run_file)
+        shell.close()
+
+
+def _pushed_to(slice_id: SliceId) -> PeerId:
+    return PeerId(slice_id)
+
+
+def _in_order(tensors: Sequence[NamedTensor], names: Sequence[str]) -> Sequence[NamedTensor]:
+    """As the model declares its inputs: clients may name them in any order, workers go by place."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    return [by_name[name] for name in names] if set(names) == set(by_name) else tensors

@@ -1,0 +1,133 @@
+"""A scheduler and a worker in one thread, just clever enough for a real frontend: all over real sockets."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from fabric.ids import BatchId, Incarnation, ModelId, NodeId, PeerId, SliceId, new_incarnation
+from fabric.link import NamedTensor, Received
+from fabric.messages import (
+    Arrivals,
+    Directory,
+    FrontendHello,
+    FrontendInfo,
+    Grant,
+    Inputs,
+    ModelInfo,
+    Outputs,
+    Ping,
+    Pong,
+    SeqRun,
+    SliceInfo,
+)
+from fabric.sockets import PullLink, PushPool, RouterLink
+
+SLICE = SliceId("node-0/gpu0/0")
+
+
+class StandInCluster:
+    """Grants every run at once; the worker answers `2 * input + 1` under the name ``output``.
+
+    `is_worker_silent`: inputs are taken and nothing comes back. Attributes may be set from the test's thread;
+    links belong to the stand-in's own.
+    """
+
+    def __init__(self, control: str, models: Sequence[ModelInfo]) -> None:
+        self.is_worker_silent = False
+        self.is_scheduler_silent = False
+        self.seen: Counter[str] = Counter()
+        self.control_bytes = 0.0
+        self._models = tuple(models)
+        self._control = RouterLink.bind([control])
+        self._inputs = PullLink.bind(["tcp://127.0.0.1:0"])
+        self._outputs = PushPool()
+        self._boot = new_incarnation()
+        self._frontends: dict[PeerId, FrontendInfo] = {}
+        self._batches = 0
+        self._is_restart_asked = threading.Event()
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stand-in")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_stopping.set()
+        self._thread.join(10.0)
+        assert not self._thread.is_alive()
+
+    def restart_worker(self) -> None:
+        """The slice is lost with all it has, and there is a new one."""
+        self.is_worker_silent = False
+        self._is_restart_asked.set()
+
+    def _run(self) -> None:
+        while not self._is_stopping.is_set():
+            heard = [*self._control.receive(64)]
+            for received in heard:
+                self._hear_control(received)
+            inputs = self._inputs.receive(64)
+            for received in inputs:
+                self._compute(received)
+            if self._is_restart_asked.is_set():
+                self._is_restart_asked.clear()
+                self._boot = new_incarnation()
+                self._tell()
+            if not heard and not inputs:
+                select.select([self._control.fileno(), self._inputs.fileno()], [], [], 0.005)
+        self.control_bytes = self._control.counters["bytes_in"] + self._control.counters["bytes_out"]
+        for link in (self._control, self._inputs, self._outputs):
+            link.close()
+
+    def _hear_control(self, received: Received) -> None:
+        peer = received.peer
+        self.seen[type(received.message).__name__] += 1
+        match received.message:
+            case Ping(number) if not self.is_scheduler_silent:
+                self._control.send(peer, Pong(number))
+            case FrontendHello(frontend_id, incarnation, addresses):
+                self._frontends[peer] = FrontendInfo(frontend_id, incarnation, addresses)
+                self._outputs.know(PeerId(frontend_id), incarnation, addresses)
+                self._tell()
+            case Arrivals(model_id, first_seq, count):
+                self._grant(peer, model_id, SeqRun(first_seq, count))
+            case _:
+                pass
+
+    def _tell(self) -> None:
+        slice_ = SliceInfo(SLICE, self._boot, NodeId("node-0"), tuple(self._inputs.addresses))
+        frontends = tuple(self._frontends.values())
+        for peer in self._frontends:
+            self._control.send(peer, Directory(1, self._models, (slice_,), frontends))
+
+    def _grant(self, peer: PeerId, model_id: ModelId, run: SeqRun) -> None:
+        self._batches += 1
+        batch_id, boot = BatchId(self._batches), Incarnation(self._boot)
+        grant = Grant(batch_id, SLICE, boot, model_id, 0, (run,), run.count, 0.0, 0.0, "eager")
+        self._control.send(peer, grant)
+
+    def _compute(self, received: Received) -> None:
+        inputs = received.message
+        assert isinstance(inputs, Inputs)
+        self.seen["Inputs"] += 1
+        if self.is_worker_silent or inputs.incarnation != self._boot or not inputs.live_seqs:
+            return
+        rows = np.stack([2 * tensor.array + 1 for tensor in received.tensors])
+        outputs = Outputs(
+            inputs.batch_id,
+            inputs.slice_id,
+            inputs.model_id,
+            inputs.live_seqs,
+            len(inputs.live_seqs),
+            0.1,
+            0.1,
+            0.1,
+        )
+        self._outputs.send(PeerId(inputs.frontend_id), outputs, [NamedTensor("output", rows)])

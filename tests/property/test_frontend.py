@@ -1,0 +1,364 @@
+"""Whatever happens around a frontend, in whatever order: each accepted request gets exactly one answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
+from fabric.messages import (
+    Answer,
+    Arrivals,
+    BatchFailed,
+    CancelRequest,
+    Dropped,
+    FrontendHello,
+    Inputs,
+    Refusal,
+    Returned,
+    TensorInfo,
+    TensorSpec,
+    Withdraw,
+)
+from roles.core import Handle, Lost, Tick
+from roles.frontend.core import FrontendCore
+from roles.frontend.events import (
+    BatchBroke,
+    ClientSaid,
+    DropSlice,
+    FrontendAction,
+    FrontendEvent,
+    OpenSlice,
+    Preprocess,
+    Preprocessed,
+    PreprocessFailed,
+    Push,
+    Release,
+    Reply,
+    SchedulerLost,
+    SchedulerSaid,
+    Tell,
+    TurnEnded,
+    Unannounced,
+    Unpushed,
+)
+from roles.frontend.runs import coded
+from tests.builders import (
+    IMAGENET,
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+    slice_info,
+)
+
+IMAGE = TensorInfo("input", "float32", (3, 224, 224))
+MODELS = [
+    model_info("digits", slo_ms=50.0),
+    model_info("anything", slo_ms=20.0, inputs=()),
+    model_info("vision", slo_ms=200.0, inputs=(IMAGE,), image=IMAGENET),
+]
+PIXELS = (TensorSpec("image", "float32", (1, 8, 8)),)
+PICTURE = (TensorSpec("input", "uint8", (1_000,)),)
+CLIENTS = [PeerId(f"client/{number}") for number in range(3)]
+
+
+class World:
+    """Everything around one frontend core, as careless as `draws` makes it, checking what the core does."""
+
+    def __init__(self, draws: random.Random) -> None:
+        self.core = FrontendCore(frontend_settings(pending_max=200, pending_bytes_max=40_000_000))
+        self.now_ms = 0.0
+        self.finals: Counter[Handle] = Counter()
+        self.pending: dict[tuple[PeerId, int], Handle] = {}
+        self.codes: Counter[str] = Counter()
+        self._draws = draws
+        self._numbers = 0
+        self._models = list(MODELS)
+        self._slices = {SliceId(f"s{number}"): Incarnation("0") for number in range(2)}
+        self._open: dict[SliceId, Incarnation] = {}
+        self._kept: set[Handle] = set()
+        self._decoding: list[Handle] = []
+        self._queued: defaultdict[ModelId, set[int]] = defaultdict(set)
+        self._issued: Counter[ModelId] = Counter()
+        self._flights: list[Inputs] = []
+        self._runs: list[Arrivals] = []
+        self._steps: Sequence[tuple[int, Callable[[], None]]] = (
+            (30, self._ask),
+            (4, self._cancel),
+            (25, self._end_turn),
+            (14, self._grant),
+            (3, self._drop),
+            (14, self._compute),
+            (2, self._fail),
+            (3, self._return),
+            (2, self._refuse_push),
+            (1, self._refuse_announcement),
+            (2, self._change_slices),
+            (1, self._change_models),
+            (1, self._lose_scheduler),
+            (4, self._tell_directory),
+            (6, self._decode),
+            (1, self._lose_client),
+            (10, self._wait),
+        )
+        self._tell_directory()
+
+    def step(self) -> None:
+        weights, steps = zip(*self._steps, strict=True)
+        self._draws.choices(steps, weights)[0]()
+
+    def finish(self) -> None:
+        """Nobody says anything any more: the deadlines alone must answer."""
+        while (wake_at_ms := self.core.wake_at_ms) is not None and self.pending:
+            self.now_ms = max(self.now_ms, wake_at_ms)
+            self._feed(Tick())
+        assert not self.pending
+        assert not self._kept, "every payload is released"
+        assert set(self.finals.values()) <= {1}
+        counters = self.core.counters
+        assert counters["pending"] == counters["pending_bytes"] == 0
+        ended = sum(counters.get(name, 0) for name in ("answers", "refusals", "abandoned"))
+        assert counters.get("accepted", 0) == ended
+
+    # ------------------------------------------------------------ what happens
+
+    def _ask(self) -> None:
+        number = self._numbers
+        client = self._draws.choice(CLIENTS)
+        if self.pending and self._draws.random() < 0.03:
+            client, number = self._draws.choice(list(self.pending))  # a number that is taken
+        self._numbers += 1
+        model = self._draws.choice([*MODELS, model_info("unknown")])
+        specs: tuple[TensorSpec, ...] = {"digits": PIXELS, "vision": PICTURE}.get(model.model_id, ())
+        if self._draws.random() < 0.05:
+            specs = (*PIXELS, *PICTURE)
+        budget_ms = self._draws.choice([None, None, 5.0, 80.0, 400.0, -1.0, float("nan")])
+        request = asked(
+            number, model.model_id, budget_ms, specs, client, self._draws.choice([0.0, 0.3, 30.0])
+        )
+        self._kept.add(request.payload)
+        self._feed(request, asking=((client, number), request.payload))
+
+    def _cancel(self) -> None:
+        client, number = self._draws.choice([*self.pending, (CLIENTS[0], 0)])
+        self._feed(ClientSaid(client, CancelRequest(number)))
+
+    def _end_turn(self) -> None:
+        if self.core.has_gathered:
+            self._feed(TurnEnded())
+            assert not self.core.has_gathered
+
+    def _some_queued(self) -> tuple[ModelId, list[int]] | None:
+        models = [model_id for model_id, seqs in self._queued.items() if seqs]
+        if not models:
+            return None
+        model_id = self._draws.choice(models)
+        seqs = sorted(self._queued[model_id])[: self._draws.randint(1, 8)]
+        self._queued[model_id] -= set(seqs)
+        return model_id, seqs
+
+    def _grant(self) -> None:
+        some = self._some_queued()
+        if some is None:
+            return
+        model_id, seqs = some
+        slice_id = self._draws.choice([*self._slices, SliceId("nowhere")])
+        incarnation = self._slices.get(slice_id, Incarnation("0"))
+        if self._draws.random() < 0.1:
+            incarnation = Incarnation("former")
+        runs = [(run.first_seq, run.count) for run in coded(seqs)]
+        batch_id = self._draws.randrange(1_000)
+        self._feed(
+            grant(*runs, batch_id=batch_id, slice_id=slice_id, incarnation=incarnation, model_id=model_id)
+        )
+
+    def _drop(self) -> None:
+        some = self._some_queued()
+        if some is not None:
+            code = self._draws.choice(["Overloaded", "DeadlineExceeded", "NoReplica", "FromTheFuture"])
+            self._feed(SchedulerSaid(Dropped(some[0], coded(some[1]), code, "")))
+
+    def _flight(self) -> Inputs | None:
+        if not self._flights:
+            return None
+        flight = self._draws.choice(self._flights)
+        if self._draws.random() < 0.9:  # else it will be spoken of again
+            self._flights.remove(flight)
+        return flight
+
+    def _compute(self) -> None:
+        flight = self._flight()
+        if flight is not None:
+            specs = None if self._draws.random() < 0.95 else [TensorSpec("scores", "float32", (77,))]
+            outputs = computed(
+                *flight.live_seqs, model_id=flight.model_id, slice_id=flight.slice_id, specs=specs
+            )
+            self._kept.add(outputs.payload)
+            self._feed(outputs)
+
+    def _fail(self) -> None:
+        flight = self._flight()
+        if flight is not None:
+            message = BatchFailed(
+                BatchId(1), flight.slice_id, flight.model_id, flight.live_seqs, "Internal", ""
+            )
+            self._feed(BatchBroke(message))
+
+    def _return(self) -> None:
+        flight = self._flight()
+        if flight is not None:
+            self._feed(SchedulerSaid(Returned(flight.batch_id, flight.model_id, coded(flight.live_seqs), "")))
+
+    def _refuse_push(self) -> None:
+        flight = self._flight()
+        if flight is not None:
+            self._feed(Unpushed(flight))
+
+    def _refuse_announcement(self) -> None:
+        if self._runs:
+            run = self._runs[-1]
+            self._queued[run.model_id] -= set(range(run.first_seq, run.first_seq + run.count))
+            self._feed(Unannounced(run))
+
+    def _change_slices(self) -> None:
+        slice_id = SliceId(f"s{self._draws.randrange(3)}")
+        if slice_id in self._slices and self._draws.random() < 0.5:
+            del self._slices[slice_id]
+        else:
+            self._slices[slice_id] = Incarnation(str(self._draws.randrange(1 << 30)))
+        self._tell_directory()
+
+    def _change_models(self) -> None:
+        self._models = self._draws.sample(MODELS, self._draws.randint(1, len(MODELS)))
+        self._tell_directory()
+
+    def _lose_scheduler(self) -> None:
+        if self._draws.random() < 0.5:
+            self._queued.clear()  # it restarted; otherwise it was only silent
+        self._feed(SchedulerLost())
+
+    def _tell_directory(self) -> None:
+        slices = [slice_info(slice_id, incarnation) for slice_id, incarnation in self._slices.items()]
+        is_known = self._draws.random() < 0.9
+        self._feed(directory(self._models, slices, lists_frontend=is_known))
+        assert self._open == self._slices
+
+    def _decode(self) -> None:
+        if self._decoding:
+            handle = self._decoding.pop(self._draws.randrange(len(self._decoding)))
+            is_fine = self._draws.random() < 0.8
+            self._feed(
+                Preprocessed(handle) if is_fine else PreprocessFailed(handle, "InvalidInput", "broken")
+            )
+
+    def _lose_client(self) -> None:
+        client = self._draws.choice(CLIENTS)
+        for key in [key for key in self.pending if key[0] == client]:
+            del self.pending[key]
+        self._feed(Lost(client, "gone"))
+
+    def _wait(self) -> None:
+        self.now_ms += self._draws.choice([0.01, 0.2, 1.0, 5.0, 20.0])
+        wake_at_ms = self.core.wake_at_ms
+        if wake_at_ms is not None and wake_at_ms <= self.now_ms:
+            self._feed(Tick())
+
+    # ------------------------------------------------------------ what the core does
+
+    def _feed(self, event: FrontendEvent, asking: tuple[tuple[PeerId, int], Handle] | None = None) -> None:
+        actions = list(self.core.handle(event, self.now_ms))
+        if asking is not None and Release(asking[1]) in actions:
+            at_the_door = actions.pop()
+            assert isinstance(at_the_door, Reply)
+            assert isinstance(at_the_door.message, Refusal)
+            self.codes[at_the_door.message.code] += 1
+            asking = None
+        for action in actions:
+            self._check(action)
+        if asking is not None:
+            assert asking[0] not in self.pending
+            self.pending[asking[0]] = asking[1]
+        assert not self.pending or self.core.wake_at_ms is not None
+
+    def _check(self, action: FrontendAction) -> None:
+        match action:
+            case Reply(peer, Answer(number) | Refusal(number) as message, payload):
+                self.codes[message.code if isinstance(message, Refusal) else "ok"] += 1
+                assert payload == 0 or payload in self._kept
+                assert (peer, number) in self.pending, "only what is pending is answered"
+                self.finals[self.pending.pop((peer, number))] += 1
+            case Release(payload):
+                assert payload in self._kept, "a payload is released once"
+                self._kept.remove(payload)
+            case Tell(Arrivals() as run):
+                assert run.first_seq == self._issued[run.model_id], "seqs are dense"
+                assert run.count >= 1
+                assert run.budget_ms > 0.0
+                assert 0.0 <= run.span_ms <= 1.0
+                assert run.ready_in_ms >= 0.0
+                seqs = range(run.first_seq, run.first_seq + run.count)
+                self._issued[run.model_id] += run.count
+                self._queued[run.model_id].update(seqs)
+                self._runs.append(run)
+            case Tell(Withdraw(model_id, runs)):
+                for dead in runs:
+                    dead_seqs = range(dead.first_seq, dead.first_seq + dead.count)
+                    self._queued[model_id].difference_update(dead_seqs)
+            case Tell(FrontendHello()):
+                pass
+            case Push(inputs, payloads):
+                assert self._open[inputs.slice_id] == inputs.incarnation
+                assert len(payloads) == len(inputs.live_seqs)
+                assert all(payload in self._kept for payload in payloads)
+                assert not set(payloads) & set(self._decoding), "what is pushed has been decoded"
+                self._flights.append(inputs)
+            case OpenSlice(slice_id, incarnation):
+                self._open[slice_id] = incarnation
+            case DropSlice(slice_id, incarnation):
+                assert self._open.pop(slice_id) == incarnation
+                self._flights = [
+                    one for one in self._flights if self._draws.random() < 0.5 or one.slice_id != slice_id
+                ]
+            case Preprocess(payload):
+                assert payload in self._kept
+                self._decoding.append(payload)
+            case _:
+                raise AssertionError(f"not expected: {action}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 400))
+def test_every_accepted_request_is_answered_exactly_once(seed: int, steps: int) -> None:
+    world = World(random.Random(seed))
+    for _ in range(steps):
+        world.step()
+    world.finish()
+
+
+def test_ten_thousand_requests_are_each_answered_exactly_once() -> None:
+    world = World(random.Random(20))
+    while world.core.counters.get("accepted", 0) < 10_000:
+        world.step()
+    world.finish()
+    assert world.finals.total() + world.core.counters["abandoned"] == world.core.counters["accepted"]
+    expected = (
+        "ok Overloaded DeadlineExceeded Cancelled WorkerLost NoReplica ModelNotFound InvalidInput Internal"
+    )
+    assert set(expected.split()) <= set(world.codes), "the test has seen every fate"
+    assert world.codes["ok"] > 1_000
+
+
+def test_the_same_events_give_the_same_actions() -> None:
+    worlds = [World(random.Random(7)), World(random.Random(7))]
+    for _ in range(2_000):
+        for world in worlds:
+            world.step()
+    assert worlds[0].core.counters == worlds[1].core.counters
+    assert worlds[0].codes == worlds[1].codes

@@ -1,0 +1,601 @@
+"""One frontend's core on virtual time: every request ends once, in time or with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fabric.ids import BatchId, Incarnation, PeerId
+from fabric.messages import (
+    Answer,
+    Arrivals,
+    BatchFailed,
+    CancelRequest,
+    Dropped,
+    FrontendHello,
+    Inputs,
+    ModelsAsked,
+    ModelsListed,
+    Ping,
+    Pong,
+    Refusal,
+    Returned,
+    SeqRun,
+    StatusAsked,
+    TensorInfo,
+    TensorSpec,
+    Withdraw,
+)
+from roles.core import Lost, Tick
+from roles.frontend.core import FrontendCore
+from roles.frontend.events import (
+    BatchBroke,
+    ClientSaid,
+    DropSlice,
+    FrontendAction,
+    FrontendSettings,
+    OpenSlice,
+    Preprocess,
+    Preprocessed,
+    PreprocessFailed,
+    Push,
+    Release,
+    Reply,
+    Report,
+    SchedulerLost,
+    SchedulerSaid,
+    Tell,
+    TurnEnded,
+    Unannounced,
+    Unpushed,
+)
+from tests.builders import (
+    CLIENT,
+    DIGITS,
+    IMAGENET,
+    SLICE,
+    WORKER_BOOT,
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+    of_type,
+    slice_info,
+)
+
+
+def linked_core(*models: object, settings: FrontendSettings | None = None) -> FrontendCore:
+    core = FrontendCore(settings or frontend_settings())
+    core.handle(Tick(), 0.0)
+    core.handle(directory(models or (model_info(),)), 0.0)  # type: ignore[arg-type]
+    return core
+
+
+def told(actions: Sequence[FrontendAction]) -> list[object]:
+    return [action.message for action in of_type(Tell, actions)]
+
+
+def refusals(actions: Sequence[FrontendAction]) -> list[tuple[int, str]]:
+    replies = [reply.message for reply in of_type(Reply, actions)]
+    return [(message.request_no, message.code) for message in of_type(Refusal, replies)]
+
+
+def answers(actions: Sequence[FrontendAction]) -> list[int]:
+    replies = [reply.message for reply in of_type(Reply, actions)]
+    return [message.request_no for message in of_type(Answer, replies)]
+
+
+def pushed(actions: Sequence[FrontendAction]) -> list[Inputs]:
+    return [push.message for push in of_type(Push, actions)]
+
+
+def dropped(*runs: tuple[int, int], code: str = "Overloaded") -> SchedulerSaid:
+    return SchedulerSaid(Dropped(DIGITS, tuple(SeqRun(*run) for run in runs), code, "early drop"))
+
+
+def returned(*runs: tuple[int, int]) -> SchedulerSaid:
+    return SchedulerSaid(Returned(BatchId(1), DIGITS, tuple(SeqRun(*run) for run in runs), "late"))
+
+
+def announced(core: FrontendCore, count: int, now_ms: float = 0.0, first_no: int = 1) -> None:
+    for number in range(first_no, first_no + count):
+        assert core.handle(asked(number), now_ms) == []
+    core.handle(TurnEnded(), now_ms)
+
+
+# ---------------------------------------------------------------- the way of a request
+
+
+def test_a_lone_request_is_announced_with_its_budget_less_the_return_path() -> None:
+    core = linked_core()
+    core.handle(asked(late_ms=4.0), 10.0)
+    [arrivals] = told(core.handle(TurnEnded(), 10.0))
+    assert isinstance(arrivals, Arrivals)
+    assert (arrivals.first_seq, arrivals.count, arrivals.span_ms, arrivals.ready_in_ms) == (0, 1, 0.0, 0.0)
+    assert arrivals.budget_ms == pytest.approx(100.0 - 4.0 - 1.0, abs=0.01)
+    assert not core.has_gathered
+    assert core.wake_at_ms == 10.0 + 96.0
+
+
+def test_a_granted_request_is_pushed_and_its_output_row_answers_it() -> None:
+    core = linked_core()
+    first, second = asked(1), asked(2)
+    core.handle(first, 0.0)
+    core.handle(second, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    [push] = of_type(Push, core.handle(grant((0, 2), waited_ms=5.0), 20.0))
+    assert push.payloads == (first.payload, second.payload)
+    assert push.names == ("image",)
+    assert push.message.live_seqs == (0, 1)
+    outputs = computed(0, 1, transfer_ms=2.0, queue_ms=3.0, gpu_ms=4.0)
+    actions = core.handle(outputs, 30.0)
+    replies = of_type(Reply, actions)
+    assert [(reply.payload, reply.row) for reply in replies] == [(outputs.payload, 0), (outputs.payload, 1)]
+    assert [action.payload for action in of_type(Release, actions)] == [
+        first.payload,
+        second.payload,
+        outputs.payload,
+    ]
+    ledger = replies[0].message.ledger  # type: ignore[union-attr]
+    assert (ledger.held_ms, ledger.waited_ms, ledger.transfer_ms, ledger.queue_ms) == (15.0, 5.0, 2.0, 3.0)
+    assert (ledger.gpu_ms, ledger.return_ms, ledger.total_ms, ledger.batch_size) == (4.0, 1.0, 30.0, 2)
+    assert (ledger.slice_id, ledger.reason) == (SLICE, "frontrun")
+    assert core.wake_at_ms is None
+    assert core.counters["pending"] == core.counters["pending_bytes"] == 0
+
+
+def test_a_turns_requests_are_one_run_unless_their_budgets_spread_over_a_millisecond() -> None:
+    core = linked_core()
+    for number, budget_ms in enumerate((50.0, 50.6, 49.8, 80.0)):
+        core.handle(asked(number, budget_ms=budget_ms), 0.0)
+    runs = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert [(run.first_seq, run.count) for run in runs] == [(0, 3), (3, 1)]
+    assert runs[0].budget_ms == pytest.approx(48.8)
+    assert runs[0].span_ms == pytest.approx(0.8)
+
+
+def test_seqs_are_dense_per_model() -> None:
+    core = linked_core(model_info("a"), model_info("b"))
+    for number, model_id in enumerate("aba"):
+        core.handle(asked(number, model_id), 0.0)
+    runs = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert [(run.model_id, run.first_seq, run.count) for run in runs] == [("a", 0, 2), ("b", 0, 1)]
+
+
+def test_a_slow_return_path_is_kept_back_from_later_budgets_and_forgotten_again() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(computed(0), 1.0 + 6.0 + 20.0)
+    core.handle(asked(2), 27.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 27.0)))
+    assert run.budget_ms == pytest.approx(80.0)
+    core.handle(asked(3), 60_000.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 60_000.0)))
+    assert run.budget_ms == pytest.approx(100.0, abs=0.1)
+
+
+# ---------------------------------------------------------------- refused at the door
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (asked(model_id="digitz"), "ModelNotFound", "did you mean 'digits'"),
+        (asked(budget_ms=float("nan")), "InvalidInput", "budget_ms"),
+        (asked(budget_ms=0.0), "InvalidInput", "budget_ms"),
+        (asked(budget_ms=float("inf")), "InvalidInput", "budget_ms"),
+        (asked(specs=()), "InvalidInput", "image"),
+        (asked(specs=(TensorSpec("picture", "float32", (1, 8, 8)),)), "InvalidInput", "picture"),
+        (asked(specs=(TensorSpec("image", "float64", (1, 8, 8)),)), "InvalidInput", "float64"),
+        (asked(specs=(TensorSpec("image", "float32", (8, 8)),)), "InvalidInput", "[8, 8]"),
+        (asked(specs=(TensorSpec("image", "uint8", (99,)),)), "InvalidInput", "float32"),
+        (asked(specs=(TensorSpec("image", "float32", (1, 8, 8)),) * 2), "InvalidInput", "twice"),
+        (asked(size_bytes=1 + (64 << 20)), "TooLarge", "67108864"),
+        (asked(budget_ms=5.0, late_ms=5.0), "DeadlineExceeded", "5.0 ms"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(request_: object, code: str, words: str) -> None:
+    core = linked_core()
+    actions = core.handle(request_, 0.0)  # type: ignore[arg-type]
+    assert refusals(actions) == [(1, code)]
+    [reply] = of_type(Reply, actions)
+    assert isinstance(reply.message, Refusal)
+    assert words in reply.message.reason
+    assert len(of_type(Release, actions)) == 1
+    assert core.counters["pending"] == 0
+
+
+def test_any_length_is_a_shape_and_no_declared_inputs_take_anything() -> None:
+    tokens = model_info("bert", inputs=(TensorInfo("ids", "int64", (-1,)),))
+    core = linked_core(tokens, model_info("emulated", inputs=()))
+    assert core.handle(asked(1, "bert", specs=(TensorSpec("ids", "int64", (37,)),)), 0.0) == []
+    assert core.handle(asked(2, "emulated", specs=(TensorSpec("x", "bool", ()),)), 0.0) == []
+    assert core.handle(asked(3, "emulated", specs=()), 0.0) == []
+
+
+def test_without_a_ready_replica_the_refusal_is_immediate() -> None:
+    core = FrontendCore(frontend_settings())
+    assert refusals(core.handle(asked(), 0.0)) == [(1, "NoReplica")]
+    core = linked_core(model_info(replicas=0))
+    assert refusals(core.handle(asked(), 0.0)) == [(1, "NoReplica")]
+
+
+def test_a_request_number_cannot_be_pending_twice_for_one_client() -> None:
+    core = linked_core()
+    core.handle(asked(7), 0.0)
+    assert refusals(core.handle(asked(7), 0.0)) == [(7, "InvalidInput")]
+    assert core.handle(asked(7, client="client/2"), 0.0) == []
+    assert core.counters["accepted"] == 2
+
+
+def test_pending_requests_and_their_bytes_are_bounded() -> None:
+    core = linked_core(settings=frontend_settings(pending_max=2))
+    core.handle(asked(1), 0.0)
+    core.handle(asked(2), 0.0)
+    assert refusals(core.handle(asked(3), 0.0)) == [(3, "Overloaded")]
+    core = linked_core(settings=frontend_settings(pending_bytes_max=300))
+    core.handle(asked(1), 0.0)
+    assert refusals(core.handle(asked(2), 0.0)) == [(2, "Overloaded")]
+
+
+# ---------------------------------------------------------------- deadlines and cancels
+
+
+def test_the_deadline_is_answered_even_if_nobody_else_is_there_and_a_later_result_is_counted() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 10.0)
+    assert refusals(core.handle(Tick(), 100.0)) == [(1, "DeadlineExceeded")]
+    actions = core.handle(computed(0), 101.0)
+    assert of_type(Reply, actions) == []
+    assert len(of_type(Release, actions)) == 1
+    assert core.counters["late_results"] == 1
+
+
+def test_a_result_after_the_deadline_is_late_even_if_the_timer_has_not_been_looked_at() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 10.0)
+    actions = core.handle(computed(0), 100.0)
+    assert refusals(actions) == [(1, "DeadlineExceeded")]
+    assert answers(actions) == []
+
+
+def test_cancelled_requests_are_left_out_of_the_batch() -> None:
+    core = linked_core()
+    announced(core, 5)
+    actions = core.handle(ClientSaid(CLIENT, CancelRequest(2)), 1.0)
+    assert refusals(actions) == [(2, "Cancelled")]
+    assert told(actions) == []
+    [inputs] = pushed(core.handle(grant((0, 5)), 2.0))
+    assert inputs.live_seqs == (0, 2, 3, 4)
+    assert core.handle(ClientSaid(CLIENT, CancelRequest(2)), 3.0) == []
+
+
+def test_the_dead_are_withdrawn_when_they_are_half_of_their_run() -> None:
+    core = linked_core()
+    announced(core, 4)
+    assert told(core.handle(ClientSaid(CLIENT, CancelRequest(2)), 1.0)) == []
+    [withdraw] = told(core.handle(ClientSaid(CLIENT, CancelRequest(4)), 1.0))
+    assert withdraw == Withdraw(DIGITS, (SeqRun(1, 1), SeqRun(3, 1)))
+    [withdraw] = told(core.handle(ClientSaid(CLIENT, CancelRequest(1)), 1.0))
+    assert withdraw == Withdraw(DIGITS, (SeqRun(0, 1),))
+
+
+def test_a_batch_of_the_dead_is_still_told_to_its_worker() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(ClientSaid(CLIENT, CancelRequest(1)), 1.0)
+    [inputs] = pushed(core.handle(grant((0, 1)), 2.0))
+    assert inputs.live_seqs == ()
+
+
+def test_the_requests_of_a_client_that_is_gone_are_forgotten() -> None:
+    core = linked_core()
+    announced(core, 2)
+    actions = core.handle(Lost(CLIENT, "unroutable"), 1.0)
+    assert of_type(Reply, actions) == []
+    assert len(of_type(Release, actions)) == 2
+    assert core.counters["abandoned"] == 2
+    assert core.wake_at_ms is None
+
+
+def test_ten_thousand_cancelled_requests_with_endless_budgets_do_not_stay_in_memory() -> None:
+    core = linked_core()
+    for number in range(10_000):
+        core.handle(asked(number, budget_ms=1e9), 0.0)
+        core.handle(ClientSaid(CLIENT, CancelRequest(number)), 0.0)
+        core.handle(TurnEnded(), 0.0)
+    assert len(core._pending._deadlines._heap) < 3_000
+
+
+# ---------------------------------------------------------------- what others say of a batch
+
+
+def test_a_drop_is_refused_with_its_code() -> None:
+    core = linked_core()
+    announced(core, 3)
+    actions = core.handle(dropped((0, 1), (2, 1)), 1.0)
+    assert refusals(actions) == [(1, "Overloaded"), (3, "Overloaded")]
+    assert told(actions) == []
+
+
+def test_a_failed_batch_is_refused_with_its_code_and_reason() -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 2)), 1.0)
+    failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0, 1), "Internal", "the model raised")
+    assert refusals(core.handle(BatchBroke(failed), 2.0)) == [(1, "Internal"), (2, "Internal")]
+
+
+def test_a_returned_request_is_announced_once_more_with_what_is_left() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 10.0)
+    core.handle(returned((0, 1)), 30.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 30.0)))
+    assert (run.first_seq, run.count) == (1, 1)
+    assert run.budget_ms == pytest.approx(69.0, abs=0.1)
+    core.handle(grant((1, 1), batch_id=2, waited_ms=1.0), 40.0)
+    assert refusals(core.handle(returned((1, 1)), 50.0)) == [(1, "Overloaded")]
+
+
+def test_time_lost_on_a_batch_that_did_not_run_counts_as_forced() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 10.0)
+    core.handle(returned((0, 1)), 30.0)
+    core.handle(TurnEnded(), 30.0)
+    core.handle(grant((1, 1), batch_id=2), 40.0)
+    [reply] = of_type(Reply, core.handle(computed(1), 50.0))
+    ledger = reply.message.ledger  # type: ignore[union-attr]
+    assert (ledger.held_ms, ledger.waited_ms, ledger.total_ms) == (10.0, 30.0, 50.0)
+
+
+def test_the_result_of_a_lost_worker_still_answers_if_it_comes_first() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(directory(slices=[]), 2.0)
+    core.handle(TurnEnded(), 2.0)
+    actions = core.handle(computed(0), 3.0)
+    assert answers(actions) == [1]
+    assert told(actions) == [Withdraw(DIGITS, (SeqRun(1, 1),))]
+    assert of_type(Reply, core.handle(computed(1), 4.0)) == []
+
+
+def test_outputs_of_the_wrong_number_of_rows_are_an_error_of_the_model() -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 2)), 1.0)
+    wrong = computed(0, 1, specs=[TensorSpec("scores", "float32", (1, 10))])
+    assert refusals(core.handle(wrong, 2.0)) == [(1, "Internal"), (2, "Internal")]
+
+
+def test_results_of_requests_that_were_never_granted_are_not_believed() -> None:
+    core = linked_core()
+    announced(core, 1)
+    assert of_type(Reply, core.handle(computed(0), 1.0)) == []
+    assert core.counters["late_results"] == 1
+
+
+def test_a_refused_push_gives_its_requests_back_once() -> None:
+    core = linked_core()
+    announced(core, 1)
+    [inputs] = pushed(core.handle(grant((0, 1)), 1.0))
+    core.handle(Unpushed(inputs), 1.0)
+    core.handle(TurnEnded(), 1.0)
+    [inputs] = pushed(core.handle(grant((1, 1)), 2.0))
+    assert refusals(core.handle(Unpushed(inputs), 2.0)) == [(1, "Overloaded")]
+
+
+def test_what_cannot_be_announced_waits_for_a_scheduler_that_lists_this_frontend() -> None:
+    core = linked_core()
+    core.handle(asked(1), 0.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert core.handle(Unannounced(run), 0.0) == []
+    assert len(of_type(FrontendHello, told(core.handle(Tick(), 1.0)))) == 1
+    core.handle(directory(), 2.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 2.0)))
+    assert (run.first_seq, run.count) == (1, 1)
+
+
+def test_requests_that_bring_another_number_of_tensors_do_not_share_a_part() -> None:
+    core = linked_core(model_info(inputs=()))
+    core.handle(asked(1, specs=()), 0.0)
+    core.handle(asked(2), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    [inputs] = pushed(core.handle(grant((0, 2)), 1.0))
+    assert inputs.live_seqs == (0,)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 1.0)))
+    assert (run.first_seq, run.count) == (2, 1)
+
+
+def test_a_grant_of_runs_without_end_costs_no_more_than_what_is_pending() -> None:
+    core = linked_core()
+    announced(core, 2)
+    [inputs] = pushed(core.handle(grant((0, 1 << 50)), 1.0))
+    assert inputs.live_seqs == (0, 1)
+
+
+# ---------------------------------------------------------------- the directory
+
+
+def test_slices_are_opened_and_dropped_as_the_directory_says() -> None:
+    core = FrontendCore(frontend_settings())
+    assert of_type(OpenSlice, core.handle(directory(), 0.0)) == [
+        OpenSlice(SLICE, WORKER_BOOT, ("tcp://127.0.0.1:2",))
+    ]
+    assert core.handle(directory(), 1.0) == []
+    actions = core.handle(directory(slices=[slice_info(incarnation="b1b1b1b1")]), 2.0)
+    assert of_type(DropSlice, actions) == [DropSlice(SLICE, WORKER_BOOT)]
+    assert of_type(OpenSlice, actions) == [OpenSlice(SLICE, Incarnation("b1b1b1b1"), ("tcp://127.0.0.1:2",))]
+
+
+def test_requests_of_a_lost_slice_are_announced_once_more_and_then_refused() -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(directory(slices=[slice_info(incarnation="b1b1b1b1")]), 2.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 2.0)))
+    assert (run.first_seq, run.count) == (2, 1)
+    core.handle(grant((2, 1), incarnation="b1b1b1b1"), 3.0)
+    assert refusals(core.handle(directory(slices=[]), 4.0)) == [(1, "WorkerLost")]
+
+
+def test_a_request_without_the_time_for_another_try_says_that_its_worker_was_lost() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(directory(slices=[]), 90.0)
+    core.handle(TurnEnded(), 90.0)
+    assert refusals(core.handle(dropped((1, 1), code="DeadlineExceeded"), 91.0)) == [(1, "WorkerLost")]
+
+
+def test_a_grant_for_an_incarnation_that_is_gone_is_not_pushed() -> None:
+    core = linked_core()
+    announced(core, 1)
+    actions = core.handle(grant((0, 1), incarnation="00000000"), 1.0)
+    assert pushed(actions) == []
+    assert core.has_gathered
+
+
+def test_requests_of_a_removed_model_are_refused_but_what_runs_may_finish() -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 1)), 1.0)
+    assert refusals(core.handle(directory(models=[model_info("other")]), 2.0)) == [(2, "ModelNotFound")]
+    assert answers(core.handle(computed(0), 3.0)) == [1]
+
+
+# ---------------------------------------------------------------- the scheduler comes and goes
+
+
+def test_hello_is_said_until_the_directory_lists_this_frontend() -> None:
+    core = FrontendCore(frontend_settings())
+    assert core.wake_at_ms == 0.0
+    assert len(of_type(FrontendHello, told(core.handle(Tick(), 0.0)))) == 1
+    assert core.wake_at_ms == 250.0
+    core.handle(directory(lists_frontend=False), 10.0)
+    assert len(of_type(FrontendHello, told(core.handle(Tick(), 250.0)))) == 1
+    core.handle(directory(), 260.0)
+    assert core.wake_at_ms is None
+
+
+def test_while_the_scheduler_is_lost_requests_wait_and_are_announced_on_its_return() -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(SchedulerLost(), 10.0)
+    assert len(of_type(FrontendHello, told(core.handle(Tick(), 10.0)))) == 1
+    assert core.handle(asked(3), 20.0) == []
+    assert not core.has_gathered
+    actions = core.handle(directory(), 50.0)
+    assert told(actions) == [Withdraw(DIGITS, (SeqRun(1, 1),))]
+    runs = of_type(Arrivals, told(core.handle(TurnEnded(), 50.0)))
+    assert [(run.first_seq, run.count) for run in runs] == [(2, 1), (3, 1)]
+    assert [round(run.budget_ms) for run in runs] == [49, 69]
+    assert answers(core.handle(computed(0), 51.0)) == [1]
+
+
+def test_while_the_scheduler_is_lost_deadlines_are_still_answered() -> None:
+    core = linked_core()
+    core.handle(SchedulerLost(), 0.0)
+    core.handle(asked(1), 1.0)
+    core.handle(Tick(), 1.0)
+    assert core.wake_at_ms == 101.0
+    assert refusals(core.handle(Tick(), 101.0)) == [(1, "DeadlineExceeded")]
+
+
+def test_a_directory_without_this_frontend_means_that_the_scheduler_forgot_it() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(directory(lists_frontend=False), 10.0)
+    assert len(of_type(FrontendHello, told(core.handle(Tick(), 10.0)))) == 1
+    core.handle(directory(), 11.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 11.0)))
+    assert run.first_seq == 1
+
+
+def test_a_request_that_expires_in_the_schedulers_queue_makes_the_frontend_introduce_itself_again() -> None:
+    core = linked_core()
+    announced(core, 1, now_ms=1_000.0)
+    actions = core.handle(Tick(), 1_100.0)
+    assert refusals(actions) == [(1, "DeadlineExceeded")]
+    assert len(of_type(FrontendHello, told(actions))) == 1
+
+
+# ---------------------------------------------------------------- pictures
+
+PICTURE = (TensorSpec("input", "uint8", (5_000,)),)
+VISION = model_info(
+    "resnet50", inputs=(TensorInfo("input", "float32", (3, 224, 224)),), image=IMAGENET, slo_ms=200.0
+)
+
+
+def test_a_picture_is_decoded_beside_the_hold() -> None:
+    core = linked_core(VISION)
+    request = asked(1, "resnet50", specs=PICTURE)
+    [action] = core.handle(request, 0.0)
+    assert action == Preprocess(request.payload, IMAGENET)
+    assert core.counters["pending_bytes"] == 3 * 224 * 224 * 4
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert run.ready_in_ms == 10.0
+    core.handle(Preprocessed(request.payload), 7.0)
+    [push] = of_type(Push, core.handle(grant((0, 1), model_id="resnet50"), 20.0))
+    assert push.payloads == (request.payload,)
+    [reply] = of_type(Reply, core.handle(computed(0, model_id="resnet50"), 30.0))
+    assert reply.message.ledger.preprocess_ms == 7.0  # type: ignore[union-attr]
+    core.handle(asked(2, "resnet50", specs=PICTURE), 40.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 40.0)))
+    assert run.ready_in_ms == 7.0
+
+
+def test_a_grant_that_comes_before_the_pixels_is_missed_and_announced_again_when_they_are_there() -> None:
+    core = linked_core(VISION)
+    request = asked(1, "resnet50", specs=PICTURE)
+    core.handle(request, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    [inputs] = pushed(core.handle(grant((0, 1), model_id="resnet50"), 5.0))
+    assert inputs.live_seqs == ()
+    assert not core.has_gathered
+    core.handle(Preprocessed(request.payload), 30.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 30.0)))
+    assert (run.first_seq, run.ready_in_ms) == (1, 0.0)
+
+
+def test_what_is_no_picture_is_refused_and_a_cancelled_one_is_of_no_interest_any_more() -> None:
+    core = linked_core(VISION)
+    broken, cancelled = asked(1, "resnet50", specs=PICTURE), asked(2, "resnet50", specs=PICTURE)
+    core.handle(broken, 0.0)
+    core.handle(cancelled, 0.0)
+    failed = PreprocessFailed(broken.payload, "InvalidInput", "not a picture")
+    assert refusals(core.handle(failed, 1.0)) == [(1, "InvalidInput")]
+    core.handle(ClientSaid(CLIENT, CancelRequest(2)), 2.0)
+    assert core.handle(Preprocessed(cancelled.payload), 3.0) == []
+
+
+def test_pictures_and_ready_requests_do_not_share_a_run() -> None:
+    core = linked_core(VISION)
+    core.handle(asked(1, "resnet50", specs=PICTURE), 0.0)
+    core.handle(asked(2, "resnet50", specs=(TensorSpec("input", "float32", (3, 224, 224)),)), 0.0)
+    runs = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert [(run.first_seq, run.ready_in_ms) for run in runs] == [(0, 0.0), (1, 10.0)]
+
+
+# ---------------------------------------------------------------- questions
+
+
+def test_clients_may_ask_for_models_signs_of_life_and_status() -> None:
+    core = linked_core()
+    [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, ModelsAsked()), 0.0))
+    assert reply.message == ModelsListed((model_info(),))
+    [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, Ping(3)), 0.0))
+    assert reply.message == Pong(3)
+    assert core.handle(ClientSaid(CLIENT, StatusAsked()), 0.0) == [Report(CLIENT)]
+    other = PeerId("client/2")
+    assert core.handle(ClientSaid(other, CancelRequest(1)), 0.0) == []

@@ -1,0 +1,68 @@
+"""The small parts of a frontend: runs of seqs, measured times, the table of a request's life."""
+
+from __future__ import annotations
+
+import pytest
+
+from fabric.ids import ModelId
+from fabric.messages import SeqRun, Withdraw
+from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return
+from roles.frontend.requests import NEXT, Stage, Step
+from roles.frontend.runs import AnnouncedRun, coded
+
+
+@pytest.mark.parametrize(
+    ("seqs", "runs"),
+    [
+        ([], ()),
+        ([5], (SeqRun(5, 1),)),
+        ([3, 1, 2, 0], (SeqRun(0, 4),)),
+        ([7, 9, 8, 2], (SeqRun(2, 1), SeqRun(7, 3))),
+    ],
+)
+def test_seqs_are_run_length_coded(seqs: list[int], runs: tuple[SeqRun, ...]) -> None:
+    assert coded(seqs) == runs
+
+
+def test_a_run_tells_of_its_dead_at_every_halving() -> None:
+    model_id = ModelId("m")
+    run = AnnouncedRun(model_id, left=8)
+    told = [run.note_dead(seq) for seq in range(8)]
+    assert [withdraw is not None for withdraw in told] == [
+        *(False, False, False, True),
+        *(False, True, True, True),
+    ]
+    assert told[3] == Withdraw(model_id, (SeqRun(0, 4),))
+
+
+def test_granted_requests_make_the_dead_a_larger_share() -> None:
+    run = AnnouncedRun(ModelId("m"), left=8)
+    assert run.note_dead(7) is None
+    for _ in range(5):
+        run.note_left()
+    assert run.note_dead(6) is not None
+
+
+def test_the_return_path_is_a_maximum_that_halves_every_two_seconds() -> None:
+    returns = ReturnPath()
+    returns.note(16.0, 0.0)
+    returns.note(1.0, 1.0)
+    assert returns.reserve_ms(4_000.0) == pytest.approx(4.0)
+    assert less_return(100.0, 4.0) == 96.0
+    assert less_return(8.0, 4.0) == 6.0
+
+
+def test_the_preprocessing_time_is_the_p95_of_the_last_ones() -> None:
+    times = PreprocessTimes()
+    assert times.p95_ms == 10.0
+    for took_ms in [1_000.0] * 10 + list(range(1, 65)):
+        times.note(took_ms)
+    assert times.p95_ms == 61.0
+
+
+def test_every_stage_leads_to_an_answer_and_an_answer_leads_nowhere() -> None:
+    for stage in Stage:
+        if stage is Stage.ANSWERED:
+            assert not any(left is stage for left, _ in NEXT)
+        else:
+            assert NEXT[stage, Step.ANSWER] is Stage.ANSWERED
