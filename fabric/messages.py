@@ -321,7 +321,11 @@ class SliceReady(Message, frozen=True, tag=20):
 
 
 class RunBatch(Message, frozen=True, tag=21):
-    """Scheduler -> worker: run this batch in `start_in_ms`, at the latest in `latest_in_ms`, with what came."""
+    """Scheduler -> worker: run this batch in `start_in_ms`, in `latest_in_ms` with the parts that came.
+
+    After `latest_in_ms` the tightest deadline in the batch is lost, after `expires_in_ms` all of them are: a
+    batch that is late for its first requests still serves the others.
+    """
 
     batch_id: BatchId
     slice_id: SliceId
@@ -330,6 +334,7 @@ class RunBatch(Message, frozen=True, tag=21):
     parts: tuple[Part, ...]
     start_in_ms: float
     latest_in_ms: float
+    expires_in_ms: float
 
 
 class Done(Message, frozen=True, tag=22):

@@ -12,7 +12,7 @@ third, so a worker that hangs costs two batches and not a queue of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
@@ -42,6 +42,7 @@ from policies.batching.base import (
     BatchModel,
     BatchSlice,
     Decision,
+    Delay,
     Discipline,
     Dispatch,
     Drop,
@@ -107,7 +108,6 @@ class SchedulerCore:
             self._transfer[model_id] = TransferCorrection(settings.delay.data_ms_per_item)
             discipline.add_model(self._batch_model(model_id), 0.0)
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
-            Arrivals: self._on_arrivals,
             Done: self._on_done,
             Withdraw: self._on_withdraw,
             FrontendHello: self._on_frontend_hello,
@@ -122,14 +122,17 @@ class SchedulerCore:
     def wake_at_ms(self) -> float | None:
         """The discipline's next moment, or the next directory."""
         wake_at_ms = self._discipline.wake_at_ms
-        if self._tell_at_ms is not None and (wake_at_ms is None or self._tell_at_ms < wake_at_ms):
-            return self._tell_at_ms
-        return wake_at_ms
+        tell_at_ms = self._tell_at_ms
+        if tell_at_ms is None:
+            return wake_at_ms
+        return tell_at_ms if wake_at_ms is None else min(wake_at_ms, tell_at_ms)
 
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
         """Take one event; see `roles.core.Core`."""
         if type(event) is Heard:
             message = event.message
+            if type(message) is Arrivals:  # nearly all there is
+                return self._on_arrivals(event.peer, message, event.late_ms, now_ms)
             handler = self._on.get(type(message))
             if handler is None:
                 self.counters["messages_unexpected"] += 1
@@ -145,9 +148,9 @@ class SchedulerCore:
     def _on_arrivals(self, peer: PeerId, message: Arrivals, late_ms: float, now_ms: float) -> Sequence[Send]:
         model_id = message.model_id
         self.counters["requests_announced"] += message.count
-        if model_id not in self._models:
-            return [_refused(peer, message, "ModelNotFound", f"no model named {model_id}")]
-        if not self._fleet.is_served(model_id):
+        if not self._fleet.replicas.get(model_id):
+            if model_id not in self._models:
+                return [_refused(peer, message, "ModelNotFound", f"no model named {model_id}")]
             return [_refused(peer, message, "NoReplica", f"no ready slice hosts {model_id}")]
         sent_at_ms = now_ms - late_ms
         run = RequestRun(
@@ -222,6 +225,8 @@ class SchedulerCore:
         self.counters["batches_sent"] += 1
         self.counters["requests_granted"] += dispatch.batch_size
         start_in_ms = max(0.0, dispatch.start_at_ms - now_ms)
+        latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
+        loosest_at_ms = max(run.deadline_at_ms + run.span_ms for run in dispatch.runs)
         actions = self._tell() if self._told_version != self._fleet.version else []
         actions.append(
             Send(
@@ -233,7 +238,8 @@ class SchedulerCore:
                     dispatch.model_id,
                     parts,
                     start_in_ms,
-                    max(start_in_ms, dispatch.latest_at_ms - now_ms),
+                    latest_in_ms,
+                    max(latest_in_ms, loosest_at_ms - dispatch.exec_ms - now_ms),
                 ),
             )
         )
@@ -375,7 +381,8 @@ class SchedulerCore:
         return BatchSlice(slice_id, record.order, tuple(hosted), free_at_ms)
 
     def _batch_model(self, model_id: ModelId) -> BatchModel:
-        delay = replace(self._settings.delay, data_ms_per_item=self._transfer[model_id].ms_per_item)
+        transfer = self._transfer[model_id]
+        delay = Delay(self._settings.delay.control_ms + transfer.fixed_ms, transfer.ms_per_item)
         priority = self._settings.priorities.get(model_id, 0)
         return BatchModel(model_id, self._models[model_id].slo_ms, delay, priority)
 
@@ -474,14 +481,17 @@ class SchedulerCore:
 def _by_frontend(runs: Sequence[RequestRun]) -> dict[FrontendId, tuple[SeqRun, ...]]:
     """The seqs of each frontend, neighbours joined: first, end, first, end, … while they are gathered."""
     gathered: dict[FrontendId, list[int]] = {}
+    name: FrontendId | None = None
+    seqs: list[int] = []
     for run in runs:
-        seqs = gathered.get(run.frontend_id)
-        if seqs is None:
-            gathered[run.frontend_id] = [run.first_seq, run.first_seq + run.count]
-        elif seqs[-1] == run.first_seq:
-            seqs[-1] += run.count
+        if run.frontend_id != name:
+            name = run.frontend_id
+            seqs = gathered.setdefault(name, [])
+        first_seq = run.first_seq
+        if seqs and seqs[-1] == first_seq:
+            seqs[-1] = first_seq + run.count
         else:
-            seqs += (run.first_seq, run.first_seq + run.count)
+            seqs += (first_seq, first_seq + run.count)
     return {
         name: tuple(SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2))
         for name, seqs in gathered.items()

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
+SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
+SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
+TRANSFER_STEP = 0.2
+TRANSFER_STEP_MS = 0.02
 GUARD_SAMPLES = 256
-GUARD_MS_MAX = 2.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
+GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
 
 @dataclass(slots=True)
@@ -53,21 +57,44 @@ class SpeedCorrection:
 
 
 class TransferCorrection:
-    """What a model's inputs take from the grant to the device, per item, on top of the configured delay."""
+    """What a model's inputs take from the grant to the device: `fixed_ms` + `ms_per_item` · b.
 
-    __slots__ = ("_estimate", "ms_per_item")
+    A least-squares line through the last batches (forgetting as `Estimate` does), lifted by `SPREADS`
+    deviations of what they scattered around it: a batch sent too late loses a deadline, one sent a little too
+    early loses nothing. Starts as the configured `ms_per_item` and nothing fixed.
+    """
+
+    __slots__ = ("_cov", "_samples", "_size", "_size_var", "_spread", "_transfer", "fixed_ms", "ms_per_item")
 
     def __init__(self, ms_per_item: float) -> None:
+        self.fixed_ms = 0.0
         self.ms_per_item = ms_per_item
-        self._estimate = Estimate(ms_per_item)
+        self._size = 1.0
+        self._transfer = ms_per_item
+        self._size_var = 1.0
+        self._cov = ms_per_item  # of the line it starts on: slope = cov / var
+        self._spread = 0.0
+        self._samples = 1  # what it starts from counts as one
 
     def observe(self, transfer_ms: float, batch_size: int) -> bool:
-        """Note one batch's transfer; True when `ms_per_item` has moved by 20 % and 10 µs."""
-        self._estimate.add(transfer_ms / batch_size)
-        wanted = self._estimate.high
-        if abs(wanted - self.ms_per_item) <= max(0.01, 0.2 * self.ms_per_item):
+        """Note one batch's transfer; True when the line has moved by enough to matter."""
+        self._samples += 1
+        weight = max(MEMORY, 1.0 / self._samples)  # a plain mean at first: the first batches count fully
+        size_error = batch_size - self._size
+        error_ms = transfer_ms - self._transfer
+        self._size += weight * size_error
+        self._transfer += weight * error_ms
+        self._size_var += weight * (size_error * size_error - self._size_var)
+        self._cov += weight * (size_error * error_ms - self._cov)
+        slope = max(0.0, self._cov / self._size_var) if self._size_var > SIZE_VAR_MIN else self.ms_per_item
+        offset_ms = self._transfer - slope * self._size
+        self._spread += weight * (abs(transfer_ms - offset_ms - slope * batch_size) - self._spread)
+        fixed_ms = max(0.0, offset_ms + SPREADS * self._spread)
+        before_ms = self.fixed_ms + self.ms_per_item * self._size
+        after_ms = fixed_ms + slope * self._size
+        if abs(after_ms - before_ms) <= max(TRANSFER_STEP_MS, TRANSFER_STEP * before_ms):
             return False
-        self.ms_per_item = wanted
+        self.fixed_ms, self.ms_per_item = fixed_ms, slope
         return True
 
 

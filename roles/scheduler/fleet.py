@@ -55,7 +55,8 @@ class Fleet:
         """Of the living incarnations only."""
         self.nodes: dict[NodeId, PeerId] = {}
         self._slo_ms = slo_ms
-        self._replicas = dict.fromkeys(slo_ms, 0)
+        self.replicas = dict.fromkeys(slo_ms, 0)
+        """Ready slices that host each model."""
 
     def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
         """What should exist on a node."""
@@ -63,7 +64,7 @@ class Fleet:
 
     def is_served(self, model_id: ModelId) -> bool:
         """Whether some ready slice hosts the model."""
-        return self._replicas[model_id] > 0
+        return self.replicas[model_id] > 0
 
     def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend (or its next incarnation) is there."""
@@ -130,7 +131,7 @@ class Fleet:
         for model_id, slo_ms in self._slo_ms.items():
             if model_id in first:
                 known = first[model_id]
-                count = self._replicas[model_id]
+                count = self.replicas[model_id]
                 infos.append(ModelInfo(model_id, slo_ms, known.inputs, known.outputs, known.image, count))
             else:
                 infos.append(ModelInfo(model_id, slo_ms))
@@ -165,5 +166,5 @@ class Fleet:
 
     def _count(self, record: SliceRecord, step: int) -> None:
         for replica in record.replicas:
-            if replica.model_id in self._replicas:
-                self._replicas[replica.model_id] += step
+            if replica.model_id in self.replicas:
+                self.replicas[replica.model_id] += step

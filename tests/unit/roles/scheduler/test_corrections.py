@@ -1,0 +1,70 @@
+"""What measured times teach: drift is followed, noise is not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from roles.scheduler.corrections import (
+    GUARD_MS_MAX,
+    GUARD_SAMPLES,
+    LatenessGuard,
+    SpeedCorrection,
+    TransferCorrection,
+)
+
+
+def test_a_slice_that_keeps_to_its_table_is_not_corrected() -> None:
+    speed = SpeedCorrection()
+    assert not any(speed.observe(10.0, 10.0) for _ in range(1_000))
+    assert speed.factor == 1.0
+
+
+def test_a_slice_that_becomes_half_as_fast_is_believed_so() -> None:
+    speed = SpeedCorrection()
+    for _ in range(200):
+        speed.observe(20.0, 10.0)
+    assert speed.factor == pytest.approx(2.0, rel=0.06)
+
+
+def test_a_configured_transfer_that_is_true_changes_nothing() -> None:
+    transfer = TransferCorrection(0.05)
+    rng = random.Random(1)
+    for _ in range(500):
+        size = rng.randint(1, 32)
+        assert not transfer.observe(0.05 * size, size)
+    assert (transfer.fixed_ms, transfer.ms_per_item) == (0.0, 0.05)
+
+
+def test_a_fixed_delay_and_a_slope_are_told_apart() -> None:
+    transfer = TransferCorrection(0.0)
+    rng = random.Random(2)
+    for _ in range(500):
+        size = rng.randint(1, 32)
+        transfer.observe(1.0 + 0.1 * size, size)
+    for size in (1, 16, 32):
+        believed_ms = transfer.fixed_ms + transfer.ms_per_item * size
+        assert believed_ms == pytest.approx(1.0 + 0.1 * size, rel=0.25)
+
+
+def test_scattered_transfers_are_covered_nearly_always() -> None:
+    transfer = TransferCorrection(0.0)
+    rng = random.Random(3)
+    late = 0
+    for number in range(2_000):
+        size = rng.randint(1, 16)
+        took_ms = 0.3 + rng.expovariate(2.0)
+        late += number > 100 and took_ms > transfer.fixed_ms + transfer.ms_per_item * size
+        transfer.observe(took_ms, size)
+    assert late < 0.1 * 2_000
+
+
+def test_the_guard_is_the_p99_of_lateness_and_bounded() -> None:
+    guard = LatenessGuard()
+    for number in range(GUARD_SAMPLES):
+        guard.observe(0.1 if number % 50 else 0.4)
+    assert guard.guard_ms == 0.4
+    for _ in range(GUARD_SAMPLES):
+        guard.observe(60.0)
+    assert guard.guard_ms == GUARD_MS_MAX
