@@ -1,0 +1,98 @@
+"""`tenuto scheduler | frontend | worker`: one role in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fabric.errors import ConfigError
+from fabric.ids import FrontendId
+from roles.config import load_config
+from roles.environment import RunDir, run_dir
+from roles.process import StopSignal, die_with_parent, read_run_file, set_up_logging
+
+_CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
+_RUN_DIR = click.option(
+    "--run-dir",
+    "run_dir_option",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
+)
+
+
+@click.command()
+@_CONFIG
+@_RUN_DIR
+def scheduler(config: Path, run_dir_option: Path | None) -> None:
+    """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
+    from roles.scheduler.shell import ROLE_ID, run_scheduler  # noqa: PLC0415  only this command needs it
+
+    with _role(ROLE_ID, run_dir_option) as (home, stop):
+        run_scheduler(load_config(config), home, stop)
+
+
+@click.command()
+@_CONFIG
+@_RUN_DIR
+@click.option(
+    "--index", type=click.IntRange(min=0), default=0, help="Which of cluster.frontends this one is."
+)
+@click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
+def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
+    """Run a frontend: it owns requests and their payload, and gives each its one answer."""
+    from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
+
+    frontend_id = FrontendId(f"frontend-{index}")
+    with _role(frontend_id, run_dir_option) as (home, stop):
+        listen = load_config(config).listen
+        addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
+        options = FrontendOptions(frontend_id, home, addresses, (_client_address(listen.client, index),))
+        run_frontend(options, stop)
+
+
+@click.command()
+@click.option("--agent", required=True, help="The control address of this host's node agent.")
+@click.option("--worker-id", required=True, help="The name the agent knows this process by.")
+@_RUN_DIR
+def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
+    """Run a worker, as a node agent does: it asks the agent what to host."""
+    from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
+
+    home = run_dir() if run_dir_option is None else RunDir(run_dir_option.absolute())
+    sys.exit(run_worker(agent, worker_id, home.path))
+
+
+@contextmanager
+def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+    die_with_parent()
+    with StopSignal() as stop:
+        set_up_logging(role_id)
+        home = run_dir() if run_dir_option is None else RunDir(run_dir_option.absolute())
+        try:
+            yield home.path, stop
+        finally:
+            home.remove()
+
+
+def _scheduler_addresses(home: Path) -> list[str]:
+    path = home / "scheduler-0.json"
+    run_file = read_run_file(path)
+    if run_file is None:
+        raise ConfigError(
+            f"no scheduler serves in {home} (there is no {path.name}): start it first, or give --scheduler"
+        )
+    return list(run_file.addresses["control"])
+
+
+def _client_address(given: str, index: int) -> str:
+    """Frontend i listens i ports above the configured one, so that several fit on one host; 0 stays 0."""
+    if index == 0:
+        return given
+    if given.startswith("ipc://"):
+        return f"{given}.{index}"
+    host, _, port = given.rpartition(":")
+    return given if port == "0" else f"{host}:{int(port) + index}"

@@ -1,0 +1,1 @@
+"""Plays a workload at a live cluster, open loop."""
