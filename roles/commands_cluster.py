@@ -65,7 +65,7 @@ def up(
             *([str(file)] if file else []),
             *(["--run-dir", str(home.path)] if run_dir_option else []),
         ]
-        up_file = start_detached(arguments, home.path)
+        up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
         _show_start(up_file.endpoints, (), home.path, up_file.pid, is_json=is_json)
         return
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.

@@ -93,17 +93,20 @@ def stop_running(run_dir: Path) -> None:
     _clear(run_dir)
 
 
-def start_detached(arguments: Sequence[str], run_dir: Path) -> UpFile:
+def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool) -> UpFile:
     """Start `tenuto up` with these arguments in a session of its own, and wait until everything serves.
 
-    Its log goes to `up.log` in the run directory. Raises what it ended with instead, with its last line.
+    Its log goes to `up.log` in the run directory, which goes at its end if `is_removed`. Raises what it ended
+    with instead, with its last line.
     """
     if run_dir.is_dir() and is_claimed(run_dir):
         raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
+    is_removed = is_removed or not run_dir.exists()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = ["--remove-run-dir"] if is_removed else []
     with (run_dir / LOG_FILE).open("wb+") as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
-            [sys.executable, "-m", "roles.cli", "up", *arguments],
+            [sys.executable, "-m", "roles.cli", "up", *arguments, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -116,6 +119,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path) -> UpFile:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_LIMIT_MS / 1e3)
             process.kill()
+            _forget_log(run_dir, is_removed=is_removed)
             raise
         if up_file is not None:
             process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
@@ -123,9 +127,16 @@ def start_detached(arguments: Sequence[str], run_dir: Path) -> UpFile:
         log.seek(0)
         lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
-    (run_dir / LOG_FILE).unlink(missing_ok=True)
+    _forget_log(run_dir, is_removed=is_removed)
     error = ConfigError if process.returncode == EXIT_CONFIG else FabricError
     raise error(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
+
+
+def _forget_log(run_dir: Path, *, is_removed: bool) -> None:
+    (run_dir / LOG_FILE).unlink(missing_ok=True)
+    if is_removed:
+        with contextlib.suppress(OSError):  # gone already, or not empty: somebody else's files
+            run_dir.rmdir()
 
 
 def _until_ready(process: subprocess.Popen[bytes], run_dir: Path) -> UpFile | None:

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabric.client import BlockingClient
+from fabric.errors import FabricError
+from roles.process import read_run_file
+from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
+
+ROOT = Path(__file__).parents[2]
+STOP_MS = 20_000.0
+CLUSTER = """
+models:
+ - {name: resnet50, slo_ms: 200, profile: {alpha_ms: 1.053, beta_ms: 5.072, max_batch: 64}}
+cluster: {gpus: 1}
+batching: eager
+"""
+
+
+@dataclass
+class Home:
+    """A run directory, and the commands run in it."""
+
+    path: Path
+    file: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "roles.cli", *arguments, "--run-dir", str(self.path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, and the last line of stderr."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, (err.strip().splitlines() or [""])[-1]
+
+    def up(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """Start a cluster and wait until it says that it is ready."""
+        process = self.start("up", str(self.file), *arguments, "--json")
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return process, json.loads(line)
+
+    def processes(self) -> dict[int, str]:
+        return processes_naming(str(self.path))
+
+    def pid(self, role_id: str) -> int | None:
+        run_file = read_run_file(self.path / f"{role_id}.json") if self.path.exists() else None
+        return None if run_file is None else run_file.pid
+
+    def assert_nothing_left(self) -> None:
+        until(lambda: not self.processes(), 3_000.0, "the end of all processes")
+        assert not self.path.exists()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "run", tmp_path / "eager.yaml")
+    opened.file.write_text(CLUSTER)
+    yield opened
+    for pid in opened.processes():
+        os.kill(pid, signal.SIGKILL)
+    for process in opened.started:
+        process.kill()
+        process.communicate()
+    until(lambda: not opened.processes())
+
+
+def infer(endpoints: Sequence[str]) -> None:
+    with BlockingClient(endpoints) as client:
+        client.infer("resnet50", {"input": np.zeros(4, np.float32)}, budget_ms=2_000.0)
+
+
+def answers(endpoints: Sequence[str]) -> bool:
+    try:
+        infer(endpoints)
+    except FabricError:
+        return False
+    return True
+
+
+def test_a_cluster_serves_and_ctrl_c_leaves_nothing(home: Home) -> None:
+    process, started = home.up()
+    assert [(item["state"], item["models"]) for item in started["slices"]] == [("ready", ["resnet50"])]
+    infer(started["endpoints"]["client"])
+    began_ms = CLOCK.now_ms()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert CLOCK.now_ms() - began_ms < 5_000.0
+    home.assert_nothing_left()
+
+
+def test_up_without_a_file_has_one_emulated_model(home: Home) -> None:
+    process = home.start("up", "--json")
+    assert process.stdout is not None
+    started = json.loads(process.stdout.readline())
+    assert [(item["state"], item["models"]) for item in started["slices"]] == [("ready", ["resnet50"])]
+    process.terminate()
+    assert process.wait(20) == 0
+    home.assert_nothing_left()
+
+
+@pytest.mark.parametrize("after_ms", [30, 150, 300, 450, 600, 750, 900, 1_100, 1_400])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_at_any_moment_of_the_start_leaves_nothing(
+    home: Home, after_ms: float, number: signal.Signals
+) -> None:
+    process = home.start("up")
+    stop_at_ms = CLOCK.now_ms() + after_ms
+    until(lambda: CLOCK.now_ms() >= stop_at_ms)
+    process.send_signal(number)
+    process.communicate(timeout=STOP_MS / 1e3)
+    home.assert_nothing_left()
+
+
+def test_a_supervisor_killed_hard_takes_everything_with_it_and_the_next_one_clears_up(home: Home) -> None:
+    process, _ = home.up()
+    assert len(home.processes()) == 5  # itself, scheduler, agent, frontend, worker
+    process.kill()
+    process.wait(10)
+    until(lambda: not home.processes(), 3_000.0, "the end of all processes")
+    assert home.run("status")[0] == 5
+    process, started = home.up()
+    infer(started["endpoints"]["client"])
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("role_id", ["scheduler-0", "frontend-0", "node-local"])
+def test_a_role_killed_hard_is_replaced_and_requests_are_answered_again(home: Home, role_id: str) -> None:
+    process, started = home.up()
+    address = started["endpoints"]["client"][0]  # the ipc one, which stays the same
+    infer(address)
+    former = home.pid(role_id)
+    assert former is not None
+    os.kill(former, signal.SIGKILL)
+    until(lambda: home.pid(role_id) not in (None, former), what=f"another {role_id}")
+    until(lambda: answers(address), 20_000.0, "an answer")
+    assert zombies_of(process.pid) == []
+    assert process.poll() is None
+
+
+def test_a_role_that_dies_again_and_again_ends_everything_with_a_reason(home: Home) -> None:
+    process, _ = home.up()
+    killed: set[int | None] = {None}
+    while process.poll() is None and len(killed) <= 5:
+        until(
+            lambda: process.poll() is not None or home.pid("frontend-0") not in killed,
+            what="another frontend",
+        )
+        pid = home.pid("frontend-0")
+        if pid is not None and pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=STOP_MS / 1e3)
+    assert process.returncode == 1
+    assert err.strip().splitlines()[-1] == (
+        "tenuto: frontend-0 is given up after 5 failures within 60 s: frontend-0 was killed by signal 9"
+        + err.strip().splitlines()[-1].partition("signal 9")[2]
+    )
+    home.assert_nothing_left()
+
+
+def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(home: Home) -> None:
+    process, started = home.up()
+    code, out, line = home.run("up")
+    assert (code, out) == (1, "")
+    assert line.startswith(f"tenuto: a cluster runs in {home.path} already as process {process.pid}")
+    infer(started["endpoints"]["client"])
+    process.terminate()
+    assert process.wait(20) == 0
+    home.assert_nothing_left()
+
+
+def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(home: Home, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file = tmp_path / "cluster.yaml"
+        file.write_text(CLUSTER + f'listen: {{client: "tcp://127.0.0.1:{port}"}}\n')
+        code, out, line = home.run("up", str(file))
+    assert code in (1, 3)
+    assert out == ""
+    assert line == f"tenuto: frontend-0 did not start: cannot bind tcp://127.0.0.1:{port}: it is in use"
+    home.assert_nothing_left()
+
+
+def test_a_wrong_configuration_is_refused_before_anything_starts(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER.replace("slo_ms", "slo"))
+    code, _, line = home.run("up", str(file))
+    assert code == 3
+    assert "slo" in line
+    assert not home.path.exists()
+
+
+def test_a_cuda_node_on_a_host_without_a_gpu_is_a_configuration_error(home: Home, tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this host has a GPU")
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER.replace("{gpus: 1}", "{nodes: [{host: a, device: cuda}]}"))
+    code, _, line = home.run("up", str(file))
+    assert code == 3
+    assert line.startswith("tenuto: node-a did not start: node a: no usable NVIDIA GPU or driver here")
+    home.assert_nothing_left()
+
+
+def test_detached_it_runs_on_until_down(home: Home) -> None:
+    code, out, _ = home.run("up", str(home.file), "--detach", "--json")
+    assert code == 0
+    started = json.loads(out)
+    infer(started["endpoints"]["client"])
+    code, out, _ = home.run("status", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["endpoints"] == started["endpoints"]
+    assert {process["role_id"] for process in report["processes"] if process["alive"]} >= {
+        "scheduler-0",
+        "frontend-0",
+        "node-local",
+    }
+    assert [item["state"] for item in report["slices"]] == ["ready"]
+    assert [item["model_id"] for item in report["models"]] == ["resnet50"]
+    assert report["counters"]["batches_sent"] == 1
+    assert home.run("up", "--detach")[0] == 1
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
+def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        file = tmp_path / "cluster.yaml"
+        file.write_text(CLUSTER + f'listen: {{client: "tcp://127.0.0.1:{taken.getsockname()[1]}"}}\n')
+        code, _, line = home.run("up", "--detach", str(file))
+    assert code in (1, 3)
+    assert line.endswith("it is in use")
+    home.assert_nothing_left()
+
+
+def test_ctrl_c_while_a_detached_cluster_starts_ends_it(home: Home) -> None:
+    process = home.start("up", "--detach")
+    until(lambda: home.pid("scheduler-0") is not None)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=STOP_MS / 1e3)
+    assert process.returncode != 0
+    home.assert_nothing_left()
+
+
+@pytest.mark.parametrize("command", ["down", "status"])
+def test_where_nothing_runs_a_command_says_so_with_exit_code_5(home: Home, command: str) -> None:
+    code, out, line = home.run(command)
+    assert (code, out, line) == (5, "", f"tenuto: no cluster runs in {home.path}")
+
+
+def test_status_shows_tables_to_people(home: Home) -> None:
+    home.up()
+    code, out, _ = home.run("status")
+    assert code == 0
+    assert "scheduler-0" in out
+    assert "local/gpu0/0" in out
