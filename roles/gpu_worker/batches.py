@@ -1,0 +1,181 @@
+"""The batches granted to one slice, sans-IO: which inputs came, what may start now, what is too late.
+
+RunBatch and Inputs race on different sockets, so a batch is put together here. It may start once all its parts
+are in and its start has come; from its latest start on it goes with what came; when the device has been busy
+until even its loosest deadline is lost, it has expired. Of several that may start, the one with the earliest start does: a batch whose inputs are late
+waits without holding up the one behind it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import BatchId, FrontendId
+from fabric.messages import Done, Inputs, Part, RunBatch
+from roles.core import NO_PAYLOAD, Handle
+
+LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not expire by its own alarm
+
+
+@dataclass(slots=True, frozen=True)
+class PartInputs:
+    """What came for one part."""
+
+    live_seqs: tuple[int, ...]
+    payload: Handle
+
+
+@dataclass(slots=True)
+class Batch:
+    """One granted batch; moments on our clock."""
+
+    run: RunBatch
+    received_at_ms: float
+    start_at_ms: float
+    latest_at_ms: float
+    expires_at_ms: float
+    inputs: dict[int, PartInputs] = field(default_factory=dict)
+    complete_at_ms: float = 0.0
+    """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
+    started_at_ms: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every part is in."""
+        return len(self.inputs) == len(self.run.parts)
+
+    @property
+    def is_dead(self) -> bool:
+        """Every part is in and none has a live request."""
+        return self.is_complete and not any(part.live_seqs for part in self.inputs.values())
+
+    @property
+    def may_start_at_ms(self) -> float:
+        """The moment at which it goes, as things stand."""
+        return self.start_at_ms if self.is_complete else self.latest_at_ms
+
+    def wants(self, inputs: Inputs) -> bool:
+        """Whether these inputs are a part of the batch that has not come yet."""
+        if not 0 <= inputs.part < len(self.run.parts) or inputs.part in self.inputs:
+            return False
+        part = self.run.parts[inputs.part]
+        return (
+            inputs.frontend_id == part.frontend_id
+            and inputs.model_id == self.run.model_id
+            and _are_of(inputs.live_seqs, part)
+        )
+
+    def accept(self, inputs: Inputs, payload: Handle, now_ms: float) -> None:
+        """Take a part the batch `wants`."""
+        self.inputs[inputs.part] = PartInputs(inputs.live_seqs, payload)
+        self.complete_at_ms = now_ms
+
+    def live(self) -> Iterator[tuple[FrontendId, PartInputs]]:
+        """The parts that bring requests, in the order of their numbers: the order of the job's rows."""
+        for number in sorted(self.inputs):
+            if self.inputs[number].live_seqs:
+                yield self.run.parts[number].frontend_id, self.inputs[number]
+
+    def payloads(self) -> list[Handle]:
+        """Everything kept for the batch."""
+        return [part.payload for part in self.inputs.values() if part.payload != NO_PAYLOAD]
+
+    def missing(self) -> tuple[Part, ...]:
+        """The parts that have not come."""
+        return tuple(part for number, part in enumerate(self.run.parts) if number not in self.inputs)
+
+    @property
+    def transfer_ms(self) -> float:
+        """From RunBatch to the last input."""
+        return self.complete_at_ms - self.received_at_ms
+
+    @property
+    def queue_ms(self) -> float:
+        """From the last input (or RunBatch, if later) to the start."""
+        return self.started_at_ms - self.complete_at_ms
+
+
+def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
+    """Put a RunBatch that is `late_ms` old on our clock."""
+    sent_at_ms = now_ms - late_ms
+    latest_at_ms = sent_at_ms + run.latest_in_ms
+    start_at_ms = min(sent_at_ms + run.start_in_ms, latest_at_ms)
+    expires_at_ms = max(sent_at_ms + run.expires_in_ms, latest_at_ms) + LATE_TOLERANCE_MS
+    return Batch(run, now_ms, start_at_ms, latest_at_ms, expires_at_ms, complete_at_ms=now_ms)
+
+
+def unlaunched(run: RunBatch) -> Done:
+    """What the scheduler hears of a batch of which nothing ran: every request comes back."""
+    return Done(run.batch_id, run.slice_id, run.model_id, "expired", 0, run.parts, 0.0, 0.0, 0.0)
+
+
+class BatchQueue:
+    """Waiting batches of one slice in order of start, and the one that runs."""
+
+    def __init__(self) -> None:
+        self.running: Batch | None = None
+        self._waiting: list[Batch] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting) + (self.running is not None)
+
+    def find(self, batch_id: BatchId) -> Batch | None:
+        """A batch that has not ended."""
+        if self.running is not None and self.running.run.batch_id == batch_id:
+            return self.running
+        return next((batch for batch in self._waiting if batch.run.batch_id == batch_id), None)
+
+    def add(self, batch: Batch) -> None:
+        """Take a newly granted batch."""
+        bisect.insort(self._waiting, batch, key=lambda other: (other.start_at_ms, other.run.batch_id))
+
+    def remove(self, batch: Batch) -> None:
+        """Give up one that has not started."""
+        self._waiting.remove(batch)
+
+    def take_ended(self, now_ms: float) -> Sequence[Batch]:
+        """Remove what will never run: dead ones, and expired ones."""
+        ended = [batch for batch in self._waiting if batch.is_dead or batch.expires_at_ms <= now_ms]
+        if ended:
+            self._waiting = [batch for batch in self._waiting if batch not in ended]
+        return ended
+
+    def start_next(self, now_ms: float) -> Batch | None:
+        """Move the first batch that may start to the device, if that is free."""
+        if self.running is not None:
+            return None
+        for batch in self._waiting:
+            if batch.may_start_at_ms <= now_ms:
+                self._waiting.remove(batch)
+                self.running = batch
+                batch.started_at_ms = now_ms
+                return batch
+        return None
+
+    def take_waiting(self) -> Sequence[Batch]:
+        """Give up everything that has not started."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When the next batch may start or, while the device is busy, expires."""
+        if self.running is not None:
+            return min((batch.expires_at_ms for batch in self._waiting), default=None)
+        return min((batch.may_start_at_ms for batch in self._waiting), default=None)
+
+
+def _are_of(seqs: Sequence[int], part: Part) -> bool:
+    """Whether the seqs are different ones out of the part's runs."""
+    runs = iter(sorted(part.runs, key=lambda run: run.first_seq))
+    run = next(runs, None)
+    previous = -1
+    for seq in sorted(seqs):
+        while run is not None and seq >= run.first_seq + run.count:
+            run = next(runs, None)
+        if run is None or seq < run.first_seq or seq == previous:
+            return False
+        previous = seq
+    return True

@@ -1,0 +1,548 @@
+"""The worker's decisions: load slices, put batches together, run them one at a time, answer for each.
+
+Three links lead here. The *agent* says what to host and when to stop. The *scheduler* grants batches. Frontends
+push inputs, and outputs go straight back to them. Everything that is asked ends in exactly one `Done` to the
+scheduler, and every live request of it in one row of `Outputs`, in one `BatchFailed`, or in `Done.missing`.
+
+A slice's life is the table in `slices.py`; all slices of a process share its incarnation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.ids import Incarnation, NodeId, PeerId, SliceId
+from fabric.messages import (
+    AnyMessage,
+    BatchFailed,
+    Directory,
+    Done,
+    Host,
+    Inputs,
+    Outputs,
+    Preempt,
+    RunBatch,
+    SliceFailed,
+    SliceReady,
+    SliceReport,
+    SliceSpec,
+    StatusAsked,
+    StatusListed,
+    Stop,
+    WorkerHello,
+)
+from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
+from roles.gpu_worker.batches import Batch, granted, unlaunched
+from roles.gpu_worker.early import EarlyInputs
+from roles.gpu_worker.events import (
+    Abort,
+    BatchRan,
+    End,
+    Execute,
+    InputsCame,
+    JoinScheduler,
+    KnowFrontends,
+    Load,
+    Push,
+    Release,
+    SchedulerAnswers,
+    Unload,
+    WorkerAction,
+    WorkerEvent,
+)
+from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed
+from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
+
+AGENT: Final = PeerId("agent")
+SCHEDULER: Final = PeerId("scheduler")
+
+HELLO_EVERY_MS: Final = (
+    25.0  # the first one always comes before the connection: it costs this much at a start
+)
+HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
+WORD_ON_ITS_WAY_MS: Final = 1_000.0
+GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerIdentity:
+    """Who this process is; `addresses` are those of its payload socket."""
+
+    worker_id: str
+    incarnation: Incarnation
+    pid: int
+    addresses: tuple[str, ...]
+
+
+class WorkerCore:
+    """One worker process. Starts with a `Tick`."""
+
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self.counters: Counter[str] = Counter()
+        self._identity = identity
+        self._slices: dict[SliceId, HostedSlice] = {}
+        self._early = EarlyInputs()
+        self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
+        self._node_id = NodeId("")
+        self._wanted: dict[SliceId, SliceSpec] = {}
+        self._scheduler_addresses: tuple[str, ...] = ()
+        self._is_scheduler_there = False
+        self._hello_at_ms: float | None = 0.0
+        self._hello_until_ms: float | None = None
+        self._stop_by_ms: float | None = None
+        self._has_ended = False
+
+    def handle(self, event: WorkerEvent, now_ms: float) -> Sequence[WorkerAction]:
+        """Take one event that happened by `now_ms`."""
+        if self._has_ended:
+            return []
+        match event:
+            case Heard(peer=peer, message=message, late_ms=late_ms):
+                if peer == AGENT:
+                    return self._heard_agent(message, late_ms, now_ms)
+                return self._heard_scheduler(message, late_ms, now_ms)
+            case InputsCame():
+                return self._take_inputs(event, now_ms)
+            case BatchRan():
+                return self._finish(event, now_ms)
+            case RunFailed():
+                return self._fail(event, now_ms)
+            case Loaded():
+                return self._loaded(event, now_ms)
+            case LoadFailed():
+                return self._load_failed(event)
+            case DeviceBroken():
+                return self._break(event.reason)
+            case RunAborted():
+                return self._aborted(event, now_ms)
+            case SchedulerAnswers():
+                self._is_scheduler_there = True
+                return self._introduce(now_ms)
+            case Lost():
+                # Granted batches run on. Only the scheduler is watched: who loses its agent dies.
+                self._is_scheduler_there = False
+                return []
+            case Tick():
+                return self._tick(now_ms)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next moment at which something starts, expires or gives up."""
+        if self._has_ended:
+            return None
+        while self._alarms and not self._is_alarm(*self._alarms[0]):
+            heapq.heappop(self._alarms)
+        moments = (
+            self._hello_at_ms,
+            self._stop_by_ms,
+            self._early.wake_at_ms,
+            self._alarms[0][0] if self._alarms else None,
+        )
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # ------------------------------------------------ agent
+
+    def _heard_agent(self, message: AnyMessage, late_ms: float, now_ms: float) -> list[WorkerAction]:
+        match message:
+            case Host():
+                return self._host(message)
+            case Stop(grace_ms=grace_ms):
+                return self._stop(now_ms - late_ms + grace_ms, now_ms)
+            case StatusAsked():
+                return [Send(AGENT, self._status())]
+            case _:
+                self.counters["messages_unexpected"] += 1
+                return []
+
+    def _host(self, host: Host) -> list[WorkerAction]:
+        """Host these slices and no others; one that is here already, just so, stays as it is."""
+        if self._stop_by_ms is not None:
+            return []
+        self._hello_at_ms = None
+        self._node_id = host.node_id
+        actions: list[WorkerAction] = []
+        if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
+            self._scheduler_addresses = host.scheduler_addresses
+            self._is_scheduler_there = False
+            actions.append(JoinScheduler(host.scheduler_addresses))
+        self._wanted = {spec.slice_id: spec for spec in host.slices}
+        for slice_ in list(self._slices.values()):
+            if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
+                slice_.turn(Turn.UNWANTED)
+                actions += self._forget_if_drained(slice_)
+        new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
+        return actions + [action for spec in new for action in self._load(spec)]
+
+    def _load(self, spec: SliceSpec) -> list[WorkerAction]:
+        self._slices[spec.slice_id] = HostedSlice(spec)
+        return [Load(spec)]
+
+    def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
+        """Give back what has not started, let the rest finish."""
+        self._hello_at_ms = None
+        self._stop_by_ms = stop_by_ms
+        actions: list[WorkerAction] = []
+        for slice_ in self._slices.values():
+            slice_.turn(Turn.UNWANTED)
+            for batch in slice_.queue.take_waiting():
+                actions += self._end_unlaunched(batch)
+        return actions + self._end_if_stopped(now_ms)
+
+    def _loaded(self, event: Loaded, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        slice_.has_loaded = True
+        slice_.replicas = event.replicas
+        slice_.turn(Turn.LOADED)
+        if slice_.state is SliceState.STOPPING:
+            return self._forget_if_drained(slice_)
+        slice_.introduced_at_ms = now_ms
+        ready = self._ready(slice_)
+        to_scheduler = [Send(SCHEDULER, ready)] if self._is_scheduler_there else []
+        return [Send(AGENT, ready), *to_scheduler]
+
+    def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        slice_.has_loaded = True
+        slice_.turn(Turn.BROKEN)
+        slice_.reason = event.reason
+        failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
+        return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
+
+    def _break(self, reason: str) -> list[WorkerAction]:
+        """The device is gone: answer for everything, tell the agent, end."""
+        actions: list[WorkerAction] = []
+        for slice_ in self._slices.values():
+            slice_.turn(Turn.BROKEN)
+            slice_.reason = reason
+            if slice_.queue.running is not None:
+                actions += self._end_failed(slice_, slice_.queue.running, reason)
+            for batch in slice_.queue.take_waiting():
+                actions += self._end_unlaunched(batch)
+            actions.append(Send(AGENT, SliceFailed(slice_.spec.slice_id, self._identity.incarnation, reason)))
+        return [*actions, self._end(1, reason)]
+
+    # ------------------------------------------------ scheduler
+
+    def _heard_scheduler(self, message: AnyMessage, late_ms: float, now_ms: float) -> list[WorkerAction]:
+        match message:
+            case RunBatch():
+                return self._grant(message, late_ms, now_ms)
+            case Preempt():
+                return self._preempt(message, now_ms)
+            case Directory():
+                frontends = KnowFrontends(message.frontends)
+                return [frontends, *self._introduce_forgotten(message, now_ms)]
+            case _:
+                self.counters["messages_unexpected"] += 1
+                return []
+
+    def _introduce(self, now_ms: float) -> list[WorkerAction]:
+        """Tell the scheduler of every ready slice."""
+        actions: list[WorkerAction] = []
+        for slice_ in self._slices.values():
+            if slice_.state is SliceState.READY:
+                slice_.introduced_at_ms = now_ms
+                actions.append(Send(SCHEDULER, self._ready(slice_)))
+        return actions
+
+    def _introduce_forgotten(self, directory: Directory, now_ms: float) -> list[WorkerAction]:
+        """A scheduler that lists the world without us has restarted, or never got our word."""
+        listed = {(info.slice_id, info.incarnation) for info in directory.slices}
+        incarnation = self._identity.incarnation
+        if any(
+            slice_.state is SliceState.READY
+            and (slice_id, incarnation) not in listed
+            and now_ms - slice_.introduced_at_ms >= WORD_ON_ITS_WAY_MS
+            for slice_id, slice_ in self._slices.items()
+        ):
+            return self._introduce(now_ms)
+        return []
+
+    def _ready(self, slice_: HostedSlice) -> SliceReady:
+        return SliceReady(
+            slice_id=slice_.spec.slice_id,
+            incarnation=self._identity.incarnation,
+            node_id=self._node_id,
+            gpu=slice_.spec.gpu,
+            addresses=self._identity.addresses,
+            replicas=slice_.replicas,
+        )
+
+    # ------------------------------------------------ batches
+
+    def _grant(self, run: RunBatch, late_ms: float, now_ms: float) -> list[WorkerAction]:
+        if run.incarnation != self._identity.incarnation:
+            self.counters["batches_for_another_incarnation"] += 1
+            return []
+        slice_ = self._slices.get(run.slice_id)
+        if slice_ is not None and slice_.queue.find(run.batch_id) is not None:
+            self.counters["batches_repeated"] += 1
+            return []
+        if slice_ is None or not self._accepts(slice_, run):
+            self.counters["batches_refused"] += 1
+            return [Send(SCHEDULER, unlaunched(run))]
+        batch = granted(run, late_ms, now_ms)
+        actions: list[WorkerAction] = []
+        for early in self._early.take(run.slice_id, run.batch_id, len(run.parts)):
+            actions += self._fit(batch, early.inputs, early.payload, now_ms)
+        slice_.queue.add(batch)
+        return actions + self._advance(slice_, now_ms)
+
+    def _preempt(self, preempt: Preempt, now_ms: float) -> list[WorkerAction]:
+        """Its requests are granted again already, so nothing of it is `missing`."""
+        slice_ = self._slices.get(preempt.slice_id)
+        batch = slice_.queue.find(preempt.batch_id) if slice_ is not None else None
+        if slice_ is None or batch is None:
+            return []  # it has ended: its Done is on the way
+        if batch is slice_.queue.running:
+            return [Abort(preempt.slice_id, preempt.batch_id)]
+        slice_.queue.remove(batch)
+        return self._end_preempted(batch) + self._advance(slice_, now_ms)
+
+    def _accepts(self, slice_: HostedSlice, run: RunBatch) -> bool:
+        return (
+            slice_.state is SliceState.READY
+            and slice_.hosts(run.model_id)
+            and len(slice_.queue) < GRANTED_MAX
+        )
+
+    def _take_inputs(self, event: InputsCame, now_ms: float) -> list[WorkerAction]:
+        inputs = event.inputs
+        if inputs.incarnation != self._identity.incarnation:
+            self.counters["inputs_for_another_incarnation"] += 1
+            return _release(event.payload)
+        slice_ = self._slices.get(inputs.slice_id)
+        batch = slice_.queue.find(inputs.batch_id) if slice_ is not None else None
+        if slice_ is not None and batch is slice_.queue.running and batch is not None:
+            self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
+            return _release(event.payload)
+        if slice_ is not None and batch is not None:
+            return self._fit(batch, inputs, event.payload, now_ms) + self._advance(slice_, now_ms)
+        if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
+            return []
+        self.counters["inputs_over_pool"] += 1
+        return _release(event.payload)
+
+    def _fit(self, batch: Batch, inputs: Inputs, payload: Handle, now_ms: float) -> list[WorkerAction]:
+        if batch.wants(inputs):
+            batch.accept(inputs, payload, now_ms)
+            return []
+        self.counters["inputs_unfit"] += 1
+        return _release(payload)
+
+    def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """End what cannot run, start what may, and set the slice's alarm."""
+        actions: list[WorkerAction] = []
+        for batch in slice_.queue.take_ended(now_ms):
+            actions += self._end_dead(batch) if batch.is_dead else self._end_unlaunched(batch)
+        while (batch_ := slice_.queue.start_next(now_ms)) is not None:
+            parts = tuple(part for _, part in batch_.live())
+            if parts:
+                actions.append(Execute(batch_.run, parts))
+                break
+            slice_.queue.running = None
+            actions += self._end_empty(batch_)
+        alarm_at_ms = slice_.queue.wake_at_ms
+        if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
+            heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
+        slice_.alarm_at_ms = alarm_at_ms
+        return actions + self._forget_if_drained(slice_)
+
+    def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        batch = slice_.queue.running
+        assert batch is not None, "an executor runs only what it was given"
+        reasons = {rejected.row: rejected.reason for rejected in event.rejected}
+        rows = sum(len(part.live_seqs) for _, part in batch.live())
+        ran = rows - len(reasons)
+        actions: list[WorkerAction] = []
+        row = first_row = 0
+        for frontend_id, part in batch.live():
+            served: list[int] = []
+            refused: dict[str, list[int]] = {}
+            for seq in part.live_seqs:
+                if row in reasons:
+                    refused.setdefault(reasons[row], []).append(seq)
+                else:
+                    served.append(seq)
+                row += 1
+            if served:
+                message = _outputs(batch, served, ran, event.exec_ms)
+                actions.append(Push(frontend_id, message, event.outputs, first_row))
+                first_row += len(served)
+            for reason, seqs in refused.items():
+                actions.append(Push(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
+        self.counters["requests_ran"] += ran
+        self.counters["requests_invalid"] += len(reasons)
+        slice_.requests += ran
+        actions.append(Release((event.outputs,)))
+        self.counters["batches_ran"] += 1
+        slice_.batches += 1
+        slice_.queue.running = None
+        actions += [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "ok", ran, event.exec_ms))]
+        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
+
+    def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        batch = slice_.queue.running
+        assert batch is not None, "an executor runs only what it was given"
+        actions = self._end_failed(slice_, batch, event.reason)
+        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
+
+    def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        batch = slice_.queue.running
+        assert batch is not None, "an executor runs only what it was given"
+        slice_.queue.running = None
+        actions = self._end_preempted(batch)
+        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
+
+    def _end_failed(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+        self.counters["batches_failed"] += 1
+        slice_.queue.running = None
+        actions: list[WorkerAction] = [
+            Push(frontend_id, _failed(batch, part.live_seqs, "Internal", reason))
+            for frontend_id, part in batch.live()
+        ]
+        return [*actions, *_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "failed", 0, 0.0))]
+
+    def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
+        """Too late, or stopping: everything goes back, what had come as well."""
+        self.counters["batches_expired"] += 1
+        return [*_release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
+
+    def _end_preempted(self, batch: Batch) -> list[WorkerAction]:
+        self.counters["batches_preempted"] += 1
+        run = batch.run
+        done = Done(run.batch_id, run.slice_id, run.model_id, "preempted", 0, (), 0.0, 0.0, 0.0)
+        return [*_release(*batch.payloads()), Send(SCHEDULER, done)]
+
+    def _end_empty(self, batch: Batch) -> list[WorkerAction]:
+        """Its latest start has come, and no live request has."""
+        self.counters["batches_expired"] += 1
+        return [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "expired", 0, 0.0))]
+
+    def _end_dead(self, batch: Batch) -> list[WorkerAction]:
+        """All its requests were cancelled or had expired before."""
+        batch.started_at_ms = batch.complete_at_ms
+        return [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "ok", 0, 0.0))]
+
+    # ------------------------------------------------ time
+
+    def _tick(self, now_ms: float) -> list[WorkerAction]:
+        actions: list[WorkerAction] = []
+        if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
+            actions += self._hello(now_ms)
+        expired = self._early.take_expired(now_ms)
+        if expired:
+            self.counters["inputs_without_batch"] += len(expired)
+            actions += _release(*(part.payload for part in expired))
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            alarm = heapq.heappop(self._alarms)
+            if self._is_alarm(*alarm):
+                slice_ = self._slices[alarm[1]]
+                slice_.alarm_at_ms = None
+                actions += self._advance(slice_, now_ms)
+        return actions + self._end_if_stopped(now_ms)
+
+    def _is_alarm(self, at_ms: float, slice_id: SliceId) -> bool:
+        slice_ = self._slices.get(slice_id)
+        return slice_ is not None and slice_.alarm_at_ms == at_ms
+
+    def _hello(self, now_ms: float) -> list[WorkerAction]:
+        """Ask what to host, again and again: the agent may not have been there for the first one."""
+        if self._hello_until_ms is None:
+            self._hello_until_ms = now_ms + HELLO_FOR_MS
+        if now_ms >= self._hello_until_ms:
+            return [self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")]
+        self._hello_at_ms = now_ms + HELLO_EVERY_MS
+        identity = self._identity
+        return [Send(AGENT, WorkerHello(identity.worker_id, identity.incarnation, identity.pid))]
+
+    # ------------------------------------------------ ends
+
+    def _forget_if_drained(self, slice_: HostedSlice) -> list[WorkerAction]:
+        """A slice nobody wants leaves once it has nothing more to do."""
+        if slice_.state is not SliceState.STOPPING or self._stop_by_ms is not None:
+            return []
+        if len(slice_.queue) or not slice_.has_loaded:
+            return []
+        slice_id = slice_.spec.slice_id
+        del self._slices[slice_id]
+        again = self._wanted.get(slice_id)
+        return [Unload(slice_id), *(self._load(again) if again is not None else ())]
+
+    def _end_if_stopped(self, now_ms: float) -> list[WorkerAction]:
+        if self._stop_by_ms is None or self._has_ended:
+            return []
+        running = [slice_ for slice_ in self._slices.values() if slice_.queue.running is not None]
+        if not running:
+            return [self._end(0, "stopped")]
+        if now_ms < self._stop_by_ms:
+            return []
+        actions: list[WorkerAction] = []
+        for slice_ in running:
+            assert slice_.queue.running is not None
+            actions += self._end_unlaunched(slice_.queue.running)
+            slice_.queue.running = None
+        return [*actions, self._end(0, "stopped with batches running: the grace is over")]
+
+    def _end(self, exit_code: int, reason: str) -> End:
+        self._has_ended = True
+        return End(exit_code, reason)
+
+    def _status(self) -> StatusListed:
+        slices = tuple(
+            SliceReport(
+                slice_id=slice_id,
+                state=slice_.state.value,
+                reason=slice_.reason,
+                models=tuple(model.model_id for model in slice_.spec.models),
+                batches=slice_.batches,
+                requests=slice_.requests,
+            )
+            for slice_id, slice_ in self._slices.items()
+        )
+        counters = {name: float(value) for name, value in self.counters.items()}
+        return StatusListed(self._identity.worker_id, self._identity.pid, slices, (), counters)
+
+
+def _release(*payloads: Handle) -> list[WorkerAction]:
+    kept = tuple(payload for payload in payloads if payload != NO_PAYLOAD)
+    return [Release(kept)] if kept else []
+
+
+def _outputs(batch: Batch, seqs: Sequence[int], batch_size: int, exec_ms: float) -> Outputs:
+    return Outputs(
+        batch_id=batch.run.batch_id,
+        slice_id=batch.run.slice_id,
+        model_id=batch.run.model_id,
+        seqs=tuple(seqs),
+        batch_size=batch_size,
+        transfer_ms=batch.transfer_ms,
+        queue_ms=batch.queue_ms,
+        gpu_ms=exec_ms,
+    )
+
+
+def _failed(batch: Batch, seqs: Sequence[int], code: str, reason: str) -> BatchFailed:
+    run = batch.run
+    return BatchFailed(run.batch_id, run.slice_id, run.model_id, tuple(seqs), code, reason)
+
+
+def _done(batch: Batch, status: str, ran: int, exec_ms: float) -> Done:
+    return Done(
+        batch_id=batch.run.batch_id,
+        slice_id=batch.run.slice_id,
+        model_id=batch.run.model_id,
+        status=status,
+        ran=ran,
+        missing=batch.missing(),
+        transfer_ms=batch.transfer_ms,
+        queue_ms=batch.queue_ms if status != "expired" else 0.0,
+        exec_ms=exec_ms,
+    )

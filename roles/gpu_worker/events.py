@@ -1,0 +1,126 @@
+"""What the worker's core hears and answers beside plain messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fabric.ids import BatchId, FrontendId, SliceId
+from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
+from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
+from roles.gpu_worker.batches import PartInputs
+from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, Rejected, RunAborted, RunFailed
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerAnswers:
+    """The scheduler speaks for the first time, or again after it may have missed something of ours."""
+
+
+@dataclass(slots=True, frozen=True)
+class InputsCame:
+    """One part's inputs, whose tensors the shell keeps as `payload`."""
+
+    inputs: Inputs
+    payload: Handle
+    size_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class BatchRan:
+    """The device finished a batch; `outputs` are stacked over the rows that were not rejected."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    outputs: Handle
+    rejected: tuple[Rejected, ...]
+    exec_ms: float
+
+
+WorkerEvent = (
+    Heard
+    | Lost
+    | Tick
+    | SchedulerAnswers
+    | InputsCame
+    | BatchRan
+    | Loaded
+    | LoadFailed
+    | RunFailed
+    | RunAborted
+    | DeviceBroken
+)
+
+
+# ---------------------------------------------------------------- actions of the worker alone
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """Start to load a slice."""
+
+    spec: SliceSpec
+
+
+@dataclass(slots=True, frozen=True)
+class Unload:
+    """Forget a slice on which nothing runs."""
+
+    slice_id: SliceId
+
+
+@dataclass(slots=True, frozen=True)
+class JoinScheduler:
+    """Connect to the scheduler, instead of the one before if there was one."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class KnowFrontends:
+    """These frontends exist, and no others: where outputs are pushed to."""
+
+    frontends: tuple[FrontendInfo, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Execute:
+    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts."""
+
+    run: RunBatch
+    parts: tuple[PartInputs, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Abort:
+    """Stop what runs, if the device can: `RunAborted` follows then, else the batch ends as it would have."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+
+
+@dataclass(slots=True, frozen=True)
+class Push:
+    """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs."""
+
+    frontend_id: FrontendId
+    message: Outputs | BatchFailed
+    outputs: Handle = NO_PAYLOAD
+    first_row: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Release:
+    """Nobody needs these tensors any more."""
+
+    payloads: tuple[Handle, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class End:
+    """End the process, after what was sent is out."""
+
+    exit_code: int
+    reason: str
+
+
+WorkerAction = Send | Load | Unload | JoinScheduler | KnowFrontends | Execute | Abort | Push | Release | End

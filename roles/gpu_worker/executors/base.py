@@ -1,0 +1,178 @@
+"""What a worker expects of a device: load slices, run jobs, tell how it went.
+
+An executor never blocks its caller. `load` and `run` only hand work over; what came of it is taken as events,
+so an executor is a source of the driver (`roles/drive.py`). One job at a time per slice is the core's promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.link import NamedTensor, Tensor
+from fabric.messages import ReplicaInfo, SliceSpec, TensorInfo
+
+
+@dataclass(slots=True, frozen=True)
+class JobPart:
+    """What one frontend sent: the tensors of `count` requests, grouped by request."""
+
+    count: int
+    tensors: Sequence[NamedTensor]
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """One batch for one slice. *Row* i of a job is its i-th request, counted over the parts in order."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    model_id: ModelId
+    parts: Sequence[JobPart]
+
+
+@dataclass(slots=True, frozen=True)
+class Rejected:
+    """A row that did not fit the model's signature and was left out."""
+
+    row: int
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class Loaded:
+    """The slice is warm; one replica for every model on it."""
+
+    slice_id: SliceId
+    replicas: tuple[ReplicaInfo, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class LoadFailed:
+    """The slice cannot be served."""
+
+    slice_id: SliceId
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class JobRan:
+    """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    outputs: Sequence[NamedTensor]
+    rejected: tuple[Rejected, ...]
+    exec_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class RunFailed:
+    """The model raised, answered nonsense, or the device had no memory; the slice serves on."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class RunAborted:
+    """The batch was stopped because somebody asked."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+
+
+@dataclass(slots=True, frozen=True)
+class DeviceBroken:
+    """Nothing will ever run on this device again (a poisoned CUDA context): the process must end."""
+
+    reason: str
+
+
+ExecutorEvent = Loaded | LoadFailed | JobRan | RunFailed | RunAborted | DeviceBroken
+
+
+class Executor(Protocol):
+    """A device, or its stand-in. The last four members make it a driver's source."""
+
+    def load(self, spec: SliceSpec) -> None:
+        """Start to load and warm every model of a slice: `Loaded` or `LoadFailed` follows."""
+        ...
+
+    def unload(self, slice_id: SliceId) -> None:
+        """Forget a slice on which nothing runs."""
+        ...
+
+    def run(self, job: Job, now_ms: float) -> None:
+        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows."""
+        ...
+
+    def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """Stop a job if the device can: `RunAborted` follows; a device that cannot lets it run on."""
+        ...
+
+    def close(self) -> None:
+        """Stop within a second; what runs is given up."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when `take` may have something; -1: no descriptor."""
+        ...
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would give something now."""
+        ...
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When `take` will have something by itself."""
+        ...
+
+    def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
+        """At most `limit` events, without blocking."""
+        ...
+
+
+def sort_out(
+    parts: Sequence[JobPart], inputs: Sequence[TensorInfo]
+) -> tuple[list[dict[str, Tensor]], list[Rejected]]:
+    """Rows that fit the signature, and the others with what is wrong.
+
+    The frontend has checked the same before; this guards the neighbours in the batch against a frontend that
+    is older, newer or broken.
+    """
+    fitting: list[dict[str, Tensor]] = []
+    rejected: list[Rejected] = []
+    row = 0
+    for part in parts:
+        width, odd = divmod(len(part.tensors), part.count)
+        for index in range(part.count):
+            tensors = part.tensors[index * width : (index + 1) * width]
+            reason = (
+                f"{len(part.tensors)} tensors for {part.count} requests" if odd else _misfit(tensors, inputs)
+            )
+            if reason is None:
+                fitting.append({tensor.name: tensor.array for tensor in tensors})
+            else:
+                rejected.append(Rejected(row, reason))
+            row += 1
+    return fitting, rejected
+
+
+def _misfit(tensors: Sequence[NamedTensor], inputs: Sequence[TensorInfo]) -> str | None:
+    """What is wrong with one request's tensors, in words; None: they fit."""
+    by_name = {tensor.name: tensor.array for tensor in tensors}
+    wanted = {info.name for info in inputs}
+    if by_name.keys() != wanted or len(by_name) != len(tensors):
+        return f"inputs {sorted(tensor.name for tensor in tensors)} are not {sorted(wanted)}"
+    for info in inputs:
+        array = by_name[info.name]
+        if array.dtype.name != info.dtype:
+            return f"input {info.name!r} has dtype {array.dtype.name}, not {info.dtype}"
+        if array.shape != info.shape:
+            return f"input {info.name!r} has shape {list(array.shape)}, not {list(info.shape)}"
+    return None

@@ -1,0 +1,130 @@
+"""An emulated device: a batch of b takes `exec_ms[b - 1]` and computes nothing.
+
+No thread sleeps. A running batch is a moment in a heap, so one process emulates as many slices as its loop can
+serve, and the driver's own sleep is the device.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.link import NamedTensor
+from fabric.messages import ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
+from roles.gpu_worker.executors.base import (
+    ExecutorEvent,
+    Job,
+    JobRan,
+    Loaded,
+    LoadFailed,
+    RunAborted,
+    RunFailed,
+)
+
+OUTPUTS = (TensorInfo("output", "float32", (1,)),)
+
+
+@dataclass(slots=True, order=True)
+class _Running:
+    finish_at_ms: float
+    order: int  # ties: first started, first finished
+    job: Job = field(compare=False)
+    batch_size: int = field(compare=False)
+    exec_ms: float = field(compare=False)
+
+
+class SleepExecutor:
+    """Any number of emulated slices; each runs one batch at a time."""
+
+    def __init__(self) -> None:
+        self._exec_ms: dict[SliceId, dict[ModelId, tuple[float, ...]]] = {}
+        self._free_at_ms: dict[SliceId, float] = {}
+        self._running: list[_Running] = []
+        self._ready: deque[ExecutorEvent] = deque()
+        self._order = count()
+
+    def load(self, spec: SliceSpec) -> None:
+        """Ready at once; fails if a model says nothing about its run times."""
+        for model in spec.models:
+            if len(model.exec_ms) < model.batch_size_max:
+                reason = (
+                    f"model {model.model_id!r} gives {len(model.exec_ms)} run times for an emulated device,"
+                    f" but batches may have up to {model.batch_size_max} requests"
+                )
+                self._ready.append(LoadFailed(spec.slice_id, reason))
+                return
+        self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
+        self._free_at_ms[spec.slice_id] = 0.0
+        self._ready.append(Loaded(spec.slice_id, tuple(map(_replica, spec.models))))
+
+    def unload(self, slice_id: SliceId) -> None:
+        """Forget it; one that failed to load was never kept."""
+        self._exec_ms.pop(slice_id, None)
+        self._free_at_ms.pop(slice_id, None)
+
+    def run(self, job: Job, now_ms: float) -> None:
+        """Busy until now + l(b), or l(b) after what the slice runs already."""
+        batch_size = sum(part.count for part in job.parts)
+        exec_ms = self._exec_ms[job.slice_id][job.model_id]
+        if batch_size > len(exec_ms):
+            reason = f"a batch of {batch_size} is over the model's largest, {len(exec_ms)}"
+            self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
+            return
+        took_ms = exec_ms[batch_size - 1]
+        finish_at_ms = max(now_ms, self._free_at_ms[job.slice_id]) + took_ms
+        self._free_at_ms[job.slice_id] = finish_at_ms
+        heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
+
+    def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """Wake up early."""
+        for running in self._running:
+            if (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id):
+                self._running.remove(running)
+                heapq.heapify(self._running)
+                self._free_at_ms[slice_id] = now_ms
+                self._ready.append(RunAborted(slice_id, batch_id))
+                return
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def fileno(self) -> int:
+        """It has only moments."""
+        return -1
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a load or an abort has ended."""
+        return bool(self._ready)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When the next batch ends."""
+        return self._running[0].finish_at_ms if self._running else None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
+        """Ended loads and aborts, and batches whose moment has come."""
+        events: list[ExecutorEvent] = []
+        while self._ready and len(events) < limit:
+            events.append(self._ready.popleft())
+        while self._running and self._running[0].finish_at_ms <= now_ms and len(events) < limit:
+            ended = heapq.heappop(self._running)
+            output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
+            events.append(JobRan(ended.job.slice_id, ended.job.batch_id, [output], (), ended.exec_ms))
+        return events
+
+
+def _replica(model: ModelSpec) -> ReplicaInfo:
+    return ReplicaInfo(
+        model_id=model.model_id,
+        batch_size_max=model.batch_size_max,
+        exec_ms=model.exec_ms[: model.batch_size_max],
+        outputs=OUTPUTS,
+        memory_bytes=model.memory_bytes,
+    )

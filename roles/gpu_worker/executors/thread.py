@@ -1,0 +1,168 @@
+"""Runs a device that blocks on a thread of its own.
+
+The thread takes work from a bounded queue and leaves what came of it in a mailbox. Users' code runs on it:
+whatever that raises ends a load or a batch, never the thread. Even the device's own module is imported there, as
+torch takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.ids import BatchId, SliceId
+from fabric.messages import ReplicaInfo, SliceSpec
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    ExecutorEvent,
+    Job,
+    JobRan,
+    Loaded,
+    LoadFailed,
+    RunFailed,
+)
+from roles.gpu_worker.executors.mailbox import Mailbox
+
+QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
+CLOSE_WITHIN_S = 1.0
+REASON_CHARS_MAX = 1_000  # an exception's text can be a page
+
+
+class BlockingDevice(Protocol):
+    """A device whose calls take as long as they take. Used by one thread."""
+
+    def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
+        """Load and warm; may raise anything."""
+        ...
+
+    def unload(self, slice_id: SliceId) -> None:
+        """Forget a slice; one that failed to load was never kept."""
+        ...
+
+    def run(self, job: Job) -> JobRan:
+        """Run a batch; may raise anything."""
+        ...
+
+    def explain(self, error: BaseException) -> str:
+        """What went wrong, in a line for people."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Asked after something raised: whether nothing will ever run here again."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Unload:
+    slice_id: SliceId
+
+
+@dataclass(slots=True, frozen=True)
+class _Close:
+    pass
+
+
+_Work = SliceSpec | Job | _Unload | _Close
+
+
+class ThreadExecutor:
+    """An executor over a blocking device; `make_device` is called on the thread, before the first load."""
+
+    def __init__(self, make_device: Callable[[], BlockingDevice]) -> None:
+        self._make_device = make_device
+        self._mailbox: Mailbox[ExecutorEvent] = Mailbox()
+        self._work: queue.Queue[_Work] = queue.Queue(QUEUE_MAX)
+        self._device: BlockingDevice | None = None  # the thread's own
+        # A daemon: a model that never returns must not keep the process.
+        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+
+    def load(self, spec: SliceSpec) -> None:
+        """Load, warm and measure on the thread."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._put(spec)
+
+    def unload(self, slice_id: SliceId) -> None:
+        """After what was asked before."""
+        self._put(_Unload(slice_id))
+
+    def run(self, job: Job, now_ms: float) -> None:  # noqa: ARG002  an Executor's signature
+        """After what was asked before."""
+        self._put(job)
+
+    def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """A kernel that was launched cannot be called back."""
+
+    def close(self) -> None:
+        """End the thread if it ends within a second, else leave it to the end of the process."""
+        if self._thread.ident is not None:
+            self._put(_Close())
+            self._thread.join(CLOSE_WITHIN_S)
+        self._mailbox.close()
+
+    def fileno(self) -> int:
+        """Readable when something ended."""
+        return self._mailbox.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something ended."""
+        return self._mailbox.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The descriptor wakes."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:  # noqa: ARG002  a Source's signature
+        """What ended."""
+        return self._mailbox.take(limit)
+
+    def _put(self, work: _Work) -> None:
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            event = self._failed(work, f"{QUEUE_MAX} loads and batches wait for the device already")
+            if event is not None:
+                self._mailbox.post(event)
+
+    def _serve(self) -> None:
+        while not isinstance(work := self._work.get(), _Close):
+            for event in self._do(work):
+                self._mailbox.post(event)
+
+    def _do(self, work: _Work) -> list[ExecutorEvent]:
+        try:
+            if self._device is None:
+                self._device = self._make_device()
+            match work:
+                case SliceSpec():
+                    return [Loaded(work.slice_id, self._device.load(work))]
+                case Job():
+                    return [self._device.run(work)]
+                case _Unload(slice_id=slice_id):
+                    self._device.unload(slice_id)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # top of process: users' code may raise anything
+            return self._errors(work, error)
+        return []
+
+    def _errors(self, work: _Work, error: BaseException) -> list[ExecutorEvent]:
+        if self._device is None:  # it could not even be made: torch is not installed
+            event = self._failed(work, f"{type(error).__name__}: {error}")
+        else:
+            reason = self._device.explain(error)[:REASON_CHARS_MAX]
+            event = DeviceBroken(reason) if self._device.is_broken else self._failed(work, reason)
+        return [event] if event is not None else []
+
+    def _failed(self, work: _Work, reason: str) -> ExecutorEvent | None:
+        match work:
+            case SliceSpec(slice_id=slice_id):
+                return LoadFailed(slice_id, reason)
+            case Job(slice_id=slice_id, batch_id=batch_id):
+                return RunFailed(slice_id, batch_id, reason)
+            case _:
+                return None

@@ -1,0 +1,113 @@
+"""PyTorch models on a CPU or a CUDA device. Every call blocks; `thread.py` gives it a thread."""
+
+from __future__ import annotations
+
+import torch
+
+from fabric.clock import Clock
+from fabric.errors import ConfigError
+from fabric.ids import ModelId, SliceId
+from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
+from roles.gpu_worker.executors.base import Job, JobRan, sort_out
+from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.loaders import LoaderError, load_model
+
+
+class TorchDevice:
+    """The slices of this process, usually one."""
+
+    def __init__(self, clock: Clock, threads: int = 1) -> None:
+        # Workers share a host's cores: torch's default, every core for each of them, makes all of them slow.
+        torch.set_num_threads(threads)
+        self._clock = clock
+        self._hosted: dict[SliceId, dict[ModelId, HostedModel]] = {}
+        self._uses_cuda = False
+
+    def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
+        """Load, warm and measure every model of the slice; all or nothing."""
+        device = self._device(spec)
+        replicas = []
+        hosted: dict[ModelId, HostedModel] = {}
+        for model in spec.models:
+            hosted[model.model_id], replica = self._load(model, device)
+            replicas.append(replica)
+        self._hosted[spec.slice_id] = hosted
+        return tuple(replicas)
+
+    def unload(self, slice_id: SliceId) -> None:
+        """Forget it and give its memory back to the device."""
+        self._hosted.pop(slice_id, None)
+        if self._uses_cuda:
+            torch.cuda.empty_cache()
+
+    def run(self, job: Job) -> JobRan:
+        """Run the rows that fit the model's signature."""
+        model = self._hosted[job.slice_id][job.model_id]
+        began_ms = self._clock.now_ms()
+        rows, rejected = sort_out(job.parts, model.inputs)
+        outputs = model.run(rows) if rows else []
+        return JobRan(
+            job.slice_id, job.batch_id, outputs, tuple(rejected), exec_ms=self._clock.now_ms() - began_ms
+        )
+
+    def explain(self, error: BaseException) -> str:
+        """Out of memory is said plainly; our own errors need no type in front."""
+        if isinstance(error, LoaderError | ConfigError):
+            return str(error)
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return f"out of memory on the device ({text})"
+        # The CPU allocator has no error class of its own.
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+            return f"out of memory on the host ({text})"
+        return text
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the CUDA context answers no more; a CPU does not break."""
+        if not self._uses_cuda:
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def _device(self, spec: SliceSpec) -> torch.device:
+        if spec.device == "cpu":
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"slice {spec.slice_id} wants device {spec.device!r}, but torch finds no CUDA here"
+            )
+        self._uses_cuda = True
+        # An agent that gave this process one GPU only made that one number 0.
+        return torch.device("cuda", spec.gpu if torch.cuda.device_count() > 1 else 0)
+
+    def _load(self, spec: ModelSpec, device: torch.device) -> tuple[HostedModel, ReplicaInfo]:
+        if spec.loader is None:
+            raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
+        loaded = load_model(spec.loader, device)
+        hosted = HostedModel(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
+        hosted.warm()
+        return hosted, _replica(spec, hosted, loaded.image, _memory_bytes(device))
+
+
+def _replica(
+    spec: ModelSpec, hosted: HostedModel, image: ImagePreprocess | None, memory_bytes: int
+) -> ReplicaInfo:
+    return ReplicaInfo(
+        model_id=spec.model_id,
+        batch_size_max=spec.batch_size_max,
+        exec_ms=hosted.exec_ms,
+        inputs=hosted.inputs,
+        outputs=hosted.outputs,
+        image=image,
+        memory_bytes=memory_bytes or spec.memory_bytes,
+    )
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """What torch has reserved of the device so far; 0 where nobody counts."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

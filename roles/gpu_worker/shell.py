@@ -1,0 +1,298 @@
+"""The worker's process: its sockets, its devices and the real clock around its core."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fabric.clock import Clock, MonotonicClock
+from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
+from fabric.link import NamedTensor
+from fabric.messages import AnyMessage, FrontendInfo, Inputs, SliceFailed, SliceReady
+from fabric.sockets import DealerLink, PullLink, PushPool
+from roles.core import NO_PAYLOAD, Heard, Send
+from roles.drive import Driver
+from roles.gpu_worker.core import AGENT, WorkerCore, WorkerIdentity
+from roles.gpu_worker.events import (
+    Abort,
+    BatchRan,
+    End,
+    Execute,
+    InputsCame,
+    JoinScheduler,
+    KnowFrontends,
+    Load,
+    Push,
+    Release,
+    Unload,
+    WorkerAction,
+    WorkerEvent,
+)
+from roles.gpu_worker.executors.base import Executor, Job, JobPart, JobRan, Loaded
+from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
+from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.payloads import Payloads
+from roles.process import StopSignal, die_with_parent, set_up_logging
+
+EMULATED = "emulated"
+
+log = logging.getLogger("tenuto")
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerOptions:
+    """`host`: the interface of the payload socket's TCP address. `threads`: torch's, on a CPU."""
+
+    host: str = "127.0.0.1"
+    inputs_bytes_max: int = 1 << 30
+    threads: int = 1
+    log_level: str = "INFO"
+    clock: Clock = field(default_factory=MonotonicClock)
+
+
+def run_worker(
+    agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions | None = None
+) -> int:
+    """Serve until the agent says stop, or SIGTERM or SIGINT; the process's exit code. Call from the main thread.
+
+    Raises ConfigError for an address that cannot be bound or connected to.
+    """
+    die_with_parent()
+    options = options or WorkerOptions()
+    set_up_logging(worker_id, options.log_level)
+    with StopSignal() as stop:
+        worker = _Worker(agent_address, worker_id, run_dir, options, stop)
+        try:
+            return worker.run()
+        finally:
+            worker.close()
+
+
+class _AgentDoor:
+    """What the agent says. It is not watched: the kernel ends a worker whose agent is gone."""
+
+    def __init__(self, link: DealerLink) -> None:
+        self._link = link
+        self.fileno = link.fileno
+
+    @property
+    def has_more(self) -> bool:
+        return self._link.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[Heard]:
+        del now_ms
+        return [Heard(AGENT, each.message, each.late_ms) for each in self._link.receive(limit)]
+
+
+class _InputDoor:
+    """What frontends push. What there is no room for is dropped and counted: it comes back as `missing`."""
+
+    def __init__(self, link: PullLink, payloads: Payloads, bytes_max: int, counters: Counter[str]) -> None:
+        self._link = link
+        self._payloads = payloads
+        self._bytes_max = bytes_max
+        self._counters = counters
+        self.fileno = link.fileno
+
+    @property
+    def has_more(self) -> bool:
+        return self._link.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[InputsCame]:
+        del now_ms
+        events: list[InputsCame] = []
+        for received in self._link.receive(limit):
+            if not isinstance(received.message, Inputs):
+                self._counters["messages_unexpected"] += 1
+                continue
+            size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
+            if self._payloads.bytes_kept + size_bytes > self._bytes_max:
+                self._counters["inputs_over_memory"] += 1
+                continue
+            handle = self._payloads.put(received.tensors)
+            assert handle is not None, "the bound is ours, above"
+            events.append(InputsCame(received.message, handle, size_bytes))
+        return events
+
+
+class _DeviceDoor:
+    """What a device says, its outputs exchanged for a handle."""
+
+    def __init__(self, executor: Executor, payloads: Payloads) -> None:
+        self._executor = executor
+        self._payloads = payloads
+        self.fileno = executor.fileno
+
+    @property
+    def has_more(self) -> bool:
+        return self._executor.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        return self._executor.wake_at_ms
+
+    def take(self, limit: int, now_ms: float) -> Sequence[WorkerEvent]:
+        events: list[WorkerEvent] = []
+        for event in self._executor.take(limit, now_ms):
+            if isinstance(event, JobRan):
+                handle = self._payloads.put(event.outputs)
+                assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
+                events.append(BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms))
+                continue
+            if isinstance(event, Loaded):
+                # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
+                gc.collect()
+                gc.freeze()
+            events.append(event)
+        return events
+
+
+class _Worker:
+    def __init__(
+        self, agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions, stop: StopSignal
+    ) -> None:
+        incarnation = new_incarnation()
+        own = peer_id(worker_id, incarnation)
+        self._options = options
+        self._clock = options.clock
+        self._stop = stop
+        self._end: End | None = None
+        self._pull = PullLink.bind([f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"])
+        self._agent = DealerLink.connect(own, AGENT, [agent_address])
+        self._scheduler = SchedulerDoor(own)
+        self._frontends = PushPool()
+        self._known: set[PeerId] = set()
+        self._payloads = Payloads(sys.maxsize)
+        self._sleep = SleepExecutor()
+        self._thread = ThreadExecutor(self._make_torch_device)
+        self._executors: dict[SliceId, Executor] = {}
+        self._core = WorkerCore(
+            WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses))
+        )
+        self._driver = Driver[WorkerEvent, WorkerAction](
+            self._core,
+            [
+                stop,
+                _DeviceDoor(self._sleep, self._payloads),
+                _DeviceDoor(self._thread, self._payloads),
+                _AgentDoor(self._agent),
+                self._scheduler,
+                _InputDoor(self._pull, self._payloads, options.inputs_bytes_max, self._core.counters),
+            ],
+            self._perform,
+            options.clock,
+        )
+
+    def run(self) -> int:
+        log.info("worker_starts pid=%d", os.getpid())
+        self._driver.run(lambda: self._stop.is_set or self._end is not None)
+        end = self._end or End(0, "asked by a signal")
+        log.info("worker_ends exit_code=%d reason=%r", end.exit_code, end.reason)
+        return end.exit_code
+
+    def close(self) -> None:
+        self._driver.close()
+        self._frontends.close()
+        self._scheduler.close()
+        self._agent.close()
+        self._pull.close()
+        self._sleep.close()
+        self._thread.close()
+
+    def _perform(self, action: WorkerAction) -> None:
+        match action:
+            case Send(peer, message):
+                self._send(peer, message)
+            case Push():
+                self._push(action)
+            case Execute():
+                self._execute(action)
+            case Abort(slice_id, batch_id):
+                self._executors[slice_id].abort(slice_id, batch_id, self._clock.now_ms())
+            case Release(payloads):
+                for handle in payloads:
+                    self._payloads.release(handle)
+            case KnowFrontends(frontends):
+                self._know(frontends)
+            case JoinScheduler(addresses):
+                self._scheduler.open(addresses, self._clock.now_ms())
+            case Load(spec):
+                executor: Executor = self._sleep if spec.device == EMULATED else self._thread
+                self._executors[spec.slice_id] = executor
+                executor.load(spec)
+            case Unload(slice_id):
+                self._executors.pop(slice_id).unload(slice_id)
+            case End():
+                self._end = action
+
+    def _send(self, peer: PeerId, message: AnyMessage) -> None:
+        """Refused, nothing is kept: the agent is asked again, the scheduler introduced to anew."""
+        if peer == AGENT:
+            is_out = self._agent.send(AGENT, message)
+            _log(message)
+        else:
+            is_out = self._scheduler.send(message, self._clock.now_ms())
+        if not is_out:
+            self._core.counters["messages_refused"] += 1
+
+    def _push(self, push: Push) -> None:
+        """Refused, it is counted: the frontend answers by its own deadline timer."""
+        rows = slice(push.first_row, push.first_row + len(push.message.seqs))
+        kept = self._payloads.get(push.outputs) if push.outputs != NO_PAYLOAD else ()
+        tensors = [NamedTensor(tensor.name, tensor.array[rows]) for tensor in kept]
+        if not self._frontends.send(PeerId(push.frontend_id), push.message, tensors):
+            self._core.counters["outputs_refused"] += 1
+
+    def _execute(self, execute: Execute) -> None:
+        run = execute.run
+        parts = [JobPart(len(part.live_seqs), self._payloads.get(part.payload)) for part in execute.parts]
+        job = Job(run.slice_id, run.batch_id, run.model_id, parts)
+        self._executors[run.slice_id].run(job, self._clock.now_ms())
+
+    def _know(self, frontends: Sequence[FrontendInfo]) -> None:
+        known = {PeerId(info.frontend_id) for info in frontends}
+        for gone in self._known - known:
+            self._frontends.drop(gone)
+        self._known = known
+        for info in frontends:
+            self._frontends.know(PeerId(info.frontend_id), info.incarnation, info.addresses)
+
+    def _make_torch_device(self) -> BlockingDevice:
+        # Here, on the device's thread: torch takes seconds to import, and emulated slices never need it.
+        from roles.gpu_worker.executors.torch import TorchDevice  # noqa: PLC0415  see above
+
+        return TorchDevice(self._clock, self._options.threads)
+
+
+def _log(message: AnyMessage) -> None:
+    """What people want to know of a worker."""
+    match message:
+        case SliceReady(slice_id=slice_id, replicas=replicas):
+            for replica in replicas:
+                log.info(
+                    "slice_ready slice=%s model=%s exec_ms_1=%.3f exec_ms_max=%.3f batch_size_max=%d",
+                    slice_id,
+                    replica.model_id,
+                    replica.exec_ms[0],
+                    replica.exec_ms[-1],
+                    replica.batch_size_max,
+                )
+        case SliceFailed(slice_id=slice_id, reason=reason):
+            log.error("slice_failed slice=%s reason=%r", slice_id, reason)
+        case _:
+            pass

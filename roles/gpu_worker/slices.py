@@ -1,0 +1,71 @@
+"""One slice of a worker: its life as a table, its replicas, its batches."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fabric.ids import ModelId
+from fabric.messages import ReplicaInfo, SliceSpec
+from roles.gpu_worker.batches import BatchQueue
+
+
+class SliceState(enum.Enum):
+    """Where a slice is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class Turn(enum.Enum):
+    """What turns a slice's life."""
+
+    LOADED = enum.auto()
+    BROKEN = enum.auto()
+    UNWANTED = enum.auto()
+
+
+NEXT: Final[Mapping[tuple[SliceState, Turn], SliceState]] = {
+    (SliceState.LOADING, Turn.LOADED): SliceState.READY,
+    (SliceState.LOADING, Turn.BROKEN): SliceState.FAILED,
+    (SliceState.LOADING, Turn.UNWANTED): SliceState.STOPPING,
+    (SliceState.READY, Turn.BROKEN): SliceState.FAILED,
+    (SliceState.READY, Turn.UNWANTED): SliceState.STOPPING,
+    (SliceState.STOPPING, Turn.LOADED): SliceState.STOPPING,
+    (SliceState.STOPPING, Turn.BROKEN): SliceState.STOPPING,
+    (SliceState.STOPPING, Turn.UNWANTED): SliceState.STOPPING,
+    (SliceState.FAILED, Turn.BROKEN): SliceState.FAILED,
+    (SliceState.FAILED, Turn.UNWANTED): SliceState.STOPPING,
+}
+
+
+@dataclass(slots=True)
+class HostedSlice:
+    """A slice in one of these states."""
+
+    spec: SliceSpec
+    state: SliceState = SliceState.LOADING
+    has_loaded: bool = False
+    """The executor's load has ended, one way or the other."""
+    reason: str = ""
+    replicas: tuple[ReplicaInfo, ...] = ()
+    queue: BatchQueue = field(default_factory=BatchQueue)
+    introduced_at_ms: float = -math.inf
+    """When the scheduler was told last."""
+    alarm_at_ms: float | None = None
+    """When its queue next needs a look."""
+    batches: int = 0
+    requests: int = 0
+
+    def turn(self, turn: Turn) -> None:
+        """Go on in its life."""
+        self.state = NEXT[self.state, turn]
+
+    def hosts(self, model_id: ModelId) -> bool:
+        """Whether the model is loaded here."""
+        return any(replica.model_id == model_id for replica in self.replicas)

@@ -1,0 +1,282 @@
+"""A real worker process over real sockets; agent, scheduler and frontend are played by the test."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from fabric.clock import MonotonicClock
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.link import Link, NamedTensor, Received
+from fabric.messages import (
+    BatchFailed,
+    Directory,
+    Done,
+    FrontendInfo,
+    Host,
+    Inputs,
+    LoaderSpec,
+    Outputs,
+    Part,
+    Ping,
+    Pong,
+    RunBatch,
+    SeqRun,
+    SliceFailed,
+    SliceReady,
+    SliceSpec,
+    StatusAsked,
+    StatusListed,
+    Stop,
+    WorkerHello,
+)
+from fabric.sockets import PullLink, PushPool, RouterLink
+from roles.demo.digits_model import HELD_OUT
+from roles.process import child_environment
+from tests.worker_builders import model_spec, slice_spec
+
+MessageT = TypeVar("MessageT")
+
+WITHIN_MS = 60_000.0  # importing torch on a busy machine; everything else takes milliseconds
+CODE = """
+import sys
+from pathlib import Path
+from roles.gpu_worker.shell import run_worker
+sys.exit(run_worker(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+"""
+EMULATED = SliceId("node-0/gpu0/0")
+DIGITS = SliceId("node-0/cpu0/0")
+FRONTEND = FrontendId("frontend-0")
+FRONTEND_BOOT = Incarnation("f0f0f0f0")
+
+
+def digits_slice(name: str = "roles.demo.digits_model:Digits", slice_id: str = DIGITS) -> SliceSpec:
+    spec = model_spec("digits", exec_ms=(), batch_size_max=8, loader=LoaderSpec(python=name))
+    return slice_spec(slice_id, [spec], device="cpu")
+
+
+class Cluster:
+    """Everything around one worker."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.clock = MonotonicClock()
+        self.agent = RouterLink.bind([f"ipc://{run_dir}/agent.sock"])
+        self.scheduler = RouterLink.bind([f"ipc://{run_dir}/scheduler.sock"])
+        self.outputs = PullLink.bind([f"ipc://{run_dir}/frontend.sock"])
+        self.push = PushPool()
+        self.worker = PeerId("")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready: dict[SliceId, SliceReady] = {}
+        self.heard: list[tuple[Link, Received]] = []
+
+    def start(self, *slices: SliceSpec) -> None:
+        command = [sys.executable, "-c", CODE, self.agent.addresses[0], "worker-0", str(self.run_dir)]
+        self.process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.DEVNULL)
+        hello = self.hear(self.agent, WorkerHello)
+        assert isinstance(hello.message, WorkerHello)
+        assert hello.message.pid == self.process.pid
+        self.worker = hello.peer
+        assert self.agent.send(self.worker, Host(NodeId("node-0"), slices, tuple(self.scheduler.addresses)))
+
+    def introduce(self, slices: int) -> None:
+        """Until the scheduler knows that many slices; then the directory goes out."""
+        while len(self.ready) < slices:
+            ready = self.hear(self.scheduler, SliceReady).message
+            assert isinstance(ready, SliceReady)
+            self.ready[ready.slice_id] = ready
+            self.push.know(PeerId(ready.slice_id), ready.incarnation, ready.addresses)
+        frontend = FrontendInfo(FRONTEND, FRONTEND_BOOT, tuple(self.outputs.addresses))
+        assert self.scheduler.send(self.worker, Directory(1, (), (), (frontend,)))
+
+    def run(
+        self, slice_id: SliceId, batch_id: int, seqs: Sequence[int], latest_in_ms: float = 5_000.0
+    ) -> None:
+        ready = self.ready[slice_id]
+        parts = (Part(FRONTEND, tuple(SeqRun(seq, 1) for seq in seqs)),)
+        message = RunBatch(
+            BatchId(batch_id),
+            slice_id,
+            ready.incarnation,
+            ready.replicas[0].model_id,
+            parts,
+            0.0,
+            latest_in_ms,
+            latest_in_ms,
+        )
+        assert self.scheduler.send(self.worker, message)
+
+    def feed(
+        self, slice_id: SliceId, batch_id: int, seqs: Sequence[int], tensors: Sequence[NamedTensor]
+    ) -> None:
+        ready = self.ready[slice_id]
+        message = Inputs(
+            BatchId(batch_id),
+            slice_id,
+            ready.incarnation,
+            ready.replicas[0].model_id,
+            FRONTEND,
+            0,
+            tuple(seqs),
+        )
+        assert self.push.send(PeerId(slice_id), message, tensors)
+
+    def hear(self, link: Link, kind: type[MessageT], within_ms: float = WITHIN_MS) -> Received:
+        """The next message of a kind on that link; a scheduler answers pings all the while."""
+        until_ms = self.clock.now_ms() + within_ms
+        while (left_ms := until_ms - self.clock.now_ms()) > 0:
+            for heard in (self.scheduler, link):
+                for received in heard.receive(64):
+                    if isinstance(received.message, Ping):
+                        heard.send(received.peer, Pong(received.message.number))
+                    else:
+                        self.heard.append((heard, received))
+            for index, (heard, received) in enumerate(self.heard):
+                if heard is link and isinstance(received.message, kind):
+                    del self.heard[index]
+                    return received
+            if not (link.has_more or self.scheduler.has_more):
+                select.select([link, self.scheduler], [], [], min(left_ms, 20.0) / 1e3)
+        raise AssertionError(f"no {kind.__name__} within {within_ms} ms")
+
+    def end(self, within_s: float = 10.0) -> int:
+        assert self.process is not None
+        return self.process.wait(within_s)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        for link in (self.agent, self.scheduler, self.outputs, self.push):
+            link.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def rows(received: Received) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    return {tensor.name: tensor.array for tensor in received.tensors}
+
+
+def picture(value: float = 0.0) -> NamedTensor:
+    return NamedTensor("image", np.full((1, 8, 8), value, np.float32))
+
+
+def test_an_emulated_slice_answers_zeros_after_its_run_time(cluster: Cluster) -> None:
+    began_ms = cluster.clock.now_ms()
+    cluster.start(slice_spec(EMULATED, [model_spec(exec_ms=(20.0, 30.0))]))
+    cluster.introduce(1)
+    assert cluster.clock.now_ms() - began_ms < 5_000  # torch alone would take longer to import
+    for batch_id in range(3):
+        granted_ms = cluster.clock.now_ms()
+        cluster.run(EMULATED, batch_id, [1, 2])
+        cluster.feed(EMULATED, batch_id, [1, 2], [])
+        answer = cluster.hear(cluster.outputs, Outputs)
+        assert isinstance(answer.message, Outputs)
+        assert (answer.message.seqs, answer.message.gpu_ms) == ((1, 2), 30.0)
+        assert rows(answer)["output"].tolist() == [[0.0], [0.0]]
+        assert cluster.clock.now_ms() - granted_ms >= 30.0
+        done = cluster.hear(cluster.scheduler, Done).message
+        assert isinstance(done, Done)
+        assert (done.batch_id, done.status, done.ran) == (batch_id, "ok", 2)
+    assert cluster.agent.send(cluster.worker, Stop(1_000.0))
+    assert cluster.end() == 0
+    assert sorted(path.name for path in cluster.run_dir.glob("worker*")) == []
+
+
+def test_digits_are_recognised_on_a_cpu(cluster: Cluster) -> None:
+    cluster.start(digits_slice())
+    cluster.introduce(1)
+    with np.load(HELD_OUT) as held_out:
+        images, labels = held_out["images"][:8], held_out["labels"][:8]
+    cluster.feed(DIGITS, 1, range(8), [NamedTensor("image", image) for image in images])
+    cluster.run(DIGITS, 1, range(8))
+    answer = cluster.hear(cluster.outputs, Outputs)
+    assert rows(answer)["digit"].tolist() == labels.tolist()
+    assert rows(answer)["scores"].shape == (8, 10)
+    replica = cluster.ready[DIGITS].replicas[0]
+    assert [(info.name, info.shape) for info in replica.inputs] == [("image", (1, 8, 8))]
+    assert len(replica.exec_ms) == 8
+    # One picture of the wrong size hurts nobody else.
+    big = NamedTensor("image", np.zeros((1, 9, 9), np.float32))
+    cluster.run(DIGITS, 2, [20, 21, 22])
+    cluster.feed(DIGITS, 2, [20, 21, 22], [picture(), big, picture()])
+    heard = [
+        cluster.hear(cluster.outputs, Outputs).message,
+        cluster.hear(cluster.outputs, BatchFailed).message,
+    ]
+    assert isinstance(heard[0], Outputs)
+    assert heard[0].seqs == (20, 22)
+    assert isinstance(heard[1], BatchFailed)
+    assert (heard[1].seqs, heard[1].code) == ((21,), "InvalidInput")
+
+
+def test_a_loader_that_raises_fails_its_slice_and_the_other_serves(cluster: Cluster) -> None:
+    bad = digits_slice("tests.unit.roles.gpu_worker.executors.models_for_tests:RaisesInLoad", "node-0/cpu1/0")
+    cluster.start(slice_spec(EMULATED), bad)
+    cluster.introduce(1)
+    failed = cluster.hear(cluster.agent, SliceFailed).message
+    assert isinstance(failed, SliceFailed)
+    assert (failed.slice_id, failed.reason) == (bad.slice_id, "RuntimeError: no weights today")
+    cluster.run(EMULATED, 1, [1])
+    cluster.feed(EMULATED, 1, [1], [])
+    assert cluster.hear(cluster.outputs, Outputs)
+
+
+def test_garbage_and_strangers_on_the_payload_socket_are_counted_and_the_rest_is_served(
+    cluster: Cluster,
+) -> None:
+    cluster.start(slice_spec(EMULATED))
+    cluster.introduce(1)
+    ready = cluster.ready[EMULATED]
+    stale = Inputs(BatchId(1), EMULATED, Incarnation("dead"), ModelId("m"), FRONTEND, 0, (1,))
+    assert cluster.push.send(PeerId(EMULATED), stale)
+    assert cluster.push.send(PeerId(EMULATED), Ping(1))
+    cluster.run(EMULATED, 1, [1], latest_in_ms=30.0)
+    done = cluster.hear(cluster.scheduler, Done).message
+    assert isinstance(done, Done)
+    assert done.missing == (Part(FRONTEND, (SeqRun(1, 1),)),)
+    assert cluster.agent.send(cluster.worker, StatusAsked())
+    status = cluster.hear(cluster.agent, StatusListed).message
+    assert isinstance(status, StatusListed)
+    assert status.counters["inputs_for_another_incarnation"] == 1
+    assert status.counters["messages_unexpected"] == 1
+    assert ready.addresses[0].startswith("ipc://")
+    assert ready.addresses[1].startswith("tcp://127.0.0.1:")
+
+
+def test_a_scheduler_that_restarts_at_its_place_is_told_again_what_is_ready(cluster: Cluster) -> None:
+    cluster.start(slice_spec(EMULATED))
+    cluster.introduce(1)
+    cluster.scheduler.close()
+    select.select([], [], [], 0.5)  # a process takes longer to start
+    cluster.scheduler = RouterLink.bind([f"ipc://{cluster.run_dir}/scheduler.sock"])
+    cluster.ready.clear()
+    cluster.introduce(1)
+    cluster.run(EMULATED, 7, [1])
+    cluster.feed(EMULATED, 7, [1], [])
+    assert cluster.hear(cluster.outputs, Outputs)
+
+
+def test_a_signal_ends_the_process_in_order(cluster: Cluster) -> None:
+    cluster.start(slice_spec(EMULATED))
+    cluster.introduce(1)
+    assert cluster.process is not None
+    os.kill(cluster.process.pid, signal.SIGTERM)
+    assert cluster.end() == 0
+    assert list(cluster.run_dir.glob("worker*")) == []

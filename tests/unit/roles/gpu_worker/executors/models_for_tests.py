@@ -1,0 +1,82 @@
+"""Users' models, good and bad."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Doubler:
+    """Twice its input; a NaN in it raises, minus one asks for more memory than there is."""
+
+    def load(self, device: str) -> None:
+        self.device = device
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x = batch["x"]
+        if torch.isnan(x).any():
+            raise ValueError("not a number")
+        if (x == -1).any():
+            torch.empty(1 << 50, dtype=torch.uint8)
+        if (x == -2).any():
+            sys.exit("the model wants to leave")
+        return {"twice": x * 2, "total": x.sum(dim=1)}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(3)}
+
+
+class Echo(Doubler):
+    """Answers with a view of its own input."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": batch["x"], "half": batch["x"].to(torch.bfloat16)}
+
+
+class Slow(Doubler):
+    def load(self, device: str) -> None:
+        time.sleep(0.3)
+
+
+class RaisesInLoad(Doubler):
+    def load(self, device: str) -> None:
+        raise RuntimeError("no weights today")
+
+
+class WrongBatch(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"twice": batch["x"][:1].repeat(7, 1)}
+
+
+class NotADict(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return batch["x"]
+
+
+class NotATensor(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, list[float]]:  # type: ignore[override]
+        return {"x": [1.0]}
+
+
+class EmptyExample(Doubler):
+    def example(self) -> dict[str, Tensor]:
+        return {}
+
+
+class NumpyExample(Doubler):
+    def example(self) -> dict[str, Tensor]:
+        return {"x": [0.0]}  # type: ignore[dict-item]
+
+
+class NoExample:
+    def load(self, device: str) -> None: ...
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(batch)
+
+
+not_a_class = 5

@@ -1,0 +1,369 @@
+"""The emulated device on virtual time, the torch device on a CPU, and the thread around it."""
+
+from __future__ import annotations
+
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from fabric.clock import MonotonicClock
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.link import NamedTensor, Tensor
+from fabric.messages import LoaderSpec, ReplicaInfo, SliceSpec, TensorInfo
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    ExecutorEvent,
+    Job,
+    JobPart,
+    JobRan,
+    Loaded,
+    LoadFailed,
+    Rejected,
+    RunAborted,
+    RunFailed,
+    sort_out,
+)
+from roles.gpu_worker.executors.hosted import batch_sizes, spread
+from roles.gpu_worker.executors.loaders import NotAModel
+from roles.gpu_worker.executors.mailbox import Mailbox
+from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.thread import ThreadExecutor
+from roles.gpu_worker.executors.torch import TorchDevice
+from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
+
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+PIXELS = (TensorInfo("x", "float32", (3,)),)
+
+
+def numbers(value: float, name: str = "x", dtype: str = "float32", length: int = 3) -> NamedTensor:
+    return NamedTensor(name, np.full(length, value, dtype))
+
+
+def job(*values: float, batch_id: int = 1, slice_id: str = SLICE, model_id: str = MODEL) -> Job:
+    tensors = [numbers(value) for value in values]
+    return Job(SliceId(slice_id), BatchId(batch_id), ModelId(model_id), [JobPart(len(values), tensors)])
+
+
+def user_slice(name: str = "Doubler", batch_size_max: int = 4) -> SliceSpec:
+    loader = LoaderSpec(python=f"{MODELS}:{name}")
+    return slice_spec(models=[model_spec(loader=loader, batch_size_max=batch_size_max)], device="cpu")
+
+
+# ---------------------------------------------------------------- sorting out
+
+
+def test_rows_that_do_not_fit_are_sorted_out_of_their_part() -> None:
+    parts = [
+        JobPart(2, [numbers(1), numbers(2, length=4)]),
+        JobPart(3, [numbers(3, dtype="float64"), numbers(4), numbers(5, name="y")]),
+    ]
+    rows, rejected = sort_out(parts, PIXELS)
+    assert [float(row["x"][0]) for row in rows] == [1.0, 4.0]
+    assert rejected == [
+        Rejected(1, "input 'x' has shape [4], not [3]"),
+        Rejected(2, "input 'x' has dtype float64, not float32"),
+        Rejected(4, "inputs ['y'] are not ['x']"),
+    ]
+
+
+def test_tensors_that_cannot_be_shared_by_a_part_reject_the_part_only() -> None:
+    parts = [JobPart(2, [numbers(1)]), JobPart(1, [numbers(2)]), JobPart(2, [])]
+    rows, rejected = sort_out(parts, PIXELS)
+    assert len(rows) == 1
+    assert [each.row for each in rejected] == [0, 1, 3, 4]
+
+
+def test_the_same_input_twice_is_not_two_inputs() -> None:
+    _, rejected = sort_out([JobPart(1, [numbers(1), numbers(2)])], PIXELS)
+    assert len(rejected) == 1
+
+
+# ---------------------------------------------------------------- emulated
+
+
+def test_an_emulated_batch_takes_its_run_time_and_answers_zeros() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec())
+    (ready,) = device.take(10, 0.0)
+    assert isinstance(ready, Loaded)
+    assert ready.replicas[0].exec_ms == (6.0, 7.0, 8.0, 9.0)
+    assert ready.replicas[0].inputs == ()
+    device.run(job(1, 2), 100.0)
+    assert device.wake_at_ms == 107.0
+    assert device.take(10, 106.9) == []
+    (ran,) = device.take(10, 107.2)
+    assert isinstance(ran, JobRan)
+    assert (ran.exec_ms, ran.rejected) == (7.0, ())
+    assert ran.outputs[0].name == "output"
+    assert ran.outputs[0].array.tolist() == [[0.0], [0.0]]
+    assert device.wake_at_ms is None
+
+
+def test_emulated_slices_run_side_by_side_and_each_one_batch_at_a_time() -> None:
+    device = SleepExecutor()
+    for slice_id in ("n/gpu0/0", "n/gpu1/0"):
+        device.load(slice_spec(slice_id))
+    device.take(10, 0.0)
+    device.run(job(1, slice_id="n/gpu0/0", batch_id=1), 0.0)
+    device.run(job(1, slice_id="n/gpu1/0", batch_id=2), 1.0)
+    device.run(job(1, slice_id="n/gpu0/0", batch_id=3), 2.0)
+    ended = []
+    while device.wake_at_ms is not None:
+        now_ms = device.wake_at_ms
+        ended += [(now_ms, event.batch_id) for event in device.take(1, now_ms) if isinstance(event, JobRan)]
+    assert ended == [(6.0, 1), (7.0, 2), (12.0, 3)]
+
+
+def test_an_emulated_slice_without_run_times_fails_to_load() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec(models=[model_spec(exec_ms=(5.0,), batch_size_max=8)]))
+    (failed,) = device.take(10, 0.0)
+    assert isinstance(failed, LoadFailed)
+    assert "1 run times" in failed.reason
+
+
+def test_an_emulated_batch_over_the_largest_fails() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec())
+    device.take(10, 0.0)
+    device.run(job(*range(5)), 0.0)
+    (failed,) = device.take(10, 0.0)
+    assert isinstance(failed, RunFailed)
+
+
+def test_an_emulated_batch_can_be_aborted() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec())
+    device.take(10, 0.0)
+    device.run(job(1), 0.0)
+    device.abort(SLICE, BatchId(9), 1.0)
+    assert not device.has_more
+    device.abort(SLICE, BatchId(1), 1.0)
+    assert device.take(10, 1.0) == [RunAborted(SLICE, BatchId(1))]
+    assert device.wake_at_ms is None
+    device.run(job(1, batch_id=2), 2.0)
+    assert device.wake_at_ms == 8.0
+
+
+def test_emulation_needs_no_torch() -> None:
+    code = "import sys; import roles.gpu_worker.shell; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_batch_sizes_are_the_powers_of_two_and_the_largest() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(6) == [1, 2, 4, 6]
+    assert batch_sizes(8) == [1, 2, 4, 8]
+
+
+def test_a_measured_table_is_whole_and_never_falls() -> None:
+    assert spread([1, 2, 4], [3.0, 2.0, 7.0]) == (3.0, 3.0, 5.0, 7.0)
+
+
+# ---------------------------------------------------------------- torch
+
+
+def device_with(name: str = "Doubler", batch_size_max: int = 4) -> TorchDevice:
+    device = TorchDevice(MonotonicClock())
+    device.load(user_slice(name, batch_size_max))
+    return device
+
+
+def by_name(outputs: Sequence[NamedTensor]) -> dict[str, Tensor]:
+    return {output.name: output.array for output in outputs}
+
+
+def test_a_loaded_model_tells_its_signature_and_its_run_times() -> None:
+    (replica,) = TorchDevice(MonotonicClock()).load(user_slice(batch_size_max=6))
+    assert isinstance(replica, ReplicaInfo)
+    assert replica.inputs == PIXELS
+    assert replica.outputs == (TensorInfo("twice", "float32", (3,)), TensorInfo("total", "float32", ()))
+    assert len(replica.exec_ms) == 6
+    assert list(replica.exec_ms) == sorted(replica.exec_ms)
+    assert replica.exec_ms[0] > 0
+
+
+def test_a_batch_is_stacked_and_answered_row_by_row() -> None:
+    ran = device_with().run(job(1, 2, 3))
+    outputs = by_name(ran.outputs)
+    assert outputs["twice"].tolist() == [[2] * 3, [4] * 3, [6] * 3]
+    assert outputs["total"].tolist() == [3, 6, 9]
+    assert ran.exec_ms > 0
+
+
+def test_a_row_that_does_not_fit_is_left_out() -> None:
+    tensors = [numbers(1), numbers(2, length=5), numbers(3)]
+    ran = device_with().run(Job(SLICE, BatchId(1), MODEL, [JobPart(3, tensors)]))
+    assert by_name(ran.outputs)["total"].tolist() == [3, 9]
+    assert [each.row for each in ran.rejected] == [1]
+
+
+def test_a_batch_of_misfits_runs_nothing() -> None:
+    ran = device_with().run(Job(SLICE, BatchId(1), MODEL, [JobPart(1, [numbers(1, length=5)])]))
+    assert (list(ran.outputs), len(ran.rejected)) == ([], 1)
+
+
+def test_outputs_are_not_overwritten_by_the_next_batch() -> None:
+    device = device_with("Echo")
+    outputs = by_name(device.run(job(1)).outputs)
+    device.run(job(5))
+    assert outputs["x"].tolist() == [[1, 1, 1]]
+    assert outputs["half"].dtype == np.float32  # numpy has no bfloat16
+
+
+def test_read_only_inputs_are_taken() -> None:
+    tensor = numbers(1)
+    tensor.array.flags.writeable = False
+    ran = device_with().run(Job(SLICE, BatchId(1), MODEL, [JobPart(1, [tensor])]))
+    assert by_name(ran.outputs)["total"].tolist() == [3]
+
+
+def test_a_batch_over_the_largest_is_refused() -> None:
+    with pytest.raises(NotAModel, match="over the model's largest"):
+        device_with(batch_size_max=2).run(job(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("WrongBatch", "first axis must be the batch"),
+        ("NotADict", "must give a dict of tensors, not Tensor"),
+        ("NotATensor", "must be a tensor, not list"),
+    ],
+)
+def test_a_model_that_answers_nonsense_is_found_out_while_it_is_warmed(name: str, reason: str) -> None:
+    with pytest.raises(NotAModel, match=reason):
+        device_with(name)
+
+
+def test_a_worker_leaves_cores_to_its_neighbours() -> None:
+    TorchDevice(MonotonicClock(), threads=1)
+    assert torch.get_num_threads() == 1
+
+
+# ---------------------------------------------------------------- the thread
+
+
+def wait_for(executor: ThreadExecutor, events: int = 1) -> list[ExecutorEvent]:
+    taken: list[ExecutorEvent] = []
+    while len(taken) < events:
+        assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
+        taken += executor.take(64, 0.0)
+    return taken
+
+
+def test_what_a_model_raises_ends_its_batch_and_not_the_thread() -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    try:
+        executor.load(user_slice())
+        assert isinstance(wait_for(executor)[0], Loaded)
+        for batch_id, value in enumerate((float("nan"), -1, -2, 1)):
+            executor.run(job(value, batch_id=batch_id), 0.0)
+        nan, memory, leaving, good = wait_for(executor, 4)
+        assert isinstance(nan, RunFailed)
+        assert nan.reason == "ValueError: not a number"
+        assert isinstance(memory, RunFailed)
+        assert memory.reason.startswith("out of memory on the host")
+        assert isinstance(leaving, RunFailed)
+        assert "the model wants to leave" in leaving.reason
+        assert isinstance(good, JobRan)
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (user_slice("RaisesInLoad"), "RuntimeError: no weights today"),
+        (user_slice("NoExample"), "no method 'example'"),
+        (slice_spec(device="cpu"), "has no loader"),
+        (slice_spec(device="tpu"), "torch finds no CUDA|has no loader"),
+    ],
+)
+def test_a_load_that_fails_says_why_and_the_next_one_works(spec: SliceSpec, reason: str) -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    try:
+        executor.load(spec)
+        executor.load(user_slice())
+        failed, ready = wait_for(executor, 2)
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(ready, Loaded)
+        assert re.search(reason, failed.reason)
+    finally:
+        executor.close()
+
+
+class Broken:
+    """A device whose context is poisoned by its first batch."""
+
+    is_broken = False
+
+    def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
+        return ()
+
+    def unload(self, slice_id: SliceId) -> None: ...
+
+    def run(self, job: Job) -> JobRan:
+        self.is_broken = True
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def explain(self, error: BaseException) -> str:
+        return str(error)
+
+
+def test_a_poisoned_context_is_told_as_such() -> None:
+    executor = ThreadExecutor(Broken)
+    try:
+        executor.load(slice_spec())
+        executor.run(job(1), 0.0)
+        assert wait_for(executor, 2)[1] == DeviceBroken("CUDA error: device-side assert triggered")
+    finally:
+        executor.close()
+
+
+def test_a_device_that_cannot_be_made_fails_the_load() -> None:
+    def not_installed() -> Broken:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    executor = ThreadExecutor(not_installed)
+    try:
+        executor.load(slice_spec())
+        assert wait_for(executor) == [LoadFailed(SLICE, "ModuleNotFoundError: No module named 'torch'")]
+    finally:
+        executor.close()
+
+
+def test_a_closed_executor_leaves_a_stuck_thread_behind_within_bounds() -> None:
+    release = threading.Event()
+
+    class Stuck(Broken):
+        def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
+            release.wait(60)
+            return ()
+
+    executor = ThreadExecutor(Stuck)
+    executor.load(slice_spec())
+    executor.close()
+    release.set()  # what it posts now goes nowhere
+
+
+def test_a_mailbox_is_quiet_once_everything_was_taken() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    try:
+        for number in range(3):
+            mailbox.post(number)
+        assert mailbox.take(2) == [0, 1]
+        assert [mailbox.has_more, mailbox.take(2), mailbox.has_more] == [True, [2], False]
+        assert select.select([mailbox], [], [], 0)[0] == []
+    finally:
+        mailbox.close()

@@ -1,0 +1,152 @@
+"""Loading models: what works, and what people are told when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.loaders import (
+    IMAGENET,
+    LoaderError,
+    NotAModel,
+    UnknownModel,
+    WeightsError,
+    load_model,
+)
+from roles.gpu_worker.executors.torch_compat import declare_missing_operators
+
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+CPU = torch.device("cpu")
+
+
+def zoo(arch: str = "squeezenet1_1", weights: Path | None = None, top_k: int | None = None) -> LoaderSpec:
+    return LoaderSpec(zoo="torchvision", arch=arch, weights=str(weights) if weights else None, top_k=top_k)
+
+
+def state() -> dict[str, torch.Tensor]:
+    declare_missing_operators()
+    from torchvision import models
+
+    net: torch.nn.Module = models.squeezenet1_1(weights=None)
+    return net.state_dict()
+
+
+def picture_batch() -> dict[str, torch.Tensor]:
+    return {"image": torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))}
+
+
+def test_torchvision_imports_although_its_compiled_part_may_not_load() -> None:
+    assert declare_missing_operators() is declare_missing_operators()
+    import torchvision
+
+    assert torchvision.__version__
+    assert torch.ops.torchvision.nms is not None
+    assert torch.ops.torchvision.qnms is not None
+
+
+def test_a_zoo_model_has_the_same_random_weights_for_the_same_seed() -> None:
+    first, second = (load_model(zoo(), CPU) for _ in range(2))
+    with torch.inference_mode():
+        logits = first.model.infer(picture_batch())["logits"]
+        assert torch.equal(logits, second.model.infer(picture_batch())["logits"])
+    assert logits.shape == (2, 1000)
+    assert first.image == IMAGENET
+    assert first.example["image"].shape == (3, 224, 224)
+
+
+def test_top_k_is_reduced_to_indices_and_scores() -> None:
+    with torch.inference_mode():
+        outputs = load_model(zoo(top_k=5), CPU).model.infer(picture_batch())
+        logits = load_model(zoo(), CPU).model.infer(picture_batch())["logits"]
+    assert (outputs["indices"].dtype, outputs["indices"].shape) == (torch.int64, (2, 5))
+    assert (outputs["scores"].dtype, outputs["scores"].shape) == (torch.float32, (2, 5))
+    assert torch.equal(outputs["indices"][:, 0], logits.argmax(dim=1))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_zoo_model_takes_weights_from_a_local_file(tmp_path: Path, suffix: str) -> None:
+    weights = {name: value + 0.001 for name, value in state().items()}
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pt":
+        torch.save(weights, path)
+    else:
+        save_file(weights, path)
+    with torch.inference_mode():
+        given = load_model(zoo(weights=path), CPU).model.infer(picture_batch())["logits"]
+        drawn = load_model(zoo(), CPU).model.infer(picture_batch())["logits"]
+    assert not torch.equal(given, drawn)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_truncated_weights_file_is_named(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pt":
+        torch.save(state(), path)
+    else:
+        save_file(state(), path)
+    path.write_bytes(path.read_bytes()[:10_000])
+    with pytest.raises(WeightsError, match="truncated or not a weights file"):
+        load_model(zoo(weights=path), CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04garbage", b"cos\nsystem\n(S'true'\ntR."])
+def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match="not a weights file"):
+        load_model(zoo(weights=path), CPU)
+
+
+def test_a_missing_weights_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"no weights file .*gone\.safetensors"):
+        load_model(zoo(weights=tmp_path / "gone.safetensors"), CPU)
+
+
+def test_the_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+    with pytest.raises(WeightsError, match="another model"):
+        load_model(zoo(weights=path), CPU)
+
+
+def test_an_unknown_architecture_comes_with_a_suggestion() -> None:
+    with pytest.raises(UnknownModel, match="did you mean 'resnet50'"):
+        load_model(zoo(arch="resnet5O"), CPU)
+    with pytest.raises(UnknownModel, match="no classifier None"):
+        load_model(LoaderSpec(zoo="torchvision"), CPU)
+    with pytest.raises(UnknownModel, match="no model zoo 'keras'"):
+        load_model(LoaderSpec(zoo="keras"), CPU)
+
+
+def test_a_users_class_is_loaded() -> None:
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:Doubler"), CPU)
+    outputs = loaded.model.infer({"x": torch.ones(2, 3)})
+    assert outputs["twice"].tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert loaded.image is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "reason"),
+    [
+        (LoaderSpec(), UnknownModel, "exactly one of zoo and python"),
+        (LoaderSpec(zoo="torchvision", python="a:B"), UnknownModel, "exactly one of zoo and python"),
+        (LoaderSpec(python="no_colon"), UnknownModel, "module:Class"),
+        (LoaderSpec(python="no_such_module_here:Model"), UnknownModel, "cannot import"),
+        (LoaderSpec(python=f"{MODELS}:Doublr"), UnknownModel, "has no class 'Doublr'"),
+        (LoaderSpec(python=f"{MODELS}:not_a_class"), UnknownModel, "has no class"),
+        (LoaderSpec(python=f"{MODELS}:NoExample"), NotAModel, "no method 'example'"),
+        (LoaderSpec(python=f"{MODELS}:EmptyExample"), NotAModel, "must give a dict of tensors"),
+        (LoaderSpec(python=f"{MODELS}:NumpyExample"), NotAModel, "must be a tensor, not list"),
+        (LoaderSpec(python=f"{MODELS}:Doubler", weights="w.pt"), UnknownModel, "'weights' means nothing"),
+        (LoaderSpec(python=f"{MODELS}:Doubler", top_k=5), UnknownModel, "'top_k' means nothing"),
+    ],
+)
+def test_a_specification_that_is_wrong_is_explained(
+    spec: LoaderSpec, error: type[LoaderError], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        load_model(spec, CPU)

@@ -1,0 +1,522 @@
+"""The worker's core on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fabric.ids import FrontendId, PeerId
+from fabric.messages import (
+    BatchFailed,
+    Done,
+    Outputs,
+    Preempt,
+    RunBatch,
+    SliceFailed,
+    SliceReady,
+    StatusAsked,
+    StatusListed,
+    Stop,
+    WorkerHello,
+)
+from roles.core import Handle, Heard, Lost, Send, Tick
+from roles.gpu_worker.batches import LATE_TOLERANCE_MS
+from roles.gpu_worker.core import AGENT, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS, SCHEDULER
+from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
+from roles.gpu_worker.events import (
+    Abort,
+    BatchRan,
+    End,
+    Execute,
+    InputsCame,
+    JoinScheduler,
+    KnowFrontends,
+    Load,
+    Push,
+    Release,
+    SchedulerAnswers,
+    Unload,
+)
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    LoadFailed,
+    Rejected,
+    RunAborted,
+    RunFailed,
+)
+from tests.worker_builders import (
+    BOOT,
+    FRONTEND,
+    MODEL,
+    OTHER_FRONTEND,
+    SLICE,
+    actions_of,
+    host,
+    inputs,
+    loaded,
+    model_spec,
+    part,
+    run_batch,
+    sent,
+    serving_core,
+    slice_spec,
+    worker_core,
+    worker_directory,
+)
+
+OUTPUTS = Handle(77)
+
+
+def ran(batch_id: int = 1, rejected: tuple[Rejected, ...] = (), exec_ms: float = 7.0) -> BatchRan:
+    from fabric.ids import BatchId
+
+    return BatchRan(SLICE, BatchId(batch_id), OUTPUTS, rejected, exec_ms)
+
+
+def done_of(run: Heard, status: str, requests_ran: int = 0, **times_ms: float) -> Done:
+    assert isinstance(run.message, RunBatch)
+    return Done(
+        run.message.batch_id,
+        run.message.slice_id,
+        run.message.model_id,
+        status,
+        requests_ran,
+        (),
+        times_ms.get("transfer_ms", 0.0),
+        times_ms.get("queue_ms", 0.0),
+        times_ms.get("exec_ms", 0.0),
+    )
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_a_worker_greets_its_agent_until_it_is_told_what_to_host() -> None:
+    core = worker_core()
+    assert core.wake_at_ms == 0.0
+    hello = Send(AGENT, WorkerHello("worker-0", BOOT, 4242))
+    assert core.handle(Tick(), 5.0) == [hello]
+    assert core.wake_at_ms == 5.0 + HELLO_EVERY_MS
+    assert core.handle(Tick(), 5.0 + HELLO_EVERY_MS) == [hello]
+    core.handle(host(), 40.0)
+    assert core.wake_at_ms is None
+
+
+def test_a_worker_whose_agent_never_answers_ends() -> None:
+    core = worker_core()
+    core.handle(Tick(), 5.0)
+    (end,) = core.handle(Tick(), 5.0 + HELLO_FOR_MS)
+    assert isinstance(end, End)
+    assert end.exit_code == 1
+    assert core.wake_at_ms is None
+
+
+def test_a_slice_is_announced_to_both_when_it_is_warm() -> None:
+    core = worker_core()
+    spec = slice_spec()
+    assert core.handle(host(spec), 0.0) == [JoinScheduler(("tcp://127.0.0.1:1",)), Load(spec)]
+    assert core.handle(SchedulerAnswers(), 1.0) == []
+    actions = core.handle(loaded(spec), 2_000.0)
+    assert [action.peer for action in actions_of(Send, actions)] == [AGENT, SCHEDULER]
+    ready = sent(SliceReady, actions)[0]
+    assert ready == sent(SliceReady, actions)[1]
+    assert (ready.slice_id, ready.incarnation, ready.addresses) == (SLICE, BOOT, ("tcp://127.0.0.1:2",))
+    assert ready.replicas[0].exec_ms == (6.0, 7.0, 8.0, 9.0)
+
+
+def test_a_slice_that_is_warm_before_the_scheduler_answers_is_announced_when_it_does() -> None:
+    core = worker_core()
+    core.handle(host(), 0.0)
+    assert [action.peer for action in actions_of(Send, core.handle(loaded(), 1.0))] == [AGENT]
+    assert [action.peer for action in actions_of(Send, core.handle(SchedulerAnswers(), 2.0))] == [SCHEDULER]
+
+
+def test_a_loader_that_raises_fails_its_slice_and_no_other() -> None:
+    good, bad = slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0")
+    core = worker_core()
+    core.handle(host(good, bad), 0.0)
+    actions = core.handle(LoadFailed(bad.slice_id, "no such file"), 1.0)
+    assert actions == [Send(AGENT, SliceFailed(bad.slice_id, BOOT, "no such file"))]
+    assert len(sent(SliceReady, core.handle(loaded(good), 2.0))) == 1
+
+
+def test_a_slice_no_longer_wanted_is_unloaded_and_a_changed_one_loaded_anew() -> None:
+    first, second = slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0")
+    core = serving_core(first, second)
+    changed = slice_spec("n/gpu1/0", [model_spec("bert")])
+    assert core.handle(host(changed), 1.0) == [
+        Unload(first.slice_id),
+        Unload(second.slice_id),
+        Load(changed),
+    ]
+
+
+def test_a_slice_no_longer_wanted_first_finishes_what_was_granted() -> None:
+    core = serving_core(slice_spec(), slice_spec("n/gpu1/0"))
+    core.handle(run_batch(), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    core.handle(run_batch(part((2, 1)), batch_id=2, latest_in_ms=50.0), 1.0)
+    assert core.handle(host(slice_spec("n/gpu1/0")), 2.0) == []
+    refused = run_batch(batch_id=3)
+    assert sent(Done, core.handle(refused, 3.0))[0].status == "expired"
+    core.handle(inputs(2, batch_id=2), 4.0)
+    assert len(actions_of(Execute, core.handle(ran(), 7.0))) == 1
+    actions = core.handle(ran(batch_id=2), 14.0)
+    assert sent(Done, actions)[0].status == "ok"
+    assert actions[-1] == Unload(SLICE)
+
+
+def test_a_slice_unwanted_while_it_loads_is_unloaded_when_that_has_ended() -> None:
+    core = worker_core()
+    core.handle(host(slice_spec(), slice_spec("n/gpu1/0")), 0.0)
+    assert core.handle(host(slice_spec("n/gpu1/0")), 1.0) == []
+    assert core.handle(loaded(), 2.0) == [Unload(SLICE)]
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_a_batch_starts_when_all_parts_are_in_and_its_start_has_come() -> None:
+    core = serving_core()
+    run = run_batch(part((0, 2)), part((7, 1), frontend_id=OTHER_FRONTEND), start_in_ms=3.0)
+    assert core.handle(run, 100.0) == []
+    assert core.handle(inputs(0, 1), 101.0) == []
+    assert core.wake_at_ms == 110.0  # the latest start, as a part is missing
+    assert core.handle(inputs(7, number=1, frontend_id=OTHER_FRONTEND), 102.0) == []
+    assert core.wake_at_ms == 103.0
+    (execute,) = core.handle(Tick(), 103.0)
+    assert isinstance(execute, Execute)
+    assert [piece.live_seqs for piece in execute.parts] == [(0, 1), (7,)]
+
+
+def test_time_on_the_way_is_taken_off_start_and_latest() -> None:
+    core = serving_core()
+    core.handle(run_batch(start_in_ms=5.0, latest_in_ms=10.0, late_ms=2.0), 100.0)
+    assert core.wake_at_ms == 108.0
+    core.handle(inputs(0, 1), 101.0)
+    assert core.wake_at_ms == 103.0
+
+
+def test_inputs_may_come_before_their_batch() -> None:
+    core = serving_core()
+    assert core.handle(inputs(0, 1), 0.0) == []
+    assert core.wake_at_ms == WAIT_MS
+    assert len(actions_of(Execute, core.handle(run_batch(), 20.0))) == 1
+    done = sent(Done, core.handle(ran(), 27.0))[0]
+    assert (done.transfer_ms, done.queue_ms, done.exec_ms) == (0.0, 0.0, 7.0)
+
+
+def test_inputs_whose_batch_never_comes_are_dropped_and_counted() -> None:
+    core = serving_core()
+    early = inputs(0, 1)
+    core.handle(early, 0.0)
+    assert core.handle(Tick(), WAIT_MS) == [Release((early.payload,))]
+    assert core.counters["inputs_without_batch"] == 1
+
+
+def test_early_inputs_are_bounded_in_bytes() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1, size_bytes=BYTES_MAX), 0.0)
+    over = inputs(5, batch_id=2, size_bytes=1)
+    assert core.handle(over, 1.0) == [Release((over.payload,))]
+    assert core.counters["inputs_over_pool"] == 1
+
+
+def test_frames_for_another_incarnation_are_dropped_and_counted() -> None:
+    core = serving_core()
+    stale = inputs(0, 1, incarnation="dead")
+    assert core.handle(stale, 0.0) == [Release((stale.payload,))]
+    assert core.handle(run_batch(incarnation="dead"), 0.0) == []
+    assert core.counters["inputs_for_another_incarnation"] == 1
+    assert core.counters["batches_for_another_incarnation"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        inputs(0, 9),  # seq 9 is not in the part
+        inputs(0, 0),
+        inputs(0, 1, number=3),
+        inputs(0, 1, frontend_id=OTHER_FRONTEND),
+        inputs(0, 1, model_id="bert"),
+    ],
+)
+def test_inputs_that_are_no_part_of_the_batch_are_dropped_and_counted(wrong: InputsCame) -> None:
+    core = serving_core()
+    core.handle(run_batch(), 0.0)
+    assert core.handle(wrong, 1.0) == [Release((wrong.payload,))]
+    assert core.counters["inputs_unfit"] == 1
+
+
+def test_a_part_that_comes_twice_counts_once() -> None:
+    core = serving_core()
+    core.handle(run_batch(part((0, 2)), part((5, 1), frontend_id=OTHER_FRONTEND)), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    again = inputs(0, 1)
+    assert core.handle(again, 2.0) == [Release((again.payload,))]
+
+
+def test_at_its_latest_start_a_batch_goes_with_what_came() -> None:
+    core = serving_core()
+    late = part((7, 3), frontend_id=OTHER_FRONTEND)
+    core.handle(run_batch(part((0, 2)), late), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    (execute,) = actions_of(Execute, core.handle(Tick(), 10.0))
+    assert [piece.live_seqs for piece in execute.parts] == [(0, 1)]
+    too_late = inputs(7, number=1, frontend_id=OTHER_FRONTEND)
+    assert core.handle(too_late, 11.0) == [Release((too_late.payload,))]
+    done = sent(Done, core.handle(ran(), 17.0))[0]
+    assert (done.status, done.ran, done.missing) == ("ok", 2, (late,))
+
+
+def test_a_batch_of_which_nothing_came_is_missing_as_a_whole() -> None:
+    core = serving_core()
+    core.handle(run_batch(), 0.0)
+    (done,) = sent(Done, core.handle(Tick(), 10.0))
+    assert (done.status, done.ran, done.missing) == ("expired", 0, (part((0, 2)),))
+    assert core.wake_at_ms is None
+
+
+def test_a_batch_of_which_all_is_dead_is_done_at_once() -> None:
+    core = serving_core()
+    core.handle(run_batch(start_in_ms=5.0), 0.0)
+    (done,) = sent(Done, core.handle(inputs(), 1.0))
+    assert (done.status, done.ran, done.missing) == ("ok", 0, ())
+
+
+def test_a_batch_that_finds_the_device_busy_until_all_is_lost_has_expired() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(inputs(2, 3, batch_id=2), 0.0)
+    core.handle(run_batch(part((2, 2)), batch_id=2, latest_in_ms=4.0), 0.0)
+    assert core.wake_at_ms == 4.0 + LATE_TOLERANCE_MS
+    (done,) = sent(Done, core.handle(Tick(), 4.0 + LATE_TOLERANCE_MS))
+    assert (done.batch_id, done.status, done.missing) == (2, "expired", (part((2, 2)),))
+    actions = core.handle(ran(), 7.0)
+    assert actions_of(Execute, actions) == []
+    assert sent(Done, actions)[0].status == "ok"
+
+
+def test_a_batch_late_for_its_tightest_request_still_runs_for_the_others() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(inputs(2, 3, batch_id=2), 0.0)
+    core.handle(run_batch(part((2, 2)), batch_id=2, latest_in_ms=4.0, expires_in_ms=8.0), 0.0)
+    assert core.wake_at_ms == 8.0 + LATE_TOLERANCE_MS
+    assert len(actions_of(Execute, core.handle(ran(), 7.0))) == 1
+
+
+def test_a_timer_that_is_a_little_late_does_not_expire_its_batch() -> None:
+    core = serving_core()
+    core.handle(run_batch(part((0, 1)), part((9, 1), frontend_id=OTHER_FRONTEND)), 0.0)
+    core.handle(inputs(0), 0.0)
+    assert len(actions_of(Execute, core.handle(Tick(), 10.0 + LATE_TOLERANCE_MS / 2))) == 1
+
+
+def test_batches_run_one_at_a_time_in_order_of_start() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    for batch_id, start_in_ms in ((2, 6.0), (3, 5.0)):
+        core.handle(inputs(batch_id, batch_id=batch_id), 0.0)
+        core.handle(
+            run_batch(part((batch_id, 1)), batch_id=batch_id, start_in_ms=start_in_ms, latest_in_ms=50.0), 0.0
+        )
+    (execute,) = actions_of(Execute, core.handle(ran(), 7.0))
+    assert execute.run.batch_id == 3
+    (execute,) = actions_of(Execute, core.handle(ran(batch_id=3), 14.0))
+    assert execute.run.batch_id == 2
+
+
+def test_a_batch_whose_inputs_are_late_does_not_hold_up_the_next() -> None:
+    core = serving_core()
+    core.handle(run_batch(latest_in_ms=30.0), 0.0)
+    core.handle(inputs(5, batch_id=2), 0.0)
+    assert len(actions_of(Execute, core.handle(run_batch(part((5, 1)), batch_id=2), 0.0))) == 1
+
+
+def test_slices_of_one_process_run_side_by_side() -> None:
+    core = serving_core(slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0"))
+    for slice_id in ("n/gpu0/0", "n/gpu1/0"):
+        core.handle(inputs(0, 1, slice_id=slice_id), 0.0)
+        assert len(actions_of(Execute, core.handle(run_batch(slice_id=slice_id), 0.0))) == 1
+
+
+def test_a_repeated_batch_is_counted_and_not_run_again() -> None:
+    core = serving_core()
+    core.handle(run_batch(), 0.0)
+    assert core.handle(run_batch(), 1.0) == []
+    assert core.counters["batches_repeated"] == 1
+
+
+def test_a_batch_for_a_model_or_slice_that_is_not_here_comes_back() -> None:
+    core = serving_core()
+    for stranger in (run_batch(model_id="bert"), run_batch(slice_id="n/gpu9/0")):
+        (done,) = sent(Done, core.handle(stranger, 0.0))
+        assert (done.status, done.missing) == ("expired", (part((0, 2)),))
+
+
+def test_granted_batches_are_limited() -> None:
+    core = serving_core()
+    for batch_id in range(GRANTED_MAX):
+        assert core.handle(run_batch(batch_id=batch_id, latest_in_ms=1e6), 0.0) == []
+    assert len(sent(Done, core.handle(run_batch(batch_id=GRANTED_MAX), 0.0))) == 1
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_each_frontend_gets_its_rows_and_the_scheduler_the_times() -> None:
+    core = serving_core()
+    early = inputs(4, 6)
+    core.handle(early, 0.0)
+    run = run_batch(part((4, 3)), part((1, 1), frontend_id=OTHER_FRONTEND))
+    core.handle(run, 0.0)
+    other = inputs(1, number=1, frontend_id=OTHER_FRONTEND)
+    core.handle(other, 3.0)
+    actions = core.handle(ran(), 10.0)
+    first, second = actions_of(Push, actions)
+    assert (first.frontend_id, first.outputs, first.first_row) == (FRONTEND, OUTPUTS, 0)
+    assert first.message == Outputs(run.message.batch_id, SLICE, MODEL, (4, 6), 3, 3.0, 0.0, 7.0)  # type: ignore[union-attr]
+    assert (second.frontend_id, second.first_row) == (OTHER_FRONTEND, 2)
+    assert sent(Done, actions) == [done_of(run, "ok", 3, transfer_ms=3.0, exec_ms=7.0)]
+    released = {handle for action in actions_of(Release, actions) for handle in action.payloads}
+    assert released == {early.payload, other.payload, OUTPUTS}
+
+
+def test_a_request_that_does_not_fit_is_refused_and_the_others_answered() -> None:
+    core = serving_core()
+    core.handle(inputs(4, 5, 6), 0.0)
+    core.handle(run_batch(part((4, 3)), part((1, 1), frontend_id=OTHER_FRONTEND)), 0.0)
+    core.handle(inputs(1, number=1, frontend_id=OTHER_FRONTEND), 0.0)
+    actions = core.handle(ran(rejected=(Rejected(1, "wrong shape"),)), 7.0)
+    messages = [push.message for push in actions_of(Push, actions)]
+    assert [type(message) for message in messages] == [Outputs, BatchFailed, Outputs]
+    assert [message.seqs for message in messages] == [(4, 6), (5,), (1,)]
+    assert [push.first_row for push in actions_of(Push, actions)] == [0, 0, 2]
+    assert isinstance(messages[1], BatchFailed)
+    assert (messages[1].code, messages[1].reason) == ("InvalidInput", "wrong shape")
+    assert sent(Done, actions)[0].ran == 3
+
+
+def test_a_model_that_raises_fails_its_batch_and_the_slice_serves_on() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    run = run_batch()
+    core.handle(run, 0.0)
+    core.handle(inputs(2, batch_id=2), 0.0)
+    core.handle(run_batch(part((2, 1)), batch_id=2, latest_in_ms=50.0), 0.0)
+    assert isinstance(run.message, RunBatch)
+    actions = core.handle(RunFailed(SLICE, run.message.batch_id, "ValueError: no"), 5.0)
+    (push,) = actions_of(Push, actions)
+    assert isinstance(push.message, BatchFailed)
+    assert (push.message.seqs, push.message.code, push.message.reason) == (
+        (0, 1),
+        "Internal",
+        "ValueError: no",
+    )
+    assert sent(Done, actions) == [done_of(run, "failed")]
+    assert len(actions_of(Execute, actions)) == 1
+
+
+def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(run_batch(part((9, 1)), batch_id=2), 0.0)
+    actions = core.handle(DeviceBroken("CUDA error: illegal address"), 5.0)
+    assert [done.status for done in sent(Done, actions)] == ["failed", "expired"]
+    assert len(actions_of(Push, actions)) == 1
+    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error: illegal address")]
+    assert actions[-1] == End(1, "CUDA error: illegal address")
+
+
+# ---------------------------------------------------------------- preemption, stop, scheduler
+
+
+def test_a_waiting_batch_is_preempted_at_once_and_a_running_one_if_the_device_can() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    run = run_batch()
+    core.handle(run, 0.0)
+    waiting = run_batch(part((5, 1)), batch_id=2)
+    core.handle(waiting, 0.0)
+    assert isinstance(run.message, RunBatch)
+    assert isinstance(waiting.message, RunBatch)
+    actions = core.handle(Heard(SCHEDULER, Preempt(waiting.message.batch_id, SLICE)), 1.0)
+    assert sent(Done, actions) == [done_of(waiting, "preempted")]
+    assert core.handle(Heard(SCHEDULER, Preempt(run.message.batch_id, SLICE)), 1.0) == [
+        Abort(SLICE, run.message.batch_id)
+    ]
+    actions = core.handle(RunAborted(SLICE, run.message.batch_id), 1.0)
+    assert sent(Done, actions) == [done_of(run, "preempted")]
+    assert core.handle(Heard(SCHEDULER, Preempt(run.message.batch_id, SLICE)), 2.0) == []
+
+
+def test_a_stop_lets_the_running_batch_finish_and_gives_back_the_others() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(run_batch(part((9, 1)), batch_id=2), 0.0)
+    actions = core.handle(Heard(AGENT, Stop(100.0)), 1.0)
+    assert [done.batch_id for done in sent(Done, actions)] == [2]
+    assert actions_of(End, actions) == []
+    actions = core.handle(ran(), 7.0)
+    assert sent(Done, actions)[0].status == "ok"
+    assert actions[-1] == End(0, "stopped")
+
+
+def test_a_stop_without_work_ends_at_once() -> None:
+    assert actions_of(End, serving_core().handle(Heard(AGENT, Stop(100.0)), 1.0)) == [End(0, "stopped")]
+
+
+def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(Heard(AGENT, Stop(5.0)), 1.0)
+    assert core.wake_at_ms == 6.0
+    actions = core.handle(Tick(), 6.0)
+    assert [done.missing for done in sent(Done, actions)] == [(part((0, 2)),)]
+    assert isinstance(actions[-1], End)
+
+
+def test_what_was_granted_is_served_without_a_scheduler_and_readiness_said_again_when_it_is_back() -> None:
+    core = serving_core()
+    core.handle(run_batch(), 0.0)
+    assert core.handle(Lost(SCHEDULER, "silent"), 1.0) == []
+    assert len(actions_of(Execute, core.handle(inputs(0, 1), 2.0))) == 1
+    assert [ready.slice_id for ready in sent(SliceReady, core.handle(SchedulerAnswers(), 3.0))] == [SLICE]
+
+
+def test_a_directory_without_us_makes_us_say_again_that_we_are_ready() -> None:
+    core = serving_core()
+    assert sent(SliceReady, core.handle(worker_directory(), 10.0)) == []  # our word may be on its way
+    assert sent(SliceReady, core.handle(worker_directory(SLICE), 5_000.0)) == []
+    assert len(sent(SliceReady, core.handle(worker_directory(SLICE, incarnation="dead"), 5_000.0))) == 1
+    assert sent(SliceReady, core.handle(worker_directory(), 5_001.0)) == []
+
+
+def test_a_directory_says_where_outputs_go() -> None:
+    (action,) = serving_core().handle(worker_directory(SLICE), 1.0)
+    assert isinstance(action, KnowFrontends)
+    assert action.frontends[0].frontend_id == FrontendId(FRONTEND)
+
+
+def test_the_agent_can_ask_how_it_goes() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(), 0.0)
+    core.handle(ran(), 7.0)
+    (status,) = sent(StatusListed, core.handle(Heard(AGENT, StatusAsked()), 8.0))
+    assert (status.role_id, status.pid) == ("worker-0", 4242)
+    assert (status.slices[0].state, status.slices[0].batches, status.slices[0].requests) == ("ready", 1, 2)
+    assert status.counters["requests_ran"] == 2
+
+
+def test_an_unexpected_message_is_counted() -> None:
+    core = serving_core()
+    assert core.handle(Heard(AGENT, Preempt(0, SLICE)), 1.0) == []  # type: ignore[arg-type]
+    assert core.handle(Heard(PeerId("scheduler"), Stop(1.0)), 1.0) == []
+    assert core.counters["messages_unexpected"] == 2

@@ -1,0 +1,208 @@
+"""Whatever comes in whatever order: every batch ends once, every live request has one fate."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric.messages import BatchFailed, Done, Outputs, RunBatch
+from roles.core import Handle, Heard, Send, Tick
+from roles.gpu_worker.core import WorkerCore
+from roles.gpu_worker.events import BatchRan, Execute, InputsCame, Push, Release, WorkerAction, WorkerEvent
+from roles.gpu_worker.executors.base import Rejected, RunFailed
+from tests.worker_builders import inputs, part, run_batch, serving_core, slice_spec
+
+SLICES = ("n/gpu0/0", "n/gpu0/1")
+
+
+@dataclass
+class PlannedPart:
+    frontend_id: str
+    requests: int
+    live: frozenset[int]
+    sent_at_ms: float | None  # None: never
+    is_repeated: bool
+
+
+@dataclass
+class PlannedBatch:
+    slice_id: str
+    granted_at_ms: float
+    start_in_ms: float
+    latest_in_ms: float
+    expires_in_ms: float
+    parts: list[PlannedPart]
+    exec_ms: float
+    fails: bool
+    rejected: frozenset[int]
+
+
+parts = st.builds(
+    PlannedPart,
+    frontend_id=st.sampled_from(["frontend-0", "frontend-1"]),
+    requests=st.integers(1, 3),
+    live=st.frozensets(st.integers(0, 2)),
+    sent_at_ms=st.none() | st.floats(0, 100),
+    is_repeated=st.booleans(),
+)
+batches = st.builds(
+    PlannedBatch,
+    slice_id=st.sampled_from(SLICES),
+    granted_at_ms=st.floats(0, 100),
+    start_in_ms=st.floats(0, 20),
+    latest_in_ms=st.floats(0, 60),
+    expires_in_ms=st.floats(0, 90),
+    parts=st.lists(parts, min_size=1, max_size=3, unique_by=lambda planned: planned.frontend_id),
+    exec_ms=st.floats(0.1, 30),
+    fails=st.booleans(),
+    rejected=st.frozensets(st.integers(0, 5), max_size=2),
+)
+
+
+@dataclass
+class World:
+    """Plays a plan against the core on virtual time, devices included."""
+
+    core: WorkerCore = field(default_factory=lambda: serving_core(*map(slice_spec, SLICES)))
+    actions: list[WorkerAction] = field(default_factory=list)
+    kept: set[Handle] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
+    rows: Counter[tuple[int, str, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.heap: list[tuple[float, int, WorkerEvent]] = []
+        self.order = count()
+        self.handles = count(1_000_000)
+
+    def plan(self, at_ms: float, event: WorkerEvent) -> None:
+        heapq.heappush(self.heap, (at_ms, next(self.order), event))
+
+    def play(self, planned: list[PlannedBatch]) -> None:
+        while self.heap:
+            at_ms, _, event = heapq.heappop(self.heap)
+            while (wake_at_ms := self.core.wake_at_ms) is not None and wake_at_ms <= at_ms:
+                self.hear(Tick(), wake_at_ms, planned)
+            self.hear(event, at_ms, planned)
+        for _ in range(10_000):
+            wake_at_ms = self.core.wake_at_ms
+            if wake_at_ms is None and not self.heap:
+                return
+            if self.heap and (wake_at_ms is None or self.heap[0][0] < wake_at_ms):
+                at_ms, _, event = heapq.heappop(self.heap)
+                self.hear(event, at_ms, planned)
+            elif wake_at_ms is not None:
+                self.hear(Tick(), wake_at_ms, planned)
+        raise AssertionError("the core never comes to rest")
+
+    def hear(self, event: WorkerEvent, now_ms: float, planned: list[PlannedBatch]) -> None:
+        if isinstance(event, InputsCame):
+            self.kept.add(event.payload)
+        if isinstance(event, BatchRan | RunFailed):
+            self.busy.remove(event.slice_id)
+        for action in self.core.handle(event, now_ms):
+            self.actions.append(action)
+            match action:
+                case Execute(run, pieces):
+                    self.execute(run, [len(piece.live_seqs) for piece in pieces], now_ms, planned)
+                case Release(payloads):
+                    for handle in payloads:
+                        assert handle in self.kept, "released twice, or never kept"
+                        self.kept.remove(handle)
+                case Push(outputs=outputs):
+                    assert outputs == 0 or outputs in self.kept
+                case _:
+                    pass
+
+    def execute(self, run: RunBatch, sizes: list[int], now_ms: float, planned: list[PlannedBatch]) -> None:
+        assert run.slice_id not in self.busy, "two batches on one slice"
+        self.busy.add(run.slice_id)
+        plan = planned[run.batch_id]
+        if plan.fails:
+            self.plan(now_ms + plan.exec_ms, RunFailed(run.slice_id, run.batch_id, "it raised"))
+            return
+        rejected = tuple(Rejected(row, "bad") for row in sorted(plan.rejected) if row < sum(sizes))
+        outputs = Handle(next(self.handles))
+        self.kept.add(outputs)
+        ended = BatchRan(run.slice_id, run.batch_id, outputs, rejected, plan.exec_ms)
+        self.plan(now_ms + plan.exec_ms, ended)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(batches, min_size=1, max_size=6))
+def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list[PlannedBatch]) -> None:
+    world = World()
+    live: set[tuple[int, str, int]] = set()
+    for number, batch in enumerate(planned):
+        pieces = [part((0, piece.requests), frontend_id=piece.frontend_id) for piece in batch.parts]
+        run = run_batch(
+            *pieces,
+            batch_id=number,
+            slice_id=batch.slice_id,
+            start_in_ms=batch.start_in_ms,
+            latest_in_ms=batch.latest_in_ms,
+            expires_in_ms=batch.expires_in_ms,
+        )
+        world.plan(batch.granted_at_ms, run)
+        for place, piece in enumerate(batch.parts):
+            seqs = sorted(seq for seq in piece.live if seq < piece.requests)
+            live |= {(number, piece.frontend_id, seq) for seq in seqs}
+            if piece.sent_at_ms is None:
+                continue
+            for _ in range(2 if piece.is_repeated else 1):
+                came = inputs(
+                    *seqs,
+                    batch_id=number,
+                    number=place,
+                    frontend_id=piece.frontend_id,
+                    slice_id=batch.slice_id,
+                )
+                world.plan(piece.sent_at_ms, came)
+    world.play(planned)
+
+    dones = Counter(
+        action.message.batch_id
+        for action in world.actions
+        if isinstance(action, Send) and isinstance(action.message, Done)
+    )
+    assert dones == Counter(range(len(planned)))
+    fates: Counter[tuple[int, str, int]] = Counter()
+    for action in world.actions:
+        match action:
+            case Push(frontend_id, Outputs() | BatchFailed() as message):
+                fates.update((message.batch_id, frontend_id, seq) for seq in message.seqs)
+            case Send(_, Done(batch_id=batch_id, missing=missing)):
+                fates.update(
+                    (batch_id, piece.frontend_id, seq)
+                    for piece in missing
+                    for run_ in piece.runs
+                    for seq in range(run_.first_seq, run_.first_seq + run_.count)
+                    if (batch_id, piece.frontend_id, seq) in live
+                )
+            case _:
+                pass
+    assert fates == Counter(live)
+    assert not world.kept, "every payload is released"
+    assert not world.busy
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(batches, min_size=1, max_size=4))
+def test_the_same_events_give_the_same_actions(planned: list[PlannedBatch]) -> None:
+    histories = []
+    for _ in range(2):
+        core = serving_core(*map(slice_spec, SLICES))
+        history: list[list[WorkerAction]] = []
+        for number, batch in enumerate(planned):
+            run = run_batch(part((0, 2)), batch_id=number, slice_id=batch.slice_id)
+            assert isinstance(run, Heard)
+            history.append(list(core.handle(run, batch.granted_at_ms)))
+            wake_at_ms = core.wake_at_ms
+            if wake_at_ms is not None:
+                history.append(list(core.handle(Tick(), wake_at_ms)))
+        histories.append(history)
+    assert histories[0] == histories[1]
