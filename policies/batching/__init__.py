@@ -11,9 +11,9 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from policies.batching.base import Discipline
-from policies.batching.deferred import deferred
-from policies.batching.eager import eager
-from policies.batching.timeout import timeout
+from policies.batching.deferred import Deferred
+from policies.batching.eager import Eager
+from policies.batching.timeout import Timeout
 from policies.options import Choice, Number, Schema, checked_options, suggestion
 
 DEFAULT = "deferred"
@@ -42,25 +42,23 @@ def _timeout(options: Mapping[str, Any]) -> Discipline:
         raise ConfigError("batching.timeout: give timeout_ms or slo_percent, one of the two")
     if "timeout_ms" in options:
         constant_ms: float = options["timeout_ms"]
-        return timeout(lambda _: constant_ms, **_central(options))
+        return Timeout(lambda _: constant_ms)
     share = options["slo_percent"] / 100.0
-    return timeout(lambda slo_ms: share * slo_ms, **_central(options))
+    return Timeout(lambda slo_ms: share * slo_ms)
 
 
 DISCIPLINES: Mapping[str, Registered] = {
     "deferred": Registered(
-        {"drop": Choice(("window", "simple")), "pick": _PICK}, lambda options: deferred(**_central(options))
+        {"drop": Choice(("window", "simple")), "pick": _PICK}, lambda options: Deferred(**_central(options))
     ),
     # Eager batches are small, so a drop rule that protects a large target gives up too much (ADR 0010).
     "eager": Registered(
-        {"drop": Choice(("simple", "window")), "pick": _PICK}, lambda options: eager(**_central(options))
+        {"drop": Choice(("simple", "window")), "pick": _PICK}, lambda options: Eager(**_central(options))
     ),
     "timeout": Registered(
         {
             "timeout_ms": Number(None, is_minimum_allowed=True),
-            "slo_percent": Number(None, is_minimum_allowed=True, maximum=100.0),
-            "drop": Choice(("window", "simple")),
-            "pick": _PICK,
+            "slo_percent": Number(None, maximum=100.0),
         },
         _timeout,
     ),

@@ -79,7 +79,7 @@ class Central:
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
     def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
-        """See `Discipline`. Replacing keeps the later free moment; a table within 10 % costs next to nothing."""
+        """See `Discipline`. Replacing a table by one up to 10 % faster than its class costs next to nothing."""
         out: list[Decision] = []
         self._repool(self._fleet.put(slice_), now_ms, out)
         pool = self._fleet.slices[slice_.slice_id].pool
@@ -332,7 +332,7 @@ class Central:
         queue = state.queue
         lead = candidate.lead
         table = slice_.tables[state.model.model_id]
-        if table is not candidate.table and ready_at_ms <= now_ms:
+        if table is not candidate.table and state.ready_at_ms <= now_ms:
             slack_ms = candidate.deadline_at_ms - now_ms
             size_max = min(queue.count - candidate.skip_count, candidate.size_max)
             while size < size_max and table[size + 1] + lead[size + 1] <= slack_ms:

@@ -21,6 +21,8 @@ def never(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Want
 FRONTRUN = Want(reason="frontrun", hold=frontrun_hold, timeout_ms=never)
 
 
-def deferred(*, is_window_drop: bool = True, is_lowest_id: bool = True) -> Central:
+class Deferred(Central):
     """Symphony's discipline, with the drop rule of its implementation."""
-    return Central(FRONTRUN, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
+
+    def __init__(self, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
+        super().__init__(FRONTRUN, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

@@ -17,6 +17,8 @@ def no_hold(cost: Table) -> Table:
 EAGER = Want(reason="eager", hold=no_hold, timeout_ms=never, gathers_unready=False)
 
 
-def eager(*, is_window_drop: bool = False, is_lowest_id: bool = True) -> Central:
+class Eager(Central):
     """One central queue per model, the most urgent one first at every free slice."""
-    return Central(EAGER, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
+
+    def __init__(self, *, is_window_drop: bool = False, is_lowest_id: bool = True) -> None:
+        super().__init__(EAGER, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

@@ -39,20 +39,15 @@ class Fleet:
         return self._by_model.get(model_id, {})
 
     def put(self, given: BatchSlice) -> set[ModelId]:
-        """Add a slice, or replace it; says which models have other pools than before.
-
-        A slice that is replaced keeps what is believed of its running batch: the later of both free moments.
-        """
+        """Add a slice, or replace it; says which models have other pools than before."""
         old = self.slices.get(given.slice_id)
         free_at_ms = given.free_at_ms
-        if old is not None:
-            free_at_ms = max(free_at_ms, old.free_at_ms)
+        if old is not None and old.order >> 32 == given.order:
             tables = _tables_if_it_may_stay(old, given)
             if tables is not None:
+                assert old.pool is not None
                 old.tables = tables
-                if free_at_ms != old.free_at_ms:
-                    assert old.pool is not None
-                    old.pool.free_from(old, free_at_ms)
+                old.pool.free_from(old, free_at_ms)
                 return set()
         touched = self.drop(given.slice_id)
         classes, tables = self._kind(given.hosted)

@@ -19,9 +19,15 @@ def latest_hold(cost: Table) -> Table:
     return [*cost[:-2], NEVER_MS]
 
 
-def timeout(
-    timeout_ms: Callable[[float], float], *, is_window_drop: bool = True, is_lowest_id: bool = True
-) -> Central:
+class Timeout(Central):
     """`timeout_ms(slo_ms)`: how long the first request of a batch waits at most."""
-    want = Want(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
-    return Central(want, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
+
+    def __init__(
+        self,
+        timeout_ms: Callable[[float], float],
+        *,
+        is_window_drop: bool = True,
+        is_lowest_id: bool = True,
+    ) -> None:
+        want = Want(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
+        super().__init__(want, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
