@@ -75,7 +75,7 @@ class Link(Protocol):
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """messages_in, messages_out, bytes_in, bytes_out, garbage_in, full_out (sends refused), …"""
+        """Since the start: messages_in, messages_out, bytes_in, bytes_out, garbage_in, full_out (sends refused)."""
         ...
 
     def fileno(self) -> int:

@@ -1,0 +1,472 @@
+"""The client SDK: `Client` for asyncio, `BlockingClient` for everybody else, `ask_status` for operators.
+
+    async with Client("tcp://127.0.0.1:8001") as client:
+        result = await client.infer("resnet50", {"input": image}, budget_ms=25)
+        print(result.outputs["top_k"], result.ledger)
+
+A request ends in exactly one way: its outputs, or one typed error of `fabric.errors`. The frontend answers within
+the budget; should it not, the client's own timer does (`DeadlineExceeded`), and should the frontend be gone, its
+silence does (`PeerLost`, within about a second).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import selectors
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fabric.clock import Clock, MonotonicClock
+from fabric.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    LocalProtocolError,
+    Overloaded,
+    PeerLost,
+    TooLarge,
+    request_error,
+)
+from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
+from fabric.limits import DURATION_MAX_MS
+from fabric.link import NamedTensor, Received, Tensor
+from fabric.liveness import Liveness, Patience
+from fabric.messages import (
+    Answer,
+    CancelRequest,
+    Infer,
+    Ledger,
+    ModelInfo,
+    ModelsAsked,
+    ModelsListed,
+    Ping,
+    Pong,
+    Refusal,
+    StatusAsked,
+    StatusListed,
+)
+from fabric.sockets import DealerLink, LinkOptions
+from fabric.tensors import DTYPES, RANK_MAX
+
+_FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
+_GREET_EVERY_S: Final = 0.05
+_JOIN_S: Final = 5.0
+_T = TypeVar("_T")
+
+Inputs = Mapping[str, ArrayLike | bytes]
+"""By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
+
+
+@dataclass(slots=True, frozen=True)
+class ClientOptions:
+    """Limits and patience of a client, in ms. `grace_ms` is added to a budget for the way there and back."""
+
+    connect_timeout_ms: float = 5_000.0
+    grace_ms: float = 500.0
+    budget_unknown_ms: float = 60_000.0  # waited for a request without a budget of its own
+    pending_max: int = 10_000
+    payload_bytes_max: int = 256 << 20
+    patience: Patience = field(default_factory=lambda: Patience(200.0, 400.0, 800.0))
+    clock: Clock = field(default_factory=MonotonicClock)
+
+
+@dataclass(slots=True, frozen=True)
+class InferResult:
+    """Outputs by name, read-only, and where the time went."""
+
+    outputs: Mapping[str, Tensor]
+    ledger: Ledger
+
+
+@dataclass(slots=True, frozen=True)
+class _Pending:
+    future: asyncio.Future[InferResult]
+    sent_at_ms: float
+    timer: asyncio.TimerHandle
+
+
+class Client:
+    """One connection to a frontend, on the running asyncio loop. `address`: one, or several (ipc first)."""
+
+    def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
+        self._addresses = (address,) if isinstance(address, str) else tuple(address)
+        self._options = options or ClientOptions()
+        self._clock = self._options.clock
+        self._liveness = Liveness(self._options.patience)
+        self._link: DealerLink | None = None
+        self._greeted = asyncio.Event()
+        self._pending: dict[int, _Pending] = {}
+        self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
+        self._requests = 0
+        self._tending: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Connect, and wait for a sign of life. Raises PeerLost when there is none in time."""
+        own = peer_id("client", new_incarnation())
+        limits = LinkOptions(
+            clock=self._clock,
+            # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
+            queue_messages_max=2 * self._options.pending_max + 1_000,
+            payload_bytes_max=self._options.payload_bytes_max,
+        )
+        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(link.fileno(), self._hear)
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
+                while not self._greeted.is_set():
+                    link.send(_FRONTEND, Ping(0))
+                    self._hear_soon()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._greeted.wait(), _GREET_EVERY_S)
+        except TimeoutError as error:
+            raise PeerLost(f"no frontend answers at {self._addresses[0]}") from error
+        finally:
+            if not self._greeted.is_set():
+                self.close()
+
+    def close(self) -> None:
+        """Give up what is pending (PeerLost) and close the connection. Safe to call twice."""
+        if self._link is None:
+            return
+        link, self._link = self._link, None
+        self._loop.remove_reader(link.fileno())
+        self._fail_all("the client was closed")
+        if self._tending is not None:
+            self._tending.cancel()
+        link.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
+        """Send one request and wait for its answer; cancelling the waiting task cancels the request.
+
+        `budget_ms` None means the model's SLO. Arrays must not change until the answer is there: large ones are
+        not copied. Raises a RequestError with the frontend's code, or PeerLost.
+        """
+        return await self.submit(model, inputs, budget_ms)
+
+    def submit(
+        self, model: str, inputs: Inputs, budget_ms: float | None = None
+    ) -> asyncio.Future[InferResult]:
+        """Send one request; the future's `cancel()` tells the frontend to forget it.
+
+        Raises at once what this side can tell: InvalidInput, TooLarge, Overloaded (too many pending), PeerLost.
+        """
+        link = self._connected()
+        if len(self._pending) >= self._options.pending_max:
+            raise Overloaded(f"{len(self._pending)} requests are pending on this client")
+        limit_ms = _limit_ms(budget_ms, self._options)
+        tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
+        if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
+            raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
+        self._requests += 1
+        number, sent_at_ms = self._requests, self._clock.now_ms()
+        try:
+            is_sent = link.send(_FRONTEND, Infer(number, ModelId(model), _plain(budget_ms)), tensors)
+        except LocalProtocolError as error:
+            raise InvalidInput(str(error)) from error
+        if not is_sent:
+            raise self._disconnected()
+        timer = self._loop.call_later(limit_ms / 1e3, self._expire, number)
+        future: asyncio.Future[InferResult] = self._loop.create_future()
+        future.add_done_callback(functools.partial(self._cancel_if_asked, number))
+        self._pending[number] = _Pending(future, sent_at_ms, timer)
+        self._watch()
+        return future
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """What the frontend serves. Raises PeerLost if it does not say."""
+        future: asyncio.Future[tuple[ModelInfo, ...]] = self._connected_loop().create_future()
+        self._listing.append(future)
+        try:
+            if not self._connected().send(_FRONTEND, ModelsAsked()):
+                raise self._disconnected()
+            self._watch()
+            async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
+                return await future
+        except TimeoutError as error:
+            raise PeerLost(f"{self._addresses[0]} does not list its models") from error
+        finally:
+            if future in self._listing:
+                self._listing.remove(future)
+
+    # ------------------------------------------------------------ hearing
+
+    def _hear(self) -> None:
+        if self._link is None:
+            return
+        for received in self._link.receive(256):
+            self._take(received)
+        self._hear_soon()
+
+    def _hear_soon(self) -> None:
+        # The descriptor tells once, and a send may have swallowed it: ask the socket itself.
+        if self._link is not None and self._link.has_more:
+            self._loop.call_soon(self._hear)
+
+    def _take(self, received: Received) -> None:
+        now_ms = self._clock.now_ms()
+        self._liveness.heard(_FRONTEND, now_ms)
+        match received.message:
+            case Answer(number, ledger):
+                self._answer(number, ledger, received.tensors, now_ms)
+            case Refusal(number, code, reason):
+                self._fail(number, request_error(code, reason))
+            case ModelsListed(models):
+                for future in self._listing:
+                    if not future.done():
+                        future.set_result(models)
+            case Ping(number):
+                self._connected().send(_FRONTEND, Pong(number))
+            case Pong():
+                self._greeted.set()
+            case _:  # nothing else is meant for a client, and a newer frontend may know more
+                pass
+
+    def _answer(self, number: int, ledger: Ledger, tensors: Sequence[NamedTensor], now_ms: float) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is None:
+            return  # cancelled or given up before
+        pending.timer.cancel()
+        total_ms = now_ms - pending.sent_at_ms
+        if not pending.future.done():
+            outputs = {tensor.name: tensor.array for tensor in tensors}
+            pending.future.set_result(InferResult(outputs, _with_network(ledger, total_ms)))
+
+    # ------------------------------------------------------------ giving up
+
+    def _fail(self, number: int, error: Exception) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            pending.timer.cancel()
+            if not pending.future.done():
+                pending.future.set_exception(error)
+
+    def _fail_all(self, reason: str) -> None:
+        for number in list(self._pending):
+            self._fail(number, PeerLost(reason))
+        for future in self._listing:
+            if not future.done():
+                future.set_exception(PeerLost(reason))
+
+    def _expire(self, number: int) -> None:
+        self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
+        self._tell_cancelled(number)
+
+    def _cancel_if_asked(self, number: int, future: asyncio.Future[InferResult]) -> None:
+        pending = self._pending.pop(number, None) if future.cancelled() else None
+        if pending is not None:
+            pending.timer.cancel()
+            self._tell_cancelled(number)
+
+    def _tell_cancelled(self, number: int) -> None:
+        if self._link is not None:
+            self._link.send(_FRONTEND, CancelRequest(number))  # refused: then nobody there works on it either
+            self._hear_soon()
+
+    # ------------------------------------------------------------ is anybody there?
+
+    def _watch(self) -> None:
+        """Something is awaited: from now on silence counts."""
+        self._hear_soon()
+        if self._tending is None:
+            self._liveness.watch(_FRONTEND, self._clock.now_ms())
+            self._tending = self._loop.call_later(self._options.patience.ping_every_ms / 1e3, self._tend)
+
+    def _tend(self) -> None:
+        self._tending = None
+        if self._link is None or not (self._pending or self._listing or not self._greeted.is_set()):
+            self._liveness.forget(_FRONTEND)
+            return
+        now_ms = self._clock.now_ms()
+        if self._liveness.lost(now_ms):
+            self._fail_all(f"the frontend at {self._addresses[0]} is silent")
+            self._link.reconnect()
+            self._greeted.clear()
+            self._liveness.watch(_FRONTEND, now_ms)
+        for peer, ping in self._liveness.due(now_ms):
+            self._link.send(peer, ping)
+        wake_at_ms = self._liveness.wake_at_ms
+        assert wake_at_ms is not None, "it is being watched"
+        self._tending = self._loop.call_later(max(wake_at_ms - now_ms, 1.0) / 1e3, self._tend)
+        self._hear_soon()
+
+    def _disconnected(self) -> PeerLost:
+        """A send was refused: look after the connection until somebody answers again."""
+        self._greeted.clear()
+        self._watch()
+        return PeerLost(f"not connected to {self._addresses[0]}")
+
+    def _connected(self) -> DealerLink:
+        if self._link is None:
+            raise PeerLost("the client is not open")
+        return self._link
+
+    def _connected_loop(self) -> asyncio.AbstractEventLoop:
+        self._connected()
+        return self._loop
+
+
+class BlockingClient:
+    """The same for threads: an asyncio client on a background thread. May be used from several threads."""
+
+    def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
+        self._options = options or ClientOptions()
+        self._address = address
+        self._client: Client | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Connect. Raises PeerLost when nobody answers in time."""
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tenuto-client", daemon=True)
+        self._thread.start()
+        self._client = Client(self._address, self._options)
+        try:
+            self._call(self._client.open(), self._options.connect_timeout_ms)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up what is pending and end the thread, within a bounded time. Safe to call twice."""
+        loop, self._loop = self._loop, None
+        if loop is None or self._thread is None or self._client is None:
+            return
+        loop.call_soon_threadsafe(self._client.close)
+        # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
+        loop.call_soon_threadsafe(lambda: loop.call_later(0.01, loop.stop))
+        self._thread.join(_JOIN_S)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
+        """Send one request and wait for its answer. Errors as `Client.infer`."""
+        limit_ms = _limit_ms(budget_ms, self._options)
+        return self._call(self._opened().infer(model, inputs, budget_ms), limit_ms)
+
+    def submit(
+        self, model: str, inputs: Inputs, budget_ms: float | None = None
+    ) -> concurrent.futures.Future[InferResult]:
+        """Send one request; the future's `cancel()` tells the frontend to forget it."""
+        return self._start(self._opened().infer(model, inputs, budget_ms))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """What the frontend serves."""
+        return self._call(self._opened().models(), self._options.connect_timeout_ms)
+
+    def _opened(self) -> Client:
+        if self._client is None or self._loop is None:
+            raise PeerLost("the client is not open")
+        return self._client
+
+    def _start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        assert self._loop is not None, "opened"
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, _T], limit_ms: float) -> _T:
+        future = self._start(work)
+        try:
+            return future.result(limit_ms / 1e3 + _JOIN_S)  # the work keeps its own, shorter limit
+        except concurrent.futures.CancelledError as error:
+            raise PeerLost("the client was closed") from error
+        except TimeoutError as error:
+            future.cancel()
+            raise PeerLost("the client's thread is stuck") from error
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> StatusListed:
+    """Ask any role how it is. Raises PeerLost if nobody answers in time, ConfigError for a bad address."""
+    clock = MonotonicClock()
+    addresses = (address,) if isinstance(address, str) else tuple(address)
+    server = PeerId("role")
+    link = DealerLink.connect(peer_id("operator", new_incarnation()), server, addresses)
+    until_ms = clock.now_ms() + timeout_ms
+    is_asked = False
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(link.fileno(), selectors.EVENT_READ)
+            while clock.now_ms() < until_ms:
+                is_asked = is_asked or link.send(server, StatusAsked())
+                for received in link.receive(16):
+                    if isinstance(received.message, StatusListed):
+                        return received.message
+                if not link.has_more:
+                    selector.select(0.01)
+    finally:
+        link.close()
+    raise PeerLost(f"nobody answers at {addresses[0]}")
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return np.frombuffer(value, np.uint8)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInput(f"input {name!r} is not an array: {error}") from error
+    if array.dtype.name not in DTYPES or array.ndim > RANK_MAX:
+        raise InvalidInput(
+            f"input {name!r} has dtype {array.dtype} and rank {array.ndim}, which cannot be sent"
+        )
+    return array
+
+
+def _limit_ms(budget_ms: float | None, options: ClientOptions) -> float:
+    """How long to wait at most. Raises InvalidInput for a budget that is none."""
+    if budget_ms is None:
+        return options.budget_unknown_ms + options.grace_ms
+    if not 0 <= budget_ms <= DURATION_MAX_MS:
+        raise InvalidInput(f"a budget of {budget_ms} ms")
+    return budget_ms + options.grace_ms
+
+
+def _plain(budget_ms: float | None) -> float | None:
+    return None if budget_ms is None else float(budget_ms)  # numpy's floats are not the encoder's
+
+
+def _with_network(ledger: Ledger, total_ms: float) -> Ledger:
+    """The frontend's ledger seen from here: its total becomes ours, the difference was the network."""
+    entries = {name: getattr(ledger, name) for name in ledger.__struct_fields__}
+    entries["network_ms"] = max(0.0, total_ms - ledger.total_ms)
+    entries["total_ms"] = total_ms
+    return Ledger(**entries)

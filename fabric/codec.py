@@ -1,0 +1,71 @@
+"""Message <-> header bytes: MessagePack arrays with the integer tag first. The one place that knows it.
+
+A receiver believes nothing: version, tag, types and bounds are checked here, so that behind the codec every
+message is what its struct says. A sender is held to the same bounds, so a bug shows where it is made.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.limits import OutOfBounds, check, clipped
+from fabric.messages import (
+    WIRE_VERSION,
+    Directory,
+    Envelope,
+    Host,
+    ModelsListed,
+    NodeHello,
+    SliceReady,
+    StatusListed,
+    Want,
+)
+
+HEADER_BYTES_MAX: Final = 1 << 20
+BULKY_HEADER_BYTES_MAX: Final = 16 << 20
+"""For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
+BULKY: Final = (Directory, Host, ModelsListed, NodeHello, SliceReady, StatusListed, Want)
+
+Buffer = bytes | memoryview
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The header of a message. Over-long `reason`s are cut. Raises LocalProtocolError out of bounds."""
+    try:
+        try:
+            check(envelope)
+        except OutOfBounds:
+            envelope = clipped(envelope)
+            check(envelope)
+        header = _ENCODER.encode(envelope)
+    except (OutOfBounds, TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"cannot send {type(envelope.body).__name__}: {error}") from error
+    if len(header) > _header_bytes_max(envelope):
+        raise LocalProtocolError(f"header of {type(envelope.body).__name__} has {len(header)} bytes")
+    return header
+
+
+def decode(header: Buffer) -> Envelope:
+    """Read a header. Raises RemoteProtocolError for anything but a whole message within bounds."""
+    if len(header) > BULKY_HEADER_BYTES_MAX:
+        raise RemoteProtocolError(f"header of {len(header)} bytes")
+    try:
+        envelope = _DECODER.decode(header)
+        if envelope.version != WIRE_VERSION:
+            raise RemoteProtocolError(f"wire version {envelope.version}, this side speaks {WIRE_VERSION}")
+        check(envelope)
+    except (msgspec.MsgspecError, OutOfBounds, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"malformed header: {error}") from error
+    if len(header) > _header_bytes_max(envelope):
+        raise RemoteProtocolError(f"header of {type(envelope.body).__name__} has {len(header)} bytes")
+    return envelope
+
+
+def _header_bytes_max(envelope: Envelope) -> int:
+    return BULKY_HEADER_BYTES_MAX if isinstance(envelope.body, BULKY) else HEADER_BYTES_MAX

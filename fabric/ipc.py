@@ -1,0 +1,85 @@
+"""Who may bind an ipc path. ZeroMQ takes a path from whoever has it, living or dead, without a word.
+
+So a binder holds a lock on a file beside the socket. The kernel drops it when the process ends in whatever way:
+what a dead process left behind is taken over, what a living one uses is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from fabric.errors import ConfigError
+
+PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path, less the closing zero
+
+
+class IpcPath:
+    """One claimed path. `claim` it before binding, `release` it after closing."""
+
+    def __init__(self, address: str) -> None:
+        self.path = Path(path_of(address))
+        self._lock_path = self.path.with_name(self.path.name + ".lock")
+        self._lock = -1
+
+    def claim(self) -> None:
+        """Raises ConfigError if a living process has it, or if its folder cannot be written."""
+        while self._lock < 0:
+            try:
+                lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise ConfigError(f"cannot bind ipc://{self.path}: {error.strerror}") from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(lock)
+                raise ConfigError(f"ipc://{self.path} is in use by another process") from error
+            if _is_still_there(lock, self._lock_path):
+                self._lock = lock
+            else:  # its last holder removed the file between our open and our lock: lock the new one
+                os.close(lock)
+
+    def release(self) -> None:
+        """Remove socket and lock file. Safe to call twice."""
+        if self._lock < 0:
+            return
+        for path in (self.path, self._lock_path):
+            with contextlib.suppress(OSError):  # a run directory may already have been removed as a whole
+                path.unlink()
+        os.close(self._lock)
+        self._lock = -1
+
+
+def path_of(address: str) -> str:
+    """The path in an `ipc://` address. Raises ConfigError unless it is absolute and at most 107 bytes long."""
+    path = address.removeprefix("ipc://")
+    if not path.startswith("/"):
+        raise ConfigError(f"{address}: an ipc address needs an absolute path")
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{address}: the path has over {PATH_BYTES_MAX} bytes, choose a shorter TENUTO_RUN_DIR"
+        )
+    return path
+
+
+def nearest(addresses: tuple[str, ...]) -> str:
+    """The address to connect to: an ipc one whose socket exists here, else the first that is not ipc.
+
+    Raises ConfigError for an empty list.
+    """
+    if not addresses:
+        raise ConfigError("there is no address to connect to")
+    for address in addresses:
+        if address.startswith("ipc://") and Path(path_of(address)).is_socket():
+            return address
+    return next((address for address in addresses if not address.startswith("ipc://")), addresses[0])
+
+
+def _is_still_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

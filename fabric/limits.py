@@ -1,0 +1,181 @@
+"""What a message may hold: bounds by the kind and name of each field, the same for sender and receiver.
+
+msgspec has checked the types by the time a value comes here. What is left is what a core could choke on: NaN,
+negative or endless durations, counts nobody could have meant, texts without end. The rules are made once per
+struct from its annotations, so a new message is covered without being listed: a float ending in `_ms` is a
+duration, an int is a size or a number, and the few fields that mean something else are in the tables below.
+
+A rule is an expression, and all rules of a struct are compiled into one function, as `dataclasses` does for
+its methods: every message passes here twice, and a call per field would cost more than the decoding itself.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+from fabric.messages import Done, Envelope, Ledger, Message, SeqRun, SliceStatus, TensorInfo, Value
+
+NAME_CHARS_MAX: Final = 512
+REASON_CHARS_MAX: Final = 2_000  # an exception's text: clipped by the sender, see `clipped`
+DURATION_MAX_MS: Final = 1e9  # eleven days; nobody serves at such an SLO
+REQUESTS_MAX: Final = 65_536  # in one run or batch
+REQUESTS_LISTED_MAX: Final = 1 << 20  # in all runs of one message
+ITEMS_MAX: Final = 65_536  # in any tuple or dict
+INTEGER_MAX: Final = 1 << 53  # what a double still counts exactly, should a peer be written in JavaScript
+
+Struct = Message | Value | Envelope
+
+INTEGER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    "count": (1, REQUESTS_MAX),
+    "batch_size_max": (1, REQUESTS_MAX),
+    "batch_size": (0, REQUESTS_MAX),
+    "ran": (0, REQUESTS_MAX),
+    "part": (0, REQUESTS_MAX),
+    "gpu": (0, REQUESTS_MAX),
+}
+FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "span_ms": (0.0, 1.001),  # 1 ms, and the rounding of a sender that split exactly there
+    "share_percent": (0.0, 100.0),
+    "sent_at_ms": (-1e18, 1e18),  # a moment on a foreign clock
+}
+CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
+    (Done, "status"): ("ok", "failed", "expired", "preempted"),
+    (SliceStatus, "state"): ("starting", "ready", "failed", "lost", "stopped"),
+}
+
+
+class OutOfBounds(ValueError):
+    """A field holds what no core should have to think about; says which and what."""
+
+
+def check(struct: Struct) -> None:
+    """Hold a message, or a part of one, against its bounds. Raises OutOfBounds naming the field."""
+    if _is_fine(type(struct))(struct):
+        return
+    for name, is_field_fine in _field_rules(type(struct)).items():
+        if not is_field_fine(struct):
+            value = getattr(struct, name)
+            for inner in value if isinstance(value, tuple) else (value,):
+                if isinstance(inner, Struct):
+                    check(inner)  # knows better which field it is
+            raise OutOfBounds(f"{type(struct).__name__}.{name} is out of bounds: {value!r:.80}")
+
+
+def clipped(envelope: Envelope) -> Envelope:
+    """The same with every `reason` cut to its limit: an exception's text must never hold up its message."""
+    cut: Envelope = _clip(envelope)
+    return cut
+
+
+def _clip(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_clip, value))
+    if not isinstance(value, Struct):
+        return value
+    fields = {name: _clip(getattr(value, name)) for name in value.__struct_fields__}
+    reason = fields.get("reason")
+    if isinstance(reason, str) and len(reason) > REASON_CHARS_MAX:
+        fields["reason"] = reason[: REASON_CHARS_MAX - 1] + "…"
+    return type(value)(**fields)
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _rules(struct: type[Struct]) -> Iterator[tuple[str, str]]:
+    """Each field that needs one, with its expression over `m`, the message."""
+    hints = typing.get_type_hints(struct)
+    for name in struct.__struct_fields__:
+        expression = _rule(struct, name, hints[name], f"m.{name}")
+        if expression:
+            yield name, expression
+
+
+def _rule(owner: type, name: str, hint: Any, value: str) -> str:
+    """What must hold for a field of that type; empty: its type says everything."""
+    hint = getattr(hint, "__supertype__", hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is bool:
+        return ""
+    if hint is str:
+        return _text_rule(owner, name, value)
+    if hint is int:
+        low, high = _integer_bounds(owner, name)
+        return f"{low} <= {value} <= {high}"
+    if hint is float:
+        return _float_rule(owner, name, value)
+    if origin is tuple:
+        return _tuple_rule(owner, name, inner[0], value)
+    if origin is dict:
+        return f"are_counters({value})"
+    if origin is types.UnionType and type(None) in inner:
+        return f"({value} is None or {_rule(owner, name, inner[0], value) or True})"
+    return f"is_fine(type({value}))({value})"  # a struct, or the union of all messages
+
+
+def _integer_bounds(owner: type, name: str) -> tuple[int, int]:
+    if owner is TensorInfo and name == "shape":
+        return (-1, INTEGER_MAX)  # -1 is any length
+    return INTEGER_BOUNDS.get(name, (0, INTEGER_MAX))
+
+
+def _float_rule(owner: type, name: str, value: str) -> str:
+    if owner is Ledger:  # differences, for people; a rounding below 0 hurts nobody
+        return f"{-DURATION_MAX_MS} <= {value} <= {DURATION_MAX_MS}"
+    if name in FLOAT_BOUNDS or name.endswith("_ms"):
+        low, high = FLOAT_BOUNDS.get(name, (0.0, DURATION_MAX_MS))
+        return f"{low} <= {value} <= {high}"  # false for NaN
+    return f"isfinite({value})"
+
+
+def _text_rule(owner: type, name: str, value: str) -> str:
+    choices = CHOICES.get((owner, name))
+    if choices is not None:
+        return f"{value} in {choices!r}"
+    return f"len({value}) <= {REASON_CHARS_MAX if name == 'reason' else NAME_CHARS_MAX}"
+
+
+def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:
+    hint = getattr(hint, "__supertype__", hint)
+    if hint is SeqRun:
+        each = f"all(is_fine(SeqRun)(item) for item in {value}) and sum(run.count for run in {value}) <= {REQUESTS_LISTED_MAX}"
+    elif hint is int:
+        low, high = _integer_bounds(owner, name)
+        each = f"min({value}) >= {low} and max({value}) <= {high}"
+    else:
+        each = f"all({_rule(owner, name, hint, 'item')} for item in {value})"
+    return f"(not {value} or (len({value}) <= {ITEMS_MAX} and {each}))"
+
+
+def _are_counters(counters: dict[str, float]) -> bool:
+    return len(counters) <= ITEMS_MAX and all(
+        len(name) <= NAME_CHARS_MAX and math.isfinite(value) for name, value in counters.items()
+    )
+
+
+@cache
+def _is_fine(struct: type[Struct]) -> Callable[[Struct], bool]:
+    return _compiled(" and ".join(expression for _, expression in _rules(struct)) or "True")
+
+
+@cache
+def _field_rules(struct: type[Struct]) -> Mapping[str, Callable[[Struct], bool]]:
+    return {name: _compiled(expression) for name, expression in _rules(struct)}
+
+
+def _compiled(expression: str) -> Callable[[Struct], bool]:
+    made: Callable[[Struct], bool] = eval(f"lambda m: {expression}", dict(_NAMES))  # noqa: S307  our annotations and bounds, nothing received
+    return made
+
+
+_NAMES: Final[Mapping[str, object]] = {
+    "SeqRun": SeqRun,
+    "are_counters": _are_counters,
+    "is_fine": _is_fine,
+    "isfinite": math.isfinite,
+}

@@ -1,0 +1,160 @@
+"""Heartbeats, sans-IO: alive -> suspect -> lost.
+
+Whatever a peer sends is a sign of life; who is quiet for `ping_every_ms` is asked for one. Silence turns a peer
+suspect, more silence makes it lost, and lost is final: the same name heard again has to be watched anew.
+A process that was itself stopped (suspended, starved, collecting garbage) has heard nothing and judges nobody:
+such a gap is taken off everybody's silence.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.ids import PeerId
+from fabric.messages import Ping
+
+
+class PeerState(enum.Enum):
+    """What we believe of a peer."""
+
+    ALIVE = enum.auto()
+    SUSPECT = enum.auto()
+    LOST = enum.auto()
+
+
+class Sign(enum.Enum):
+    """What can happen to that belief."""
+
+    HEARD = enum.auto()
+    QUIET = enum.auto()
+    SILENT = enum.auto()
+
+
+NEXT: Final[Mapping[tuple[PeerState, Sign], PeerState]] = {
+    (PeerState.ALIVE, Sign.HEARD): PeerState.ALIVE,
+    (PeerState.ALIVE, Sign.QUIET): PeerState.SUSPECT,
+    (PeerState.ALIVE, Sign.SILENT): PeerState.LOST,
+    (PeerState.SUSPECT, Sign.HEARD): PeerState.ALIVE,
+    (PeerState.SUSPECT, Sign.QUIET): PeerState.SUSPECT,
+    (PeerState.SUSPECT, Sign.SILENT): PeerState.LOST,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Patience:
+    """When to ask and when to give up, in ms of silence. `rtt_every_ms`: busy peers are pinged this often too."""
+
+    ping_every_ms: float = 250.0
+    suspect_after_ms: float = 600.0
+    lost_after_ms: float = 1_500.0
+    rtt_every_ms: float = 5_000.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    heard_at_ms: float
+    pinged_at_ms: float = -math.inf
+    number: int = 0
+    state: PeerState = PeerState.ALIVE
+
+
+class Liveness:
+    """Watches any number of peers. Call `due` and `lost` at `wake_at_ms` and whenever convenient."""
+
+    def __init__(self, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience()
+        self._watched: dict[PeerId, _Watched] = {}
+        self._wake_at_ms = math.inf
+        self._looked_at_ms = -math.inf
+
+    def watch(self, peer: PeerId, now_ms: float) -> None:
+        """Start to watch a peer, alive as of now; nothing changes if it is watched already."""
+        if peer in self._watched:
+            return
+        if not self._watched:
+            self._looked_at_ms = now_ms
+        self._watched[peer] = _Watched(heard_at_ms=now_ms)
+        self._wake_at_ms = min(self._wake_at_ms, now_ms)
+
+    def forget(self, peer: PeerId) -> None:
+        """Stop watching."""
+        self._watched.pop(peer, None)
+
+    def heard(self, peer: PeerId, now_ms: float) -> None:
+        """Something came from the peer; of no interest if it is not watched."""
+        watched = self._watched.get(peer)
+        if watched is not None:
+            watched.heard_at_ms = now_ms
+            watched.state = NEXT[watched.state, Sign.HEARD]
+
+    def pong(self, peer: PeerId, number: int, now_ms: float) -> float | None:
+        """The answer to our last ping came: its round trip in ms. None for an older one or a stranger's."""
+        self.heard(peer, now_ms)
+        watched = self._watched.get(peer)
+        if watched is None or watched.number != number or math.isinf(watched.pinged_at_ms):
+            return None
+        return now_ms - watched.pinged_at_ms
+
+    def due(self, now_ms: float) -> list[tuple[PeerId, Ping]]:
+        """Pings to send now."""
+        pings = []
+        for peer, watched in self._watched.items():
+            if self._ping_at_ms(watched) <= now_ms:
+                watched.number += 1
+                watched.pinged_at_ms = now_ms
+                pings.append((peer, Ping(watched.number)))
+        self._plan()
+        return pings
+
+    def lost(self, now_ms: float) -> list[PeerId]:
+        """Peers that have been silent for too long, each told once and then no longer watched."""
+        self._forgive_our_own_gap(now_ms)
+        for watched in self._watched.values():
+            sign = self._sign(now_ms - watched.heard_at_ms)
+            if sign is not None:
+                watched.state = NEXT[watched.state, sign]
+        gone = [peer for peer, watched in self._watched.items() if watched.state is PeerState.LOST]
+        for peer in gone:
+            del self._watched[peer]
+        self._plan()
+        return gone
+
+    def state(self, peer: PeerId) -> PeerState:
+        """What we believe of a peer; one that is not watched is lost."""
+        watched = self._watched.get(peer)
+        return PeerState.LOST if watched is None else watched.state
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next moment worth asking; it may turn out too early, never too late. None: nobody is watched."""
+        return self._wake_at_ms if self._watched else None
+
+    def _sign(self, silent_ms: float) -> Sign | None:
+        if silent_ms >= self._patience.lost_after_ms:
+            return Sign.SILENT
+        return Sign.QUIET if silent_ms >= self._patience.suspect_after_ms else None
+
+    def _ping_at_ms(self, watched: _Watched) -> float:
+        quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._patience.ping_every_ms
+        return min(quiet_at_ms, watched.pinged_at_ms + self._patience.rtt_every_ms)
+
+    def _plan(self) -> None:
+        # Only here, once per wake and not per message heard: hearing only moves moments later.
+        self._wake_at_ms = min(
+            (
+                min(self._ping_at_ms(watched), watched.heard_at_ms + self._patience.lost_after_ms)
+                for watched in self._watched.values()
+            ),
+            default=math.inf,
+        )
+
+    def _forgive_our_own_gap(self, now_ms: float) -> None:
+        gap_ms = now_ms - self._looked_at_ms
+        self._looked_at_ms = now_ms
+        if gap_ms > self._patience.suspect_after_ms:
+            for watched in self._watched.values():
+                watched.heard_at_ms = min(now_ms, watched.heard_at_ms + gap_ms)

@@ -1,0 +1,205 @@
+"""Link in memory, with delay, loss and reordering on demand, on whatever clock it is given.
+
+Messages pass through the same codec and frames as on a socket, so what is unencodable fails here too, and a
+receiver's tensors are read-only views here too. One seed, one history.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fabric import frames
+from fabric.clock import Clock
+from fabric.codec import Buffer
+from fabric.errors import RemoteProtocolError
+from fabric.ids import Epoch, PeerId
+from fabric.link import NO_EPOCH, NamedTensor, Received
+from fabric.messages import AnyMessage
+from fabric.transit import TransitMeter
+
+_Arrival = tuple[float, int, PeerId, list[Buffer]]  # when, tie-break, from whom, what
+
+
+@dataclass(slots=True, frozen=True)
+class Conditions:
+    """What happens on the way. Delay is one way, jitter the most that is added to it; the others are shares.
+
+    Messages of one sender keep their order unless reordered; a reordered one is `reorder_ms` later than it
+    would be and may be overtaken.
+    """
+
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    lost_share: float = 0.0
+    reordered_share: float = 0.0
+    reorder_ms: float = 5.0
+
+
+class LoopbackNetwork:
+    """Where loopback links find each other by name. `conditions` may be changed at any time."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        draws: random.Random,
+        conditions: Conditions | None = None,
+        queue_messages_max: int = 1_000,
+    ) -> None:
+        self.clock = clock
+        self.conditions = conditions or Conditions()
+        self._draws = draws
+        self._queue_messages_max = queue_messages_max
+        self._links: dict[PeerId, LoopbackLink] = {}
+        self._in_order_at_ms: dict[tuple[PeerId, PeerId], float] = {}
+        self._sent = 0
+
+    def link(self, own: PeerId, *, is_anonymous: bool = False) -> LoopbackLink:
+        """A link that others reach as `own`; anonymous: receivers are not told who sent (as with PUSH)."""
+        assert own not in self._links, f"{own} is there already"
+        made = LoopbackLink(self, own, is_anonymous=is_anonymous)
+        self._links[own] = made
+        return made
+
+    @property
+    def next_arrival_at_ms(self) -> float | None:
+        """When the next message arrives anywhere (a moment that may have passed); None: nothing is on its way."""
+        moments = [link.next_arrival_at_ms for link in self._links.values()]
+        return min((moment_ms for moment_ms in moments if moment_ms is not None), default=None)
+
+    def is_there(self, peer: PeerId) -> bool:
+        """Whether a link of that name is open."""
+        return peer in self._links
+
+    def remove(self, peer: PeerId) -> None:
+        """A link was closed: its name is unroutable from now on."""
+        self._links.pop(peer, None)
+
+    def carry(self, sender: PeerId, shown_as: PeerId, peer: PeerId, parts: list[Buffer]) -> bool:
+        """Take a message on its way; False: the receiver's queue is full. A lost one is accepted."""
+        receiver = self._links[peer]
+        if receiver.queued >= self._queue_messages_max:
+            return False
+        conditions = self.conditions
+        if self._draws.random() < conditions.lost_share:
+            return True
+        arrives_at_ms = (
+            self.clock.now_ms() + conditions.delay_ms + self._draws.random() * conditions.jitter_ms
+        )
+        if self._draws.random() < conditions.reordered_share:
+            arrives_at_ms += conditions.reorder_ms
+        else:
+            arrives_at_ms = max(arrives_at_ms, self._in_order_at_ms.get((sender, peer), arrives_at_ms))
+            self._in_order_at_ms[sender, peer] = arrives_at_ms
+        self._sent += 1
+        receiver.arrive((arrives_at_ms, self._sent, shown_as, parts))
+        return True
+
+
+class LoopbackLink:
+    """One end. Behaves as any `Link`; `fileno` is -1."""
+
+    def __init__(self, network: LoopbackNetwork, own: PeerId, *, is_anonymous: bool) -> None:
+        self.epoch: Epoch = NO_EPOCH
+        self.transit = TransitMeter()
+        self._network = network
+        self._own = own
+        self._shown_as = PeerId("") if is_anonymous else own
+        self._inbox: list[_Arrival] = []
+        self._lost: list[PeerId] = []
+        self._counters = dict.fromkeys(
+            (
+                "messages_in",
+                "messages_out",
+                "bytes_in",
+                "bytes_out",
+                "garbage_in",
+                "full_out",
+                "unroutable_out",
+            ),
+            0.0,
+        )
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False: the peer's queue is full, or nobody of that name is there (see `take_lost`)."""
+        if not self._network.is_there(self._own):
+            return False
+        sent_at_ms = self._network.clock.now_ms()
+        parts = frames.join(message, tensors, epoch=self.epoch, sent_at_ms=sent_at_ms)
+        if not self._network.is_there(peer):
+            self._lost.append(peer)
+            self._counters["unroutable_out"] += 1
+            return False
+        if not self._network.carry(self._own, self._shown_as, peer, [bytes(part) for part in parts]):
+            self._counters["full_out"] += 1
+            return False
+        self._counters["messages_out"] += 1
+        self._counters["bytes_out"] += frames.size_of(parts)
+        return True
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """What has arrived by the network's clock."""
+        received: list[Received] = []
+        for _ in range(limit):
+            if not self.has_more:
+                break
+            _, _, peer, parts = heapq.heappop(self._inbox)
+            self._counters["bytes_in"] += frames.size_of(parts)
+            try:
+                received.append(self._open_up(peer, parts))
+                self._counters["messages_in"] += 1
+            except RemoteProtocolError:
+                self._counters["garbage_in"] += 1
+        return received
+
+    def arrive(self, arrival: _Arrival) -> None:
+        """Take a message that will be here at its moment; a test may bring garbage this way."""
+        heapq.heappush(self._inbox, arrival)
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """Names that a send found nobody under since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    @property
+    def queued(self) -> int:
+        """Messages here and on their way."""
+        return len(self._inbox)
+
+    @property
+    def next_arrival_at_ms(self) -> float | None:
+        """When the next message arrives, or did."""
+        return self._inbox[0][0] if self._inbox else None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has arrived."""
+        return bool(self._inbox) and self._inbox[0][0] <= self._network.clock.now_ms()
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Reached by name."""
+        return ()
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """As on a socket."""
+        return self._counters
+
+    def fileno(self) -> int:
+        """Nothing to wait for."""
+        return -1
+
+    def close(self) -> None:
+        """What is queued for this link is gone with it."""
+        self._network.remove(self._own)
+        self._inbox.clear()
+
+    def _open_up(self, peer: PeerId, parts: Sequence[Buffer]) -> Received:
+        envelope, named = frames.split(parts)
+        late_ms = 0.0
+        if peer:
+            late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._network.clock.now_ms())
+        return Received(peer, envelope.body, named, late_ms, Epoch(envelope.epoch))

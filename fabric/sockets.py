@@ -1,0 +1,541 @@
+"""Link over ZeroMQ; every socket option is set here.
+
+Control goes over ROUTER and DEALER, payload over PUSH and PULL. Every socket has bounded queues and no linger
+except for a flush of at most 100 ms when it is closed in good order. One thread owns a socket.
+
+A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows. A push socket cannot:
+its first message is sent in the moment it is opened, before any connection can exist, and would be refused
+every time. Instead its queue is small in messages and in bytes (ZeroMQ only counts messages, so the bytes are
+ours to count, by trackers that tell when ZeroMQ is done with a message's last frame), and `drop` throws it away
+the moment a worker is known to be lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import ClassVar, Final
+
+import zmq
+
+from fabric import frames
+from fabric.clock import Clock, MonotonicClock
+from fabric.codec import BULKY_HEADER_BYTES_MAX, Buffer
+from fabric.errors import ConfigError, RemoteProtocolError
+from fabric.ids import Epoch, Incarnation, PeerId
+from fabric.ipc import IpcPath, nearest
+from fabric.link import NO_EPOCH, NamedTensor, Received
+from fabric.messages import AnyMessage
+from fabric.transit import TransitMeter
+
+COPY_BELOW_BYTES: Final = 65_536  # below it a copy is cheaper than the book-keeping of a view
+FLUSH_MS: Final = 100
+RECONNECT_AFTER_MS: Final = 100.0
+NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
+
+_SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
+_IDENTITIES_LOST_MAX: Final = 10_000
+
+
+@dataclass(slots=True, frozen=True)
+class LinkOptions:
+    """Bounds of one link. A queue of messages is per peer and direction; the bytes are per message."""
+
+    clock: Clock = field(default_factory=MonotonicClock)
+    queue_messages_max: int = 1_000
+    payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
+    heartbeat_ms: int = 500  # ZeroMQ's own, between IO threads: finds a host that vanished without a FIN
+
+
+@dataclass(slots=True, frozen=True)
+class PushOptions:
+    """Bounds of each push socket; one message is always allowed into an empty one, however large."""
+
+    link: LinkOptions = field(default_factory=lambda: LinkOptions(queue_messages_max=64))
+    queue_bytes_max: int = 256 << 20
+    idle_close_ms: float = 60_000.0
+
+
+@cache
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
+    atexit.register(made.destroy, linger=0)
+    return made
+
+
+class _SocketLink:
+    """What all links over one socket share."""
+
+    kind: ClassVar[int]
+    routes: ClassVar[int] = 0  # frames before the header
+
+    def __init__(self, options: LinkOptions | None = None) -> None:
+        self.epoch = NO_EPOCH
+        self.transit = TransitMeter()
+        self._options = options or LinkOptions()
+        self._clock = self._options.clock
+        self._counters = new_counters()
+        self._claims: list[IpcPath] = []
+        self._addresses: list[str] = []
+        self._socket = _open(self.kind, self._options)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where others reach this link, ipc first."""
+        return self._addresses
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """See `new_counters`."""
+        return self._counters
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message is waiting."""
+        return not self._socket.closed and bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def fileno(self) -> int:
+        """ZeroMQ's edge-triggered descriptor; -1 once closed."""
+        return -1 if self._socket.closed else int(self._socket.getsockopt(zmq.FD))
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """Only a router finds peers unroutable."""
+        return ()
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
+        received: list[Received] = []
+        if self._socket.closed:
+            return received
+        for _ in range(limit):
+            try:
+                parts = _take_parts(self._socket)
+            except zmq.Again:
+                break
+            self._counters["bytes_in"] += frames.size_of(parts[self.routes :])
+            try:
+                received.append(self._open_up(parts))
+                self._counters["messages_in"] += 1
+            except RemoteProtocolError:
+                self._counters["garbage_in"] += 1
+        return received
+
+    def close(self) -> None:
+        """Flush for at most 100 ms in the background, give the addresses back."""
+        self._socket.close(linger=FLUSH_MS)
+        for claim in self._claims:
+            claim.release()
+
+    def _open_up(self, parts: Sequence[Buffer]) -> Received:
+        peer = self._peer(parts)
+        envelope, named = frames.split(
+            parts[self.routes :], payload_bytes_max=self._options.payload_bytes_max
+        )
+        late_ms = 0.0
+        if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
+            late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
+        return Received(peer, envelope.body, named, late_ms, Epoch(envelope.epoch))
+
+    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
+        del parts
+        return NOBODY
+
+    def _join(self, message: AnyMessage, tensors: Sequence[NamedTensor]) -> list[Buffer]:
+        return frames.join(
+            message,
+            tensors,
+            epoch=self.epoch,
+            sent_at_ms=self._clock.now_ms(),
+            payload_bytes_max=self._options.payload_bytes_max,
+        )
+
+    def _bind(self, addresses: Sequence[str]) -> None:
+        """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
+        try:
+            for address in addresses:
+                if address.startswith("ipc://"):
+                    claim = IpcPath(address)
+                    claim.claim()
+                    self._claims.append(claim)
+                with _naming(address, "bind"):
+                    self._socket.bind(address)
+                    self._addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        except ConfigError:
+            self.close()
+            raise
+        self._addresses.sort(key=lambda bound: not bound.startswith("ipc://"))
+
+
+class RouterLink(_SocketLink):
+    """Many peers, each by its name: the server's end of control, and of clients.
+
+    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full is
+    refused. A second connection under a living peer's name is ignored (no hand-over): names carry a nonce.
+    """
+
+    kind = zmq.ROUTER
+    routes = 1
+
+    def __init__(self, options: LinkOptions | None = None) -> None:
+        super().__init__(options)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        self._lost: list[PeerId] = []
+
+    @classmethod
+    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> RouterLink:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
+        link = cls(options)
+        link._bind(addresses)
+        return link
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False: the peer is unroutable (see `take_lost`) or its queue is full."""
+        if self._socket.closed:
+            return False
+        parts = self._join(message, tensors)
+        try:
+            self._socket.send(frames.route_to(peer), zmq.NOBLOCK | zmq.SNDMORE)
+        except zmq.Again:
+            return _refused(self._counters)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if len(self._lost) < _IDENTITIES_LOST_MAX:
+                self._lost.append(peer)
+            self.transit.forget(peer)
+            self._counters["unroutable_out"] += 1
+            return False
+        _send_parts(self._socket, parts)
+        return _sent(self._counters, parts)
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """Peers that a send found gone since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
+        return frames.peer_from(parts[0])
+
+
+class DealerLink(_SocketLink):
+    """One server, under its given name; the client's end. Sends are refused while there is no connection."""
+
+    kind = zmq.DEALER
+
+    def __init__(
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
+    ) -> None:
+        super().__init__(options)
+        self._server = server
+        self._given = tuple(addresses)
+        self._connected_to = ""
+        self._connect_at_ms: float | None = None
+        self._socket.setsockopt(zmq.IDENTITY, frames.route_to(own))
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+
+    @classmethod
+    def connect(
+        cls, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
+    ) -> DealerLink:
+        """Connect to the nearest of `addresses`, in the background and again whenever it breaks.
+
+        Raises ConfigError for an address that cannot be one.
+        """
+        link = cls(own, server, addresses, options)
+        try:
+            link._connect()
+        except ConfigError:
+            link.close()
+            raise
+        return link
+
+    def reconnect(self) -> None:
+        """Give the connection up for a new one, for a server that is silent though the connection looks alive.
+
+        After a cut a router may not have noticed that our old connection is gone and will then ignore a new one
+        of the same name, for good. So the new one begins at the first send 100 ms later, and if that was too
+        early for the router, the next silence brings the owner here again.
+        """
+        if self._connected_to:
+            with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
+                self._socket.disconnect(self._connected_to)
+        self._connected_to = ""
+        self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False: not connected, or the queue is full, or `peer` is not the server."""
+        if self._socket.closed or peer != self._server:
+            return False
+        if self._connect_at_ms is not None:
+            if self._clock.now_ms() < self._connect_at_ms:
+                return _refused(self._counters)  # the old connection may still take messages, to nowhere
+            self._connect()
+        parts = self._join(message, tensors)
+        is_in, _ = _send_parts(self._socket, parts)
+        return _sent(self._counters, parts) if is_in else _refused(self._counters)
+
+    def _connect(self) -> None:
+        address = nearest(self._given)
+        with _naming(address, "connect to"):
+            self._socket.connect(address)
+        self._connected_to = address
+        self._connect_at_ms = None
+
+    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
+        del parts
+        return self._server
+
+
+class PullLink(_SocketLink):
+    """Takes payload from anybody; the messages themselves say whose they are."""
+
+    kind = zmq.PULL
+
+    @classmethod
+    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> PullLink:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
+        link = cls(options)
+        link._bind(addresses)
+        return link
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """Nothing leaves by this link."""
+        del peer, message, tensors
+        return False
+
+
+@dataclass(slots=True)
+class _Target:
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+    socket: zmq.Socket[bytes] | None = None
+    used_at_ms: float = 0.0
+    in_flight: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
+    in_flight_bytes: int = 0
+
+    def forget_delivered(self) -> None:
+        while self.in_flight and self.in_flight[0][0].done:
+            self.in_flight_bytes -= self.in_flight.popleft()[1]
+
+    def close(self, linger_ms: int) -> None:
+        if self.socket is not None:
+            self.socket.close(linger=linger_ms)
+        self.socket = None
+        self.in_flight.clear()
+        self.in_flight_bytes = 0
+
+
+class PushPool:
+    """Push sockets by the name of the slice or frontend they feed: opened at the first send, closed when idle.
+
+    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied.
+    """
+
+    def __init__(self, options: PushOptions | None = None) -> None:
+        self.epoch = NO_EPOCH
+        self._options = options or PushOptions()
+        self._clock = self._options.link.clock
+        self._counters = new_counters()
+        self._targets: dict[PeerId, _Target] = {}
+        self._swept_at_ms = 0.0
+
+    def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
+        """Take an entry of the directory. A new incarnation or place closes the socket to the old one."""
+        target = self._targets.get(peer)
+        if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
+            return
+        self.drop(peer)
+        self._targets[peer] = _Target(incarnation, tuple(addresses))
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes)."""
+        target = self._targets.get(peer)
+        if target is None:
+            return self._unroutable()
+        now_ms = self._clock.now_ms()
+        if now_ms - self._swept_at_ms > 1_000.0:
+            self.close_idle(now_ms)
+        parts = frames.join(
+            message,
+            tensors,
+            epoch=self.epoch,
+            sent_at_ms=now_ms,
+            payload_bytes_max=self._options.link.payload_bytes_max,
+        )
+        size = frames.size_of(parts)
+        target.forget_delivered()
+        if target.in_flight and target.in_flight_bytes + size > self._options.queue_bytes_max:
+            return _refused(self._counters)
+        target.used_at_ms = now_ms
+        try:
+            socket = self._socket_to(target)
+        except ConfigError:  # the directory holds what somebody said of himself
+            return self._unroutable()
+        is_in, tracker = _send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
+        if not is_in:
+            return _refused(self._counters)
+        if tracker is not None:
+            target.in_flight.append((tracker, size))
+            target.in_flight_bytes += size
+        return _sent(self._counters, parts)
+
+    def drop(self, peer: PeerId) -> None:
+        """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
+        target = self._targets.pop(peer, None)
+        if target is not None:
+            target.close(linger_ms=0)
+
+    def close_idle(self, now_ms: float) -> None:
+        """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""
+        self._swept_at_ms = now_ms
+        for target in self._targets.values():
+            if now_ms - target.used_at_ms > self._options.idle_close_ms:
+                target.close(linger_ms=0)
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """Nothing comes in by this link."""
+        del limit
+        return ()
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """A push socket cannot tell; the directory does."""
+        return ()
+
+    @property
+    def has_more(self) -> bool:
+        """Nothing comes in by this link."""
+        return False
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Nobody connects to this link."""
+        return ()
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """See `new_counters`, and `sockets_open`."""
+        is_open = sum(target.socket is not None for target in self._targets.values())
+        return {**self._counters, "sockets_open": float(is_open)}
+
+    def fileno(self) -> int:
+        """Nothing to wait for."""
+        return -1
+
+    def close(self) -> None:
+        """Flush for at most 100 ms in the background."""
+        for target in self._targets.values():
+            target.close(linger_ms=FLUSH_MS)
+        self._targets.clear()
+
+    def _unroutable(self) -> bool:
+        self._counters["unroutable_out"] += 1
+        return False
+
+    def _socket_to(self, target: _Target) -> zmq.Socket[bytes]:
+        if target.socket is None:
+            address = nearest(target.addresses)
+            opened = _open(zmq.PUSH, self._options.link)
+            try:
+                with _naming(address, "connect to"):
+                    opened.connect(address)
+            except ConfigError:
+                opened.close()
+                raise
+            target.socket = opened
+        return target.socket
+
+
+def new_counters() -> dict[str, float]:
+    """The counters every link has. Bytes are headers and tensors, without ZeroMQ's own framing."""
+    names = (
+        "messages_in",
+        "messages_out",
+        "bytes_in",
+        "bytes_out",
+        "garbage_in",
+        "full_out",
+        "unroutable_out",
+    )
+    return dict.fromkeys(names, 0.0)
+
+
+def _open(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
+    opened = context().socket(kind)
+    opened.setsockopt(zmq.LINGER, 0)
+    opened.setsockopt(zmq.SNDHWM, options.queue_messages_max)
+    opened.setsockopt(zmq.RCVHWM, options.queue_messages_max)
+    opened.setsockopt(zmq.MAXMSGSIZE, max(options.payload_bytes_max, BULKY_HEADER_BYTES_MAX))
+    opened.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * options.heartbeat_ms)
+    opened.setsockopt(zmq.HEARTBEAT_TTL, 4 * options.heartbeat_ms)
+    opened.setsockopt(zmq.RECONNECT_IVL, 20)
+    opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    return opened
+
+
+def _take_parts(socket: zmq.Socket[bytes]) -> list[Buffer]:
+    """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
+    parts: list[Buffer] = []
+    frame = socket.recv(zmq.NOBLOCK, copy=False)
+    parts.append(_content(frame))
+    while frame.more:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        if len(parts) <= frames.TENSORS_MAX + 2:
+            parts.append(_content(frame))
+    return parts
+
+
+def _content(frame: zmq.Frame) -> Buffer:
+    return frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
+
+
+def _send_parts(
+    socket: zmq.Socket[bytes], parts: Sequence[Buffer], *, is_tracked: bool = False
+) -> tuple[bool, zmq.MessageTracker | None]:
+    """Queue a whole message or nothing of it. The tracker is done when ZeroMQ is done with the last frame."""
+    is_in = True
+    tracker: zmq.MessageTracker | None = None
+    last = len(parts) - 1
+    for place, part in enumerate(parts):
+        flags = zmq.NOBLOCK | (zmq.SNDMORE if place < last else 0)
+        try:
+            if is_tracked and place == last:
+                frame = zmq.Frame(part, track=True, copy=False, copy_threshold=0)
+                tracker = socket.send(frame, flags, copy=False, track=True)
+            else:
+                socket.send(part, flags, copy=len(part) < COPY_BELOW_BYTES)
+        except zmq.Again:
+            if place == 0:
+                return False, None
+            is_in = (
+                False  # the connection broke in between: ZeroMQ swallows the rest, but wants to see its end
+            )
+    return is_in, tracker
+
+
+def _sent(counters: dict[str, float], parts: Sequence[Buffer]) -> bool:
+    counters["messages_out"] += 1
+    counters["bytes_out"] += frames.size_of(parts)
+    return True
+
+
+def _refused(counters: dict[str, float]) -> bool:
+    counters["full_out"] += 1
+    return False
+
+
+@contextlib.contextmanager
+def _naming(address: str, doing: str) -> Iterator[None]:
+    """Turn ZeroMQ's error about an address into one that names it."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        reason = "it is in use" if error.errno == zmq.EADDRINUSE else str(error).lower()
+        raise ConfigError(f"cannot {doing} {address}: {reason}") from error

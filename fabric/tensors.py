@@ -1,0 +1,56 @@
+"""ndarray <-> (dtype, shape, frame), never copied where the array is already contiguous and little-endian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from fabric.codec import Buffer
+from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.link import Tensor
+from fabric.messages import TensorSpec
+
+RANK_MAX: Final = 8
+DTYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+
+
+def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
+    """Describe an array and view its bytes; the view keeps the array alive, who changes it changes the frame.
+
+    Only an array that is strided or big-endian is copied. Raises LocalProtocolError for a dtype that has no
+    raw form (objects, strings, dates) or more than 8 dimensions.
+    """
+    dtype = DTYPES.get(array.dtype.name)
+    if dtype is None or array.ndim > RANK_MAX:
+        raise LocalProtocolError(
+            f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
+        )
+    flat = np.asarray(array, dtype=dtype, order="C").reshape(-1).view(np.uint8)
+    return TensorSpec(name, array.dtype.name, array.shape), flat.data
+
+
+def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
+    """View a frame as the array it says it is: read-only, alive as long as it is referenced.
+
+    Raises RemoteProtocolError unless dtype is known, rank at most 8 and the frame exactly as long as the shape.
+    """
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None or len(spec.shape) > RANK_MAX:
+        raise RemoteProtocolError(f"tensor of dtype {spec.dtype!r:.40} and rank {len(spec.shape)}")
+    if math.prod(spec.shape) * dtype.itemsize != len(frame):
+        raise RemoteProtocolError(f"tensor {spec.dtype}{list(spec.shape)} in a frame of {len(frame)} bytes")
+    try:
+        array: Tensor = np.ndarray(spec.shape, dtype, buffer=frame)
+    except (ValueError, OverflowError) as error:  # such as shape (2**53, 2**53, 0): empty, yet beyond numpy
+        raise RemoteProtocolError(f"tensor of shape {list(spec.shape)}: {error}") from error
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,76 @@
+"""How late a message is beyond its looks, measured without comparing clocks (design section 3), sans-IO.
+
+`received - sent` mixes the foreign clock's offset, the way and the queueing. The offset and the bare way are the
+same for every message of a link, so the smallest value seen is taken for them: what a message has above it was
+queueing. The way itself is half the smallest round trip. Both minima slide over a window, because clocks drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from fabric.ids import PeerId
+
+WINDOW_MS = 60_000.0
+PEERS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class _SlidingMin:
+    """The smallest value of the last half to whole window: two halves, the older one forgotten at once."""
+
+    older: float = math.inf
+    newer: float = math.inf
+    turned_at_ms: float = -math.inf
+
+    def add(self, value: float, now_ms: float, window_ms: float) -> float:
+        passed_ms = now_ms - self.turned_at_ms
+        if passed_ms >= window_ms / 2:
+            self.older = self.newer if passed_ms < window_ms else math.inf
+            self.newer = math.inf
+            self.turned_at_ms = now_ms
+        self.newer = min(self.newer, value)
+        return min(self.older, self.newer)
+
+
+@dataclass(slots=True)
+class _Way:
+    offset: _SlidingMin = field(default_factory=_SlidingMin)
+    round_trip: _SlidingMin = field(default_factory=_SlidingMin)
+    half_rtt_ms: float = 0.0
+
+
+class TransitMeter:
+    """Per peer: queueing of each message plus half the minimum round trip. Remembers the newest peers only."""
+
+    def __init__(self, window_ms: float = WINDOW_MS, peers_max: int = PEERS_MAX) -> None:
+        self._window_ms = window_ms
+        self._peers_max = peers_max
+        self._ways: OrderedDict[PeerId, _Way] = OrderedDict()
+
+    def late_ms(self, peer: PeerId, sent_at_ms: float, now_ms: float) -> float:
+        """How late this message is, at least 0; it counts for the minimum as well."""
+        way = self._way(peer)
+        passed_ms = now_ms - sent_at_ms
+        return passed_ms - way.offset.add(passed_ms, now_ms, self._window_ms) + way.half_rtt_ms
+
+    def observe_rtt(self, peer: PeerId, rtt_ms: float, now_ms: float) -> None:
+        """Take the round trip of a `Ping`."""
+        way = self._way(peer)
+        way.half_rtt_ms = way.round_trip.add(rtt_ms, now_ms, self._window_ms) / 2
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone for good."""
+        self._ways.pop(peer, None)
+
+    def _way(self, peer: PeerId) -> _Way:
+        way = self._ways.get(peer)
+        if way is None:
+            way = self._ways[peer] = _Way()
+            if len(self._ways) > self._peers_max:
+                self._ways.popitem(last=False)
+        else:
+            self._ways.move_to_end(peer)
+        return way

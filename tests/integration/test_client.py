@@ -1,0 +1,358 @@
+"""The SDK against a small frontend: a router on a thread that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabric.client import BlockingClient, Client, ClientOptions, ask_status
+from fabric.clock import MonotonicClock
+from fabric.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    Overloaded,
+    PeerLost,
+    TooLarge,
+)
+from fabric.ids import ModelId
+from fabric.link import NamedTensor, Received
+from fabric.messages import (
+    Answer,
+    CancelRequest,
+    Infer,
+    Ledger,
+    ModelInfo,
+    ModelsAsked,
+    ModelsListed,
+    Ping,
+    Pong,
+    Refusal,
+    StatusAsked,
+    StatusListed,
+)
+from fabric.sockets import RouterLink
+
+CLOCK = MonotonicClock()
+QUICK = ClientOptions(connect_timeout_ms=200, grace_ms=50)
+IMAGE = np.random.default_rng(1).random((3, 224, 224), np.float32)
+
+
+class Frontend:
+    """Answers `echo` (and `noisy`, among other things) with its inputs and `missing` with ModelNotFound; never answers `never`."""
+
+    def __init__(self) -> None:
+        self.link = RouterLink.bind(["tcp://127.0.0.1:0"])
+        self.address = self.link.addresses[0]
+        self.seen: list[Received] = []
+        self.is_mute = threading.Event()
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._is_ending.set()
+        self._thread.join(5)
+
+    def has_seen(self, kind: type) -> bool:
+        return any(isinstance(received.message, kind) for received in self.seen)
+
+    def _run(self) -> None:
+        while not self._is_ending.is_set():
+            for received in self.link.receive(64):
+                self.seen.append(received)
+                if not self.is_mute.is_set():
+                    self._reply(received)
+            if not self.link.has_more:
+                select.select([self.link.fileno()], [], [], 0.01)
+        self.link.close()
+
+    def _reply(self, received: Received) -> None:
+        peer = received.peer
+        match received.message:
+            case Ping(number):
+                self.link.send(peer, Pong(number))
+            case Infer(number, "echo"):
+                self.link.send(peer, Answer(number, Ledger(gpu_ms=1, total_ms=0.01)), received.tensors)
+            case Infer(number, "missing"):
+                self.link.send(peer, Refusal(number, "ModelNotFound", "no model 'missing'", False))
+            case Infer(number, "noisy"):
+                self.link.send(peer, StatusAsked())
+                self.link.send(peer, Answer(77, Ledger()), [NamedTensor("x", np.zeros(1))])
+                self.link.send(peer, Refusal(78, "FromTheFuture", "", False))
+                self.link.send(peer, Answer(number, Ledger()), received.tensors)
+            case CancelRequest(number):
+                self.link.send(peer, Refusal(number, "Cancelled", "as asked", False))
+            case ModelsAsked():
+                self.link.send(peer, ModelsListed((ModelInfo(ModelId("echo"), 25.0),)))
+            case StatusAsked():
+                self.link.send(peer, StatusListed("frontend-0", 1, (), (), {"bytes_in": 5.0}))
+            case _:
+                pass
+
+
+@pytest.fixture
+def frontend() -> Iterator[Frontend]:
+    running = Frontend()
+    yield running
+    running.end()
+
+
+@contextmanager
+def within(limit_ms: float) -> Iterator[None]:
+    began_ms = CLOCK.now_ms()
+    yield
+    assert CLOCK.now_ms() - began_ms < limit_ms
+
+
+async def seen(frontend: Frontend, kind: type) -> None:
+    async with asyncio.timeout(5):
+        while not frontend.has_seen(kind):  # noqa: ASYNC110  seen on another thread
+            await asyncio.sleep(0.005)
+
+
+def test_an_answer_brings_outputs_and_ledger(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            result = await client.infer("echo", {"input": IMAGE, "file": b"\x89PNG"}, budget_ms=1_000)
+            np.testing.assert_array_equal(result.outputs["input"], IMAGE)
+            np.testing.assert_array_equal(result.outputs["file"], np.frombuffer(b"\x89PNG", np.uint8))
+            assert result.ledger.gpu_ms == 1
+            assert result.ledger.total_ms > 0.01
+            assert result.ledger.network_ms == pytest.approx(result.ledger.total_ms - 0.01)
+
+    asyncio.run(run())
+    sent = next(received.message for received in frontend.seen if isinstance(received.message, Infer))
+    assert sent == Infer(1, ModelId("echo"), 1_000.0)
+
+
+def test_two_hundred_requests_at_once_get_an_answer_each(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            values = [np.array([i]) for i in range(200)]
+            results = await asyncio.gather(*(client.infer("echo", {"x": value}) for value in values))
+            assert [int(result.outputs["x"][0]) for result in results] == list(range(200))
+
+    asyncio.run(run())
+
+
+def test_a_refusal_is_raised_as_its_type(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            with pytest.raises(ModelNotFound, match="no model 'missing'"):
+                await client.infer("missing", {"x": np.zeros(1)})
+
+    asyncio.run(run())
+
+
+def test_models_are_listed(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            assert [model.model_id for model in await client.models()] == ["echo"]
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_future_tells_the_frontend(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            future = client.submit("never", {"x": np.zeros(1)})
+            future.cancel()
+            await seen(frontend, CancelRequest)
+            assert (await client.infer("echo", {"x": np.ones(1)})).outputs["x"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_task_tells_the_frontend(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.infer("never", {"x": np.zeros(1)}), 0.02)
+            await seen(frontend, CancelRequest)
+
+    asyncio.run(run())
+
+
+def test_a_frontend_that_does_not_answer_in_time_is_not_waited_for(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address, QUICK) as client:
+            with within(1_000), pytest.raises(DeadlineExceeded):
+                await client.infer("never", {"x": np.zeros(1)}, budget_ms=20)
+            await seen(frontend, CancelRequest)
+
+    asyncio.run(run())
+
+
+def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
+    async def run() -> None:
+        options = ClientOptions(pending_max=2, payload_bytes_max=1_000)
+        async with Client(frontend.address, options) as client:
+            wrong: list[dict[str, Any]] = [
+                {"x": [object()]},
+                {"x": [[1], [2, 3]]},
+                {"x": "text"},
+                {"n" * 600: [1]},
+            ]
+            for inputs in wrong:
+                with pytest.raises(InvalidInput):
+                    client.submit("echo", inputs)
+            for budget_ms in (float("nan"), float("inf"), -1.0):
+                with pytest.raises(InvalidInput):
+                    client.submit("echo", {"x": [1]}, budget_ms)
+            with pytest.raises(TooLarge):
+                client.submit("echo", {"x": np.zeros(1_001, np.uint8)})
+            futures = [client.submit("never", {"x": [1]}) for _ in range(2)]
+            with pytest.raises(Overloaded):
+                client.submit("echo", {"x": [1]})
+            for future in futures:
+                future.cancel()
+            await asyncio.sleep(0)
+            assert await client.infer("echo", {"x": np.float32(2)}, np.float64(500)) is not None
+
+    asyncio.run(run())
+
+
+def test_a_frontend_gone_silent_is_noticed_within_a_second_or_so(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            pending = [client.submit("never", {"x": [1]}) for _ in range(3)]
+            await seen(frontend, Infer)
+            frontend.is_mute.set()
+            with within(2_000):
+                results = await asyncio.gather(*pending, return_exceptions=True)
+            assert [type(result) for result in results] == [PeerLost] * 3
+            frontend.is_mute.clear()
+            async with asyncio.timeout(10):
+                while True:  # and when it speaks again the client finds back by itself
+                    try:
+                        await client.infer("echo", {"x": [1]}, budget_ms=100)
+                        break
+                    except (PeerLost, DeadlineExceeded):
+                        await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+
+
+def test_a_frontend_that_ended_is_noticed(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            future = client.submit("never", {"x": [1]})
+            await seen(frontend, Infer)
+            await asyncio.to_thread(frontend.end)
+            with within(2_000), pytest.raises(PeerLost):
+                await future
+            with pytest.raises(PeerLost):
+                client.submit("echo", {"x": [1]})
+            with pytest.raises(PeerLost):
+                await client.models()
+
+    asyncio.run(run())
+
+
+def test_nobody_there_is_said_within_the_connect_timeout() -> None:
+    async def run() -> None:
+        with within(2_000), pytest.raises(PeerLost, match="no frontend answers"):
+            async with Client("tcp://127.0.0.1:9", QUICK):
+                pass
+
+    asyncio.run(run())
+    with (
+        within(2_000),
+        pytest.raises(PeerLost, match="no frontend answers"),
+        BlockingClient("tcp://127.0.0.1:9", QUICK),
+    ):
+        pass
+
+
+def test_an_address_that_is_none_is_a_config_error() -> None:
+    async def run() -> None:
+        async with Client("localhost"):
+            pass
+
+    with pytest.raises(ConfigError, match="localhost"):
+        asyncio.run(run())
+    with pytest.raises(ConfigError, match="localhost"):
+        ask_status("localhost")
+
+
+def test_closing_gives_up_what_is_pending(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            future = client.submit("never", {"x": [1]})
+        with pytest.raises(PeerLost, match="closed"):
+            await future
+        client.close()
+        with pytest.raises(PeerLost, match="not open"):
+            client.submit("echo", {"x": [1]})
+
+    asyncio.run(run())
+
+
+def test_unexpected_messages_are_passed_over(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            assert await client.infer("noisy", {"x": [1]})
+
+    asyncio.run(run())
+
+
+def test_the_blocking_client_does_the_same_from_any_thread(frontend: Frontend) -> None:
+    with BlockingClient(frontend.address, ClientOptions(grace_ms=50)) as client:
+        assert [model.model_id for model in client.models()] == ["echo"]
+        np.testing.assert_array_equal(client.infer("echo", {"x": IMAGE}).outputs["x"], IMAGE)
+        with pytest.raises(ModelNotFound):
+            client.infer("missing", {"x": [1]})
+        with pytest.raises(DeadlineExceeded):
+            client.infer("never", {"x": [1]}, budget_ms=10)
+        with pytest.raises(InvalidInput):
+            client.infer("echo", {"x": [1]}, budget_ms=float("nan"))
+        got: list[int] = []
+
+        def ask(number: int) -> None:
+            got.append(int(client.infer("echo", {"x": [number]}).outputs["x"][0]))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sorted(got) == list(range(8))
+
+
+def test_a_blocking_future_can_be_cancelled(frontend: Frontend) -> None:
+    with BlockingClient(frontend.address) as client:
+        future = client.submit("never", {"x": [1]})
+        asyncio.run(seen(frontend, Infer))
+        assert future.cancel()
+        asyncio.run(seen(frontend, CancelRequest))
+
+
+def test_closing_a_blocking_client_gives_up_what_is_pending(frontend: Frontend) -> None:
+    with BlockingClient(frontend.address) as client:
+        future = client.submit("never", {"x": [1]})
+        asyncio.run(seen(frontend, Infer))
+    with pytest.raises(PeerLost):
+        future.result(5)
+    client.close()
+    with pytest.raises(PeerLost):
+        client.infer("echo", {"x": [1]})
+
+
+def test_any_role_can_be_asked_for_its_status(frontend: Frontend) -> None:
+    listed = ask_status(frontend.address)
+    assert (listed.role_id, listed.counters) == ("frontend-0", {"bytes_in": 5.0})
+
+
+def test_a_role_that_does_not_answer_is_said_to_be_lost(frontend: Frontend) -> None:
+    frontend.is_mute.set()
+    with within(2_000), pytest.raises(PeerLost):
+        ask_status(frontend.address, timeout_ms=100)

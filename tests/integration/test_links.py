@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket as plain
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from fabric.clock import MonotonicClock
+from fabric.errors import ConfigError
+from fabric.ids import Epoch, Incarnation, PeerId
+from fabric.ipc import PATH_BYTES_MAX
+from fabric.link import Link, NamedTensor, Received
+from fabric.messages import Ping, Pong
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink, context
+
+CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu0/0")
+TCP = "tcp://127.0.0.1:0"
+CLOCK = MonotonicClock()
+
+
+class Opened(list[Link]):
+    def __call__(self, link: Link) -> None:
+        self.append(link)
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    links = Opened()
+    yield links
+    for link in links:
+        link.close()
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+
+
+def until(is_true: Callable[[], bool], *links: Link, limit_ms: float = 5_000.0) -> None:
+    """Wait for a state, waking on the links' descriptors."""
+    end_ms = CLOCK.now_ms() + limit_ms
+    while not is_true():
+        assert CLOCK.now_ms() < end_ms, "it did not happen in time"
+        if not any(link.has_more for link in links):
+            select.select([link.fileno() for link in links], [], [], 0.005)
+
+
+def take(link: Link, count: int) -> list[Received]:
+    got: list[Received] = []
+
+    def is_enough() -> bool:
+        got.extend(link.receive(16))
+        return len(got) >= count
+
+    until(is_enough, link)
+    return got
+
+
+def pair(address: str, opened: Opened, options: LinkOptions | None = None) -> tuple[RouterLink, DealerLink]:
+    router = RouterLink.bind([address], options)
+    opened(router)
+    dealer = DealerLink.connect(CLIENT, SERVER, router.addresses, options)
+    opened(dealer)
+    until(lambda: dealer.send(SERVER, Ping(0)), dealer)
+    take(router, 1)
+    return router, dealer
+
+
+def fed(address: str, opened: Opened, options: PushOptions | None = None) -> tuple[PullLink, PushPool]:
+    pull = PullLink.bind([address])
+    opened(pull)
+    pool = PushPool(options)
+    opened(pool)
+    pool.know(SLICE, Incarnation("one"), pull.addresses)
+    return pull, pool
+
+
+def image(count: int = 1) -> list[NamedTensor]:
+    draws = np.random.default_rng(3)
+    return [NamedTensor(f"input{i}", draws.random((3, 224, 224), np.float32)) for i in range(count)]
+
+
+def test_a_question_is_answered_under_the_given_names(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    dealer.epoch = Epoch(4)
+    assert dealer.send(SERVER, Ping(1))
+    asked = take(router, 1)[0]
+    assert (asked.peer, asked.message, asked.epoch) == (CLIENT, Ping(1), 4)
+    assert router.send(CLIENT, Pong(1))
+    answered = take(dealer, 1)[0]
+    assert (answered.peer, answered.message) == (SERVER, Pong(1))
+    assert dealer.counters["messages_out"] == 2
+    assert dealer.counters["bytes_out"] == router.counters["bytes_in"]
+
+
+def test_a_payload_arrives_bit_exact(address: str, opened: Opened) -> None:
+    pull, pool = fed(address, opened)
+    sent = image(8)
+    assert pool.send(SLICE, Ping(1), sent)
+    received = take(pull, 1)[0]
+    assert received.peer == ""
+    assert [tensor.name for tensor in received.tensors] == [tensor.name for tensor in sent]
+    for there, here in zip(received.tensors, sent, strict=True):
+        assert here.array.nbytes == 602_112
+        np.testing.assert_array_equal(there.array, here.array)
+        assert not there.array.flags.writeable
+
+
+def test_a_payload_goes_both_ways_over_a_control_connection(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    assert dealer.send(SERVER, Ping(1), image())
+    request = take(router, 1)[0]
+    assert router.send(CLIENT, Pong(1), request.tensors)
+    np.testing.assert_array_equal(take(dealer, 1)[0].tensors[0].array, image()[0].array)
+
+
+def test_one_link_is_reached_at_several_addresses(tmp_path: Path, opened: Opened) -> None:
+    pull = PullLink.bind([TCP, f"ipc://{tmp_path}/in"])
+    opened(pull)
+    ipc, tcp = pull.addresses
+    assert ipc == f"ipc://{tmp_path}/in"
+    assert not tcp.endswith(":0")
+    for place, way in enumerate((ipc, tcp)):
+        pool = PushPool()
+        opened(pool)
+        pool.know(SLICE, Incarnation("one"), [way])
+        assert pool.send(SLICE, Ping(place))
+        assert take(pull, 1)[0].message == Ping(place)
+
+
+def test_an_ipc_address_of_another_host_is_passed_over(tmp_path: Path, opened: Opened) -> None:
+    pull = PullLink.bind([TCP])
+    opened(pull)
+    pool = PushPool()
+    opened(pool)
+    pool.know(SLICE, Incarnation("one"), [f"ipc://{tmp_path}/elsewhere", *pull.addresses])
+    assert pool.send(SLICE, Ping(1))
+    assert take(pull, 1)[0].message == Ping(1)
+
+
+def test_a_send_without_a_connection_is_refused(opened: Opened) -> None:
+    with plain.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        dealer = DealerLink.connect(CLIENT, SERVER, [f"tcp://127.0.0.1:{taken.getsockname()[1]}"])
+        opened(dealer)
+        assert not dealer.send(SERVER, Ping(1))
+    assert dealer.counters["full_out"] == 1
+
+
+def test_a_peer_that_left_is_refused_and_reported(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    assert not router.send(PeerId("nobody/1"), Ping(1))
+    assert router.take_lost() == ["nobody/1"]
+    dealer.close()
+    until(lambda: not router.send(CLIENT, Ping(1)), router)
+    assert router.take_lost() == [CLIENT]
+    assert router.take_lost() == []
+    assert router.counters["unroutable_out"] == 2
+
+
+def test_a_full_queue_is_refused(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened, LinkOptions(queue_messages_max=8))
+    tensors = image()
+    until(lambda: not router.send(CLIENT, Ping(1), tensors), router)
+    assert router.counters["full_out"] == 1
+    assert router.take_lost() == []
+    came = take(dealer, int(router.counters["messages_out"]))
+    assert len(came) == router.counters["messages_out"]  # what was accepted arrives
+
+
+def test_a_push_queue_is_bounded_in_bytes(address: str, opened: Opened) -> None:
+    options = PushOptions(queue_bytes_max=4_000_000)
+    pull, pool = fed(address, opened, options)
+    tensors = image(2)
+    until(lambda: not pool.send(SLICE, Ping(1), tensors), pull)
+    assert pool.counters["full_out"] == 1
+    accepted = int(pool.counters["messages_out"])
+    assert len(take(pull, accepted)) == accepted
+    until(lambda: pool.send(SLICE, Ping(2), tensors), pull)  # delivered bytes are free again
+
+
+def test_one_message_over_the_byte_budget_still_fits_an_empty_queue(opened: Opened) -> None:
+    pull, pool = fed(TCP, opened, PushOptions(queue_bytes_max=1_000))
+    assert pool.send(SLICE, Ping(1), image())
+    assert take(pull, 1)
+
+
+def test_a_push_queue_to_nobody_is_bounded_in_messages(opened: Opened) -> None:
+    pool = PushPool(PushOptions(link=LinkOptions(queue_messages_max=5)))
+    opened(pool)
+    with plain.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        pool.know(SLICE, Incarnation("one"), [f"tcp://127.0.0.1:{taken.getsockname()[1]}"])
+        assert [pool.send(SLICE, Ping(1)) for _ in range(7)] == [True] * 5 + [False] * 2
+
+
+def test_a_dropped_peer_is_unknown_and_its_socket_is_closed(opened: Opened) -> None:
+    _, pool = fed(TCP, opened)
+    assert pool.send(SLICE, Ping(1))
+    assert pool.counters["sockets_open"] == 1
+    pool.drop(SLICE)
+    pool.drop(SLICE)
+    assert pool.counters["sockets_open"] == 0
+    assert not pool.send(SLICE, Ping(1))
+    assert pool.counters["unroutable_out"] == 1
+
+
+def test_a_new_incarnation_gets_a_new_socket(opened: Opened) -> None:
+    old, pool = fed(TCP, opened)
+    assert pool.send(SLICE, Ping(1))
+    take(old, 1)
+    new = PullLink.bind([TCP])
+    opened(new)
+    pool.know(SLICE, Incarnation("one"), old.addresses)
+    assert pool.counters["sockets_open"] == 1
+    pool.know(SLICE, Incarnation("two"), new.addresses)
+    assert pool.counters["sockets_open"] == 0
+    assert pool.send(SLICE, Ping(2))
+    assert take(new, 1)[0].message == Ping(2)
+
+
+def test_an_idle_push_socket_is_closed_and_opens_again(opened: Opened) -> None:
+    pull, pool = fed(TCP, opened)
+    assert pool.send(SLICE, Ping(1))
+    take(pull, 1)
+    pool.close_idle(CLOCK.now_ms() + 59_000)
+    assert pool.counters["sockets_open"] == 1
+    pool.close_idle(CLOCK.now_ms() + 61_000)
+    assert pool.counters["sockets_open"] == 0
+    assert pool.send(SLICE, Ping(2))
+    assert take(pull, 1)[0].message == Ping(2)
+
+
+@pytest.mark.parametrize("nonsense", ["nowhere", "tcp://", "ipc://relative", "tcp://127.0.0.1:no"])
+def test_nonsense_in_the_directory_only_makes_a_peer_unreachable(nonsense: str, opened: Opened) -> None:
+    pool = PushPool()
+    opened(pool)
+    pool.know(SLICE, Incarnation("one"), [nonsense])
+    assert not pool.send(SLICE, Ping(1))
+    pool.know(SLICE, Incarnation("two"), [])
+    assert not pool.send(SLICE, Ping(1))
+
+
+def test_a_taken_port_is_named(opened: Opened) -> None:
+    first = RouterLink.bind([TCP])
+    opened(first)
+    with pytest.raises(ConfigError, match=rf"{first.addresses[0]}.*in use"):
+        RouterLink.bind([TCP, first.addresses[0]])
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["nowhere", "tcp://256.0.0.1:80", "tcp://127.0.0.1", "udp://127.0.0.1:1"]
+)
+def test_an_address_that_cannot_be_bound_is_named(nonsense: str) -> None:
+    with pytest.raises(ConfigError, match=nonsense):
+        PullLink.bind([nonsense])
+
+
+def test_a_living_ipc_path_cannot_be_stolen_and_a_closed_one_leaves_nothing(
+    tmp_path: Path, opened: Opened
+) -> None:
+    address = f"ipc://{tmp_path}/socket"
+    first = PullLink.bind([address])
+    with pytest.raises(ConfigError, match="in use"):
+        PullLink.bind([address])
+    first.close()
+    first.close()
+    assert list(tmp_path.iterdir()) == []
+    second = PullLink.bind([address])
+    opened(second)
+    pool = PushPool()
+    opened(pool)
+    pool.know(SLICE, Incarnation("one"), [address])
+    assert pool.send(SLICE, Ping(1))
+    assert take(second, 1)[0].message == Ping(1)
+
+
+def test_what_a_dead_process_left_is_taken_over(tmp_path: Path, opened: Opened) -> None:
+    left = tmp_path / "socket"
+    with plain.socket(plain.AF_UNIX) as dead:
+        dead.bind(str(left))
+    (tmp_path / "socket.lock").touch()
+    assert left.is_socket()
+    opened(PullLink.bind([f"ipc://{left}"]))
+
+
+def test_an_ipc_path_too_long_or_nowhere_is_named(tmp_path: Path) -> None:
+    long = f"ipc://{tmp_path}/{'x' * PATH_BYTES_MAX}"
+    with pytest.raises(ConfigError, match="over 107 bytes"):
+        PullLink.bind([long])
+    with pytest.raises(ConfigError, match=r"missing/socket: No such file"):
+        PullLink.bind([f"ipc://{tmp_path}/missing/socket"])
+    with pytest.raises(ConfigError, match="absolute"):
+        PullLink.bind(["ipc://socket"])
+
+
+def test_garbage_is_counted_and_harms_nothing(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    pull, pool = fed(TCP if address == TCP else f"{address}-pull", opened)
+    draws = random.Random(5)
+    whole = [b"\x95\x01\x00\xcb" + bytes(8) + b"\x90\x92\x07\x01", b""]
+    for link, kind in ((router, zmq.DEALER), (pull, zmq.PUSH)):
+        with context().socket(kind) as raw:
+            raw.linger = 1_000
+            raw.connect(link.addresses[0])
+            for _ in range(200):
+                raw.send_multipart([draws.randbytes(draws.randrange(60)) for _ in range(draws.randint(1, 6))])
+            for end in range(len(whole[0])):
+                raw.send_multipart([whole[0][:end]])
+            raw.send_multipart(whole)
+            raw.send_multipart([b""] * 5_000)
+            sent = 202 + len(whole[0])
+
+            def is_all_in(link: Link = link, sent: int = sent) -> bool:
+                assert list(link.receive(64)) == []
+                return link.counters["garbage_in"] >= sent
+
+            until(is_all_in, link)
+    assert router.counters["garbage_in"] == sent
+    assert dealer.send(SERVER, Ping(9))
+    assert take(router, 1)[0].message == Ping(9)
+    assert pool.send(SLICE, Ping(9))
+    assert take(pull, 1)[0].message == Ping(9)
+
+
+def test_bytes_that_are_not_even_zeromq_harm_nothing(opened: Opened) -> None:
+    router, dealer = pair(TCP, opened)
+    host, port = router.addresses[0].removeprefix("tcp://").split(":")
+    with plain.create_connection((host, int(port))) as stranger:
+        stranger.sendall(os.urandom(4_096))
+    assert dealer.send(SERVER, Ping(9))
+    assert take(router, 1)[0].message == Ping(9)
+
+
+def test_a_frame_over_the_limit_costs_its_sender_the_connection(opened: Opened) -> None:
+    pull = PullLink.bind([TCP], LinkOptions(payload_bytes_max=100_000))
+    opened(pull)
+    with context().socket(zmq.PUSH) as raw:
+        raw.linger = 0
+        raw.connect(pull.addresses[0])
+        raw.send(bytes(20 << 20))
+        pool = PushPool()
+        opened(pool)
+        pool.know(SLICE, Incarnation("one"), pull.addresses)
+        assert pool.send(SLICE, Ping(1))
+        assert [received.message for received in take(pull, 1)] == [Ping(1)]
+        assert pull.counters["bytes_in"] < 100_000
+
+
+def test_a_client_can_connect_anew(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    dealer.reconnect()
+    assert not dealer.send(SERVER, Ping(1))
+    # The server goes on with its turns, in one of which it notices that the old connection is gone.
+    until(lambda: router.has_more or dealer.send(SERVER, Ping(2)), dealer, router)
+    assert take(router, 1)[0].peer == CLIENT
+
+
+def test_a_closed_link_neither_sends_nor_receives(address: str) -> None:
+    router = RouterLink.bind([address])
+    dealer = DealerLink.connect(CLIENT, SERVER, router.addresses)
+    for link in (router, dealer):
+        link.close()
+        assert not link.send(CLIENT if link is router else SERVER, Ping(1))
+        assert link.receive(1) == []
+        assert not link.has_more
+        assert link.fileno() == -1
+
+
+def test_what_was_sent_last_is_flushed_by_close(opened: Opened) -> None:
+    pull, pool = fed(TCP, opened)
+    for number in range(20):
+        assert pool.send(SLICE, Ping(number), image())
+    pool.close()
+    assert len(take(pull, 20)) == 20

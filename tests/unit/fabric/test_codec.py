@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fabric import codec
+from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
+from fabric.limits import REASON_CHARS_MAX
+from fabric.messages import (
+    WIRE_VERSION,
+    AnyMessage,
+    Arrivals,
+    Done,
+    Envelope,
+    ModelSpec,
+    Outputs,
+    Part,
+    Ping,
+    SeqRun,
+    SliceChanged,
+    SliceSpec,
+    SliceStatus,
+    StatusListed,
+    Want,
+    Withdraw,
+)
+
+ARRIVALS = [12, "m", 0, 1, 25.0, 0.0, 0.0]  # tag, model, first_seq, count, budget, span, ready_in
+
+
+def raw(body: list[Any], version: int = WIRE_VERSION, sent_at_ms: float = 1.0) -> bytes:
+    return msgspec.msgpack.encode([version, 0, sent_at_ms, [], body])
+
+
+def envelope(body: AnyMessage) -> Envelope:
+    return Envelope(WIRE_VERSION, 0, 1.0, (), body)
+
+
+def changed(place: int, value: object) -> list[Any]:
+    return [*ARRIVALS[:place], value, *ARRIVALS[place + 1 :]]
+
+
+def test_a_header_is_an_array_with_the_tag_first() -> None:
+    header = codec.encode(envelope(Ping(5)))
+    assert msgspec.msgpack.decode(header) == [WIRE_VERSION, 0, 1.0, [], [7, 5]]
+
+
+def test_fields_a_newer_peer_appended_are_passed_over() -> None:
+    assert codec.decode(raw([7, 5, "from the future"])).body == Ping(5)
+
+
+def test_defaults_stand_in_for_fields_an_older_peer_leaves_out() -> None:
+    assert codec.decode(raw(ARRIVALS[:5])).body == Arrivals(ModelId("m"), 0, 1, 25.0)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        pytest.param(raw([7, 5], version=WIRE_VERSION + 1), id="another version"),
+        pytest.param(raw([999, 5]), id="unknown tag"),
+        pytest.param(raw(["Ping", 5]), id="tag of the wrong type"),
+        pytest.param(raw([7, "five"]), id="wrong type"),
+        pytest.param(raw([7]), id="missing field"),
+        pytest.param(raw([7, -1]), id="negative number"),
+        pytest.param(raw([7, 2**60]), id="oversized number"),
+        pytest.param(raw([7, 5], sent_at_ms=math.nan), id="sent at NaN"),
+        pytest.param(raw(changed(1, "m" * 513)), id="long name"),
+        pytest.param(raw(changed(2, -1)), id="negative seq"),
+        pytest.param(raw(changed(3, 0)), id="empty run"),
+        pytest.param(raw(changed(3, 65_537)), id="endless run"),
+        pytest.param(raw(changed(4, math.nan)), id="NaN budget"),
+        pytest.param(raw(changed(4, math.inf)), id="infinite budget"),
+        pytest.param(raw(changed(4, -1.0)), id="negative budget"),
+        pytest.param(raw(changed(5, 2.0)), id="span over a millisecond"),
+        pytest.param(raw([31, 1, "s", "m", [1, -2], 1, 0.0, 0.0, 0.0]), id="negative seq in a list"),
+        pytest.param(raw([13, "m", [[0, 65_536]] * 17]), id="over a million requests in one message"),
+        pytest.param(raw([22, 1, "s", "m", "sleeping", 1, [], 0.0, 0.0, 0.0]), id="status nobody knows"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x91" * 5_000, id="nested without end"),
+        pytest.param(msgspec.msgpack.encode([1, 0, 1.0, [], [1, 1, b"\xff", None]]), id="bytes for a string"),
+        pytest.param(b"\x95\x01\x00\x01\x90\x93\x01\x01\xa1\xff", id="not UTF-8"),
+        pytest.param(b"\x00" * (17 << 20), id="17 MB"),
+    ],
+)
+def test_what_breaks_the_rules_is_the_senders_error(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        codec.decode(header)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Arrivals(ModelId("m"), 0, 0, 1.0),
+        Arrivals(ModelId("m"), 0, 1, -0.5),
+        Arrivals(ModelId("m"), 0, 1, math.nan),
+        Arrivals(ModelId("m"), 0, 1, np.float64(1.0)),  # a numpy float would be refused by the encoder
+        Arrivals(ModelId("m\ud800"), 0, 1, 1.0),
+        Withdraw(ModelId("m"), (SeqRun(0, 0),)),
+        Done(
+            BatchId(1), SliceId("s"), ModelId("m"), "ok", 1,
+            (Part(FrontendId("f"), (SeqRun(1, 70_000),)),), 0.0, 0.0, 0.0,
+        ),
+        Outputs(BatchId(1), SliceId("s"), ModelId("m"), (1, -1), 2, 0.0, 0.0, 0.0),
+        StatusListed("r", 1, (), (), {"requests": math.inf}),
+    ],
+    ids=lambda body: type(body).__name__,
+)  # fmt: skip
+def test_a_sender_is_held_to_the_same_rules(body: AnyMessage) -> None:
+    with pytest.raises(LocalProtocolError, match=type(body).__name__):
+        codec.encode(envelope(body))
+
+
+def test_the_error_names_the_field() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"Arrivals\.budget_ms is out of bounds: -1\.0"):
+        codec.decode(raw(changed(4, -1.0)))
+
+
+def test_an_overlong_reason_is_cut_not_refused() -> None:
+    status = SliceStatus(SliceId("s"), Incarnation("i"), "failed", "x" * 100_000)
+    body = codec.decode(codec.encode(envelope(SliceChanged(NodeId("n"), status)))).body
+    assert isinstance(body, SliceChanged)
+    assert len(body.status.reason) == REASON_CHARS_MAX
+    assert body.status.reason.endswith("…")
+
+
+def test_messages_about_a_whole_cluster_may_be_larger_than_others() -> None:
+    model = ModelSpec(ModelId("m"), 25.0, 512, exec_ms=tuple(float(b) + 0.1 for b in range(512)))
+    slices = tuple(SliceSpec(SliceId(f"n/gpu{i}/0"), i, "emulated", None, (model,) * 40) for i in range(8))
+    want = envelope(Want(1, slices))
+    header = codec.encode(want)
+    assert len(header) > codec.HEADER_BYTES_MAX
+    assert codec.decode(header) == want
+
+
+def test_other_headers_end_at_a_megabyte() -> None:
+    outputs = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 65_536, 1, 0.0, 0.0, 0.0)
+    assert len(codec.encode(envelope(outputs))) < codec.HEADER_BYTES_MAX
+    parts = tuple(Part(FrontendId("f" * 500), (SeqRun(1, 1),)) for _ in range(3_000))
+    done = Done(BatchId(1), SliceId("s"), ModelId("m"), "ok", 1, parts, 0.0, 0.0, 0.0)
+    with pytest.raises(LocalProtocolError, match="header of Done"):
+        codec.encode(envelope(done))
+    with pytest.raises(RemoteProtocolError, match="header of Done"):
+        codec.decode(msgspec.msgpack.encode(envelope(done)))

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from fabric.ids import PeerId
+from fabric.liveness import NEXT, Liveness, Patience, PeerState, Sign
+from fabric.messages import Ping
+
+PEER = PeerId("worker-0/1")
+PATIENCE = Patience(ping_every_ms=100, suspect_after_ms=250, lost_after_ms=500, rtt_every_ms=1_000)
+
+
+def watching() -> Liveness:
+    liveness = Liveness(PATIENCE)
+    liveness.watch(PEER, 0)
+    return liveness
+
+
+def play(liveness: Liveness, until_ms: float) -> tuple[list[float], list[float]]:
+    """Call at every `wake_at_ms`; when pings went out and when the peer was lost."""
+    pinged, lost = [], []
+    while liveness.wake_at_ms is not None and liveness.wake_at_ms <= until_ms:
+        now_ms = liveness.wake_at_ms
+        lost += [now_ms for _ in liveness.lost(now_ms)]
+        pinged += [now_ms for _ in liveness.due(now_ms)]
+    return pinged, lost
+
+
+def test_a_watched_peer_is_pinged_at_once_and_then_whenever_it_is_quiet() -> None:
+    liveness = watching()
+    assert liveness.due(0) == [(PEER, Ping(1))]
+    assert liveness.wake_at_ms == 100
+    assert liveness.due(99) == []
+    assert liveness.due(100) == [(PEER, Ping(2))]
+
+
+def test_a_silent_peer_is_lost_once_and_at_its_moment() -> None:
+    pinged, lost = play(watching(), 10_000)
+    assert pinged == [0, 100, 200, 300, 400]
+    assert lost == [500]
+
+
+def test_silence_makes_suspect_and_a_sign_of_life_heals() -> None:
+    liveness = watching()
+    play(liveness, 299)
+    assert liveness.state(PEER) is PeerState.ALIVE
+    play(liveness, 300)
+    assert liveness.state(PEER) is PeerState.SUSPECT
+    liveness.heard(PEER, 301)
+    assert liveness.state(PEER) is PeerState.ALIVE
+    assert play(liveness, 800)[1] == []
+    assert play(liveness, 900)[1] == [801]
+
+
+def test_a_talking_peer_is_pinged_only_to_measure_the_round_trip() -> None:
+    liveness = watching()
+    pinged = []
+    for now_ms in range(0, 3_000, 50):
+        liveness.heard(PEER, now_ms)
+        assert liveness.lost(now_ms) == []
+        pinged += [now_ms for _ in liveness.due(now_ms)]
+    assert pinged == [0, 1_000, 2_000]
+
+
+def test_a_pong_gives_the_round_trip_of_the_newest_ping() -> None:
+    liveness = watching()
+    assert liveness.pong(PEER, 0, 0) is None
+    liveness.due(0)
+    liveness.due(100)
+    assert liveness.pong(PEER, 1, 104) is None
+    assert liveness.pong(PEER, 2, 105) == 5
+    assert liveness.pong(PeerId("stranger/1"), 2, 105) is None
+
+
+def test_a_process_that_slept_itself_judges_nobody() -> None:
+    liveness = watching()
+    liveness.due(0)
+    assert liveness.lost(30_000) == []
+    assert liveness.due(30_000) == [(PEER, Ping(2))]
+    assert play(liveness, 31_000)[1] == [30_500]
+
+
+def test_a_lost_peer_can_be_watched_anew() -> None:
+    liveness = watching()
+    play(liveness, 600)
+    assert liveness.state(PEER) is PeerState.LOST
+    assert liveness.wake_at_ms is None
+    liveness.heard(PEER, 700)
+    assert liveness.state(PEER) is PeerState.LOST
+    liveness.watch(PEER, 10_000)
+    assert liveness.state(PEER) is PeerState.ALIVE
+    assert play(liveness, 10_600)[1] == [10_500]
+
+
+def test_a_forgotten_peer_is_never_lost() -> None:
+    liveness = watching()
+    liveness.forget(PEER)
+    assert liveness.lost(1e6) == []
+    assert liveness.wake_at_ms is None
+
+
+@pytest.mark.parametrize("sign", Sign)
+@pytest.mark.parametrize("state", [PeerState.ALIVE, PeerState.SUSPECT])
+def test_the_table_knows_every_sign_in_every_living_state(state: PeerState, sign: Sign) -> None:
+    assert (state, sign) in NEXT

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from fabric.ids import PeerId
+from fabric.transit import TransitMeter
+
+PEER = PeerId("frontend-0/1")
+AHEAD_MS = 1e6  # the foreign clock's offset
+
+
+def late(meter: TransitMeter, sent_ms: float, now_ms: float, peer: PeerId = PEER) -> float:
+    return meter.late_ms(peer, sent_ms + AHEAD_MS, now_ms)
+
+
+def test_the_fastest_message_of_a_link_is_not_late() -> None:
+    meter = TransitMeter()
+    assert late(meter, 0, 5) == 0
+    assert late(meter, 10, 13) == 0
+
+
+def test_queueing_is_what_a_message_has_above_the_fastest() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 2)
+    assert late(meter, 10, 19) == pytest.approx(7)
+
+
+def test_half_the_smallest_round_trip_is_added() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 2)
+    meter.observe_rtt(PEER, 9.0, 10)
+    meter.observe_rtt(PEER, 4.0, 11)
+    meter.observe_rtt(PEER, 6.0, 12)
+    assert late(meter, 20, 25) == pytest.approx(3 + 2)
+
+
+def test_links_do_not_share_their_clocks() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 2)
+    assert meter.late_ms(PeerId("frontend-1/1"), -5e7, 100) == 0
+
+
+def test_a_drifting_clock_is_followed_within_the_window() -> None:
+    meter = TransitMeter(window_ms=1_000)
+    late(meter, 0, 1)
+    for step in range(1, 40):  # every 100 ms the foreign clock falls 0.01 ms behind
+        drifted = late(meter, step * 100 - step * 0.01, step * 100 + 1)
+        assert drifted <= 0.11
+
+
+def test_after_a_long_silence_the_old_minimum_is_forgotten() -> None:
+    meter = TransitMeter(window_ms=1_000)
+    late(meter, 0, 1)
+    assert late(meter, 5_000, 5_400) == 0
+
+
+def test_only_the_newest_peers_are_remembered() -> None:
+    meter = TransitMeter(peers_max=2)
+    first, second, third = (PeerId(f"client/{i}") for i in range(3))
+    late(meter, 0, 1, first)
+    late(meter, 0, 1, second)
+    late(meter, 0, 1, first)
+    late(meter, 0, 1, third)
+    assert late(meter, 10, 16, first) == pytest.approx(5)
+    assert late(meter, 10, 16, second) == 0
+
+
+def test_a_forgotten_peer_begins_anew() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 1)
+    meter.forget(PEER)
+    assert late(meter, 10, 99) == 0
