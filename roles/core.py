@@ -41,9 +41,12 @@ class Tick:
     """The moment a core asked for has come (or passed)."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Heard:
-    """A message came in. `late_ms` is already behind it (see `fabric.link.Received`)."""
+    """A message came in. `late_ms` is already behind it (see `fabric.link.Received`). Nobody changes it.
+
+    Not frozen, as one is made for every message: 0.2 µs instead of 0.75.
+    """
 
     peer: PeerId
     message: AnyMessage
@@ -59,9 +62,12 @@ class Lost:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Send:
-    """Send a message. What a full queue means for it is the shell's rule per channel (docs/wire.md)."""
+    """Send a message. What a full queue means for it is the shell's rule per channel (docs/wire.md).
+
+    Not frozen for the same reason as `Heard`.
+    """
 
     peer: PeerId
     message: AnyMessage

@@ -1,0 +1,67 @@
+"""Requests per second through the simulator, on one core (design section 12; the line is 200,000).
+
+Symphony's table 2, first workload: ResNet50 on 8 GPUs, SLO 25 ms, at its goodput. The whole run counts:
+arrivals, world, scheduler core, discipline, and the verdict. The best of several runs is the machine's, the
+spread is its neighbours'.
+
+    python benchmarks/simulator_speed.py [--seconds 20] [--repeat 5] [--batching deferred]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from roles.config import parse_config
+from roles.outcomes import Window
+from roles.sim.simulation import simulate
+from roles.workload import workload_of
+
+LINE_RPS = 200_000
+WARMUP_MS = 5000.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the simulated window")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--batching", default="deferred")
+    options = parser.parse_args()
+    config = parse_config(
+        {
+            "models": [
+                {
+                    "name": "resnet50",
+                    "slo_ms": 25,
+                    "rate_rps": 5264,
+                    "profile": {"alpha_ms": 1.053, "beta_ms": 5.072},
+                }
+            ],
+            "cluster": {"gpus": 8},
+            "batching": options.batching,
+        },
+        Path(),
+    )
+    window = Window(WARMUP_MS, WARMUP_MS + options.seconds * 1000)
+    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
+    rates = []
+    for _ in range(options.repeat):
+        began_s = time.process_time()
+        run = simulate(config, workload_of(config), window)
+        took_s = time.process_time() - began_s
+        requests = sum(one.arrived_at_ms.size for one in run.traffic)
+        rates.append(requests / took_s)
+        print(
+            f"{requests} requests, {len(run.batches)} batches in {took_s:.3f} s of CPU: {rates[-1]:,.0f} requests/s"
+            f" ({rates[-1] / LINE_RPS:.2f} of the line)"
+        )
+    print(f"best {max(rates):,.0f} requests/s, {max(rates) / LINE_RPS:.2f} of the line of {LINE_RPS:,}")
+
+
+if __name__ == "__main__":
+    main()

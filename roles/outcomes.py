@@ -1,0 +1,219 @@
+"""What became of the requests: goodput, bad rate, latency, batch sizes, busy GPUs (design section 10).
+
+Simulated and live runs are judged by the same lines. Each request counts where its *intended* arrival lies in
+the window and is followed to its fate, however late that comes: good (finished within its SLO), late (ran and
+finished later) or dropped (never ran); offered is their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.ids import ModelId, SliceId
+from policies.scaling import advised_gpus
+
+# Moments are sums of durations: a batch planned to end at its deadline may end a rounding later.
+ROUNDING_MS = 1e-6
+_DECIMALS = 6  # of everything reported: a nanosecond, a millionth
+
+
+class BatchRecord(NamedTuple):
+    """One batch. `batch_size` is 0 where it was cut off before its end; `gpu` counts through the cluster."""
+
+    model_id: ModelId
+    batch_size: int
+    slice_id: SliceId
+    gpu: int
+    share_percent: float | None
+    sent_at_ms: float
+    started_at_ms: float
+    finished_at_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class Window:
+    """The part of a run that counts: arrivals from `from_ms` on, before `until_ms`."""
+
+    from_ms: float
+    until_ms: float
+
+    @property
+    def duration_s(self) -> float:
+        """Its length in seconds."""
+        return (self.until_ms - self.from_ms) / 1000
+
+
+@dataclass(slots=True, frozen=True)
+class ModelOutcome:
+    """The fates of a model's requests in the window, and the batches of it that started there."""
+
+    offered: int
+    good: int
+    late: int
+    dropped: int
+    p50_ms: float | None
+    p99_ms: float | None
+    batch_mean: float | None
+    batch_p50: float | None
+
+    @property
+    def bad_rate(self) -> float:
+        """1 - good / offered; 0 where nothing was offered."""
+        return 1 - self.good / self.offered if self.offered else 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """A whole run, judged."""
+
+    duration_s: float
+    models: Mapping[ModelId, ModelOutcome]
+    busy_fraction: tuple[float, ...]
+    used_gpus: int
+
+    @property
+    def offered(self) -> int:
+        """Requests of all models."""
+        return sum(model.offered for model in self.models.values())
+
+    @property
+    def good(self) -> int:
+        """Requests of all models that finished within their SLO."""
+        return sum(model.good for model in self.models.values())
+
+    @property
+    def bad_rate(self) -> float:
+        """Of all requests together."""
+        return 1 - self.good / self.offered if self.offered else 0.0
+
+    @property
+    def worst_bad_rate(self) -> float:
+        """Of the model that fares worst."""
+        return max((model.bad_rate for model in self.models.values()), default=0.0)
+
+    @property
+    def advice_gpus(self) -> int:
+        """How many GPUs the load asks for in total.
+
+        A model of which nothing at all was good cannot be served here; more GPUs would not help it.
+        """
+        count = len(self.busy_fraction)
+        idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
+        served = [model for model in self.models.values() if model.good]
+        bad_rate = 1 - self.good / sum(model.offered for model in served) if served else 0.0
+        return advised_gpus(count, bad_rate, idle_fraction)
+
+    def as_json(self) -> dict[str, object]:
+        """The contract of `simulate --json` and `bench --json`."""
+        return {
+            "offered_rps": _rounded(self.offered / self.duration_s),
+            "goodput_rps": _rounded(self.good / self.duration_s),
+            "bad_rate": _rounded(self.bad_rate),
+            "models": {
+                model_id: {
+                    "offered": model.offered,
+                    "good": model.good,
+                    "late": model.late,
+                    "dropped": model.dropped,
+                    "bad_rate": _rounded(model.bad_rate),
+                    "p50_ms": _rounded(model.p50_ms),
+                    "p99_ms": _rounded(model.p99_ms),
+                    "batch_mean": _rounded(model.batch_mean),
+                    "batch_p50": _rounded(model.batch_p50),
+                }
+                for model_id, model in self.models.items()
+            },
+            "gpus": {
+                "count": len(self.busy_fraction),
+                "busy_fraction": [_rounded(fraction) for fraction in self.busy_fraction],
+                "used": self.used_gpus,
+            },
+            "advice_gpus": self.advice_gpus,
+        }
+
+
+def model_outcome(
+    arrived_at_ms: NDArray[np.float64],
+    finished_at_ms: NDArray[np.float64],
+    slo_ms: float,
+    window: Window,
+    batch_sizes: Sequence[int] = (),
+) -> ModelOutcome:
+    """Judge one model's requests, all of the run; `finished_at_ms` is NaN for those that never ran."""
+    inside = (arrived_at_ms >= window.from_ms) & (arrived_at_ms < window.until_ms)
+    latency_ms = finished_at_ms[inside] - arrived_at_ms[inside]
+    latency_ms = np.sort(latency_ms[~np.isnan(latency_ms)])
+    offered, ran = int(np.count_nonzero(inside)), latency_ms.size
+    good = int(np.searchsorted(latency_ms, slo_ms + ROUNDING_MS, side="right"))
+    sizes = np.sort(np.asarray(batch_sizes, dtype=np.float64))
+    return ModelOutcome(
+        offered=offered,
+        good=good,
+        late=ran - good,
+        dropped=offered - ran,
+        p50_ms=_nearest_rank(latency_ms, 0.5),
+        p99_ms=_nearest_rank(latency_ms, 0.99),
+        batch_mean=float(sizes.mean()) if sizes.size else None,
+        batch_p50=_nearest_rank(sizes, 0.5),
+    )
+
+
+def batch_sizes_in(batches: Sequence[BatchRecord], window: Window) -> dict[ModelId, list[int]]:
+    """The sizes of the batches that started in the window, by model."""
+    sizes: dict[ModelId, list[int]] = {}
+    for batch in batches:
+        if batch.batch_size and window.from_ms <= batch.started_at_ms < window.until_ms:
+            sizes.setdefault(batch.model_id, []).append(batch.batch_size)
+    return sizes
+
+
+def busy_gpus(batches: Sequence[BatchRecord], gpus: int, window: Window) -> tuple[tuple[float, ...], int]:
+    """Each GPU's busy fraction of the window, and how many had a batch in it.
+
+    A batch counts with its slice's share of the GPU, with all of it where the share is not limited; several
+    such at once are still one busy GPU.
+    """
+    busy_ms = [0.0] * gpus
+    used = [False] * gpus
+    whole: list[list[tuple[float, float]]] = [[] for _ in range(gpus)]
+    for batch in batches:
+        start_at_ms = max(batch.started_at_ms, window.from_ms)
+        end_at_ms = min(batch.finished_at_ms, window.until_ms)
+        if start_at_ms >= end_at_ms:
+            continue
+        used[batch.gpu] = True
+        if batch.share_percent is None:
+            whole[batch.gpu].append((start_at_ms, end_at_ms))
+        else:
+            busy_ms[batch.gpu] += (end_at_ms - start_at_ms) * batch.share_percent / 100
+    span_ms = window.until_ms - window.from_ms
+    fractions = (
+        min(1.0, (ms + _union_ms(spans)) / span_ms) for ms, spans in zip(busy_ms, whole, strict=True)
+    )
+    return tuple(fractions), sum(used)
+
+
+def _union_ms(spans: list[tuple[float, float]]) -> float:
+    total_ms, covered_until_ms = 0.0, -math.inf
+    for start_at_ms, end_at_ms in sorted(spans):
+        if end_at_ms > covered_until_ms:
+            total_ms += end_at_ms - max(start_at_ms, covered_until_ms)
+            covered_until_ms = end_at_ms
+    return total_ms
+
+
+def _nearest_rank(ascending: NDArray[np.float64], fraction: float) -> float | None:
+    """A percentile that is one of the values: the smallest with at least that fraction at or below it."""
+    if ascending.size == 0:
+        return None
+    return float(ascending[math.ceil(fraction * ascending.size) - 1])
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DECIMALS)

@@ -1,0 +1,85 @@
+"""A configuration, played in virtual time: what `tenuto simulate` shows and `tenuto goodput` asks again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fabric.errors import ConfigError
+from fabric.ids import SliceId
+from fabric.messages import GpuInfo
+from policies.batching import make_discipline
+from roles.cluster import ClusterConfig
+from roles.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.sim.network import Network, NetworkModel
+from roles.sim.world import Hardware, ModelTraffic, SimulatedNode, World
+from roles.workload import Workload
+
+REQUESTS_MAX = 50_000_000  # 24 bytes each are kept to the end: 1.2 GB
+COOLDOWN_SLOS = 2.0  # load goes on behind the window for so long, so that its last requests have company
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """A finished run: the verdict, and what it was made of."""
+
+    outcome: Outcome
+    window: Window
+    batches: Sequence[BatchRecord]
+    traffic: Sequence[ModelTraffic]
+    slices: Sequence[SliceId]
+
+
+def simulate(
+    config: ClusterConfig,
+    workload: Workload,
+    window: Window,
+    settings: SchedulerSettings | None = None,
+) -> SimulatedRun:
+    """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
+
+    `settings` spares placing the models again. Raises ConfigError for a run with more requests than memory
+    holds, and ProfileError where a profile is missing.
+    """
+    until_ms = window.until_ms + COOLDOWN_SLOS * max(model.slo_ms for model in config.models)
+    requests = workload.expected(0.0, until_ms)
+    if requests > REQUESTS_MAX:
+        raise ConfigError(
+            f"about {requests:.0f} requests would come in {until_ms / 1000:.0f} s; a simulated run holds"
+            f" at most {REQUESTS_MAX}: make it shorter, or the rate lower"
+        )
+    settings = settings or settings_from(config)
+    traffic = [
+        ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms)
+        for model, arrived_at_ms in zip(config.models, workload.arrivals(until_ms), strict=True)
+    ]
+    discipline = make_discipline(config.batching.name, config.batching.options)
+    world = World(SchedulerCore(settings, discipline), hardware_of(config, workload.seed), traffic)
+    world.run()
+    sizes = batch_sizes_in(world.batches, window)
+    busy_fraction, used_gpus = busy_gpus(world.batches, len(config.gpus), window)
+    models = {
+        one.model_id: model_outcome(
+            one.arrived_at_ms, one.finished_at_ms, one.slo_ms, window, sizes.get(one.model_id, ())
+        )
+        for one in traffic
+    }
+    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
+    slices = [spec.slice_id for _, spec in settings.slices]
+    return SimulatedRun(outcome, window, world.batches, traffic, slices)
+
+
+def hardware_of(config: ClusterConfig, seed: int) -> Hardware:
+    """The nodes, GPUs and network of a configuration; every device is emulated, whatever it is in reality."""
+    nodes = []
+    for node in config.nodes:
+        infos = [GpuInfo(gpu, node.gpu_type, "emulated", node.memory_bytes) for gpu in range(node.gpus)]
+        devices = (config.device_model(node.gpu_type),) * node.gpus
+        nodes.append(SimulatedNode(node.node_id, tuple(infos), devices))
+    network = config.network
+    modelled = NetworkModel(
+        network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
+    )
+    return Hardware(tuple(nodes), Network(modelled, seed), config.frontends)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fabric.errors import ConfigError
+from roles.commands_sim import goodput, simulate
+
+RUN: dict[str, Any] = {
+    "models": [
+        {"name": "resnet50", "slo_ms": 25, "rate_rps": 500, "profile": {"alpha_ms": 1.053, "beta_ms": 5.072}}
+    ],
+    "cluster": {"gpus": 2},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path, RUN)
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    return {**RUN, "models": [{**RUN["models"][0], **changes}]}
+
+
+def run_simulate(file: Path, *options: str) -> Result:
+    return CliRunner().invoke(simulate, [str(file), "--duration", "1", "--warmup", "0.2", *options])
+
+
+def test_simulate_prints_the_json_alone(file: Path) -> None:
+    result = run_simulate(file, "--json")
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert set(printed) == {"offered_rps", "goodput_rps", "bad_rate", "models", "gpus", "advice_gpus"}
+    assert printed["models"]["resnet50"]["offered"] == printed["offered_rps"]
+
+
+def test_simulate_prints_a_table_for_people(file: Path) -> None:
+    result = run_simulate(file)
+    assert result.exit_code == 0
+    assert "resnet50" in result.stdout
+    assert "advised" in result.stdout
+
+
+def test_another_seed_is_another_run(file: Path) -> None:
+    same, again, other = (run_simulate(file, "--json", "--seed", seed).stdout for seed in ("4", "4", "5"))
+    assert same == again != other
+
+
+def test_check_says_by_its_exit_code_that_an_slo_was_missed(tmp_path: Path) -> None:
+    assert run_simulate(written(tmp_path, RUN), "--check").exit_code == 0
+    missed = run_simulate(written(tmp_path, model(rate_rps=20_000)), "--check", "--json")
+    assert missed.exit_code == 4
+    assert json.loads(missed.stdout)["bad_rate"] > 0.5
+    assert run_simulate(written(tmp_path, model(rate_rps=20_000))).exit_code == 0
+
+
+def test_the_trace_has_a_bar_for_every_batch(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert run_simulate(file, "--trace", str(path)).exit_code == 0
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert sum(bar["args"]["batch_size"] for bar in bars) >= 500
+    for bar in bars:
+        assert bar["ts"] == pytest.approx(bar["args"]["started_at_ms"] * 1000, abs=0.01)
+        assert bar["dur"] == pytest.approx(1053 * bar["args"]["batch_size"] + 5072, abs=0.01)
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} <= {
+        "GPU 0",
+        "GPU 1",
+    }
+
+
+def test_a_picture_is_drawn(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "run.png"
+    assert run_simulate(file, "--plot", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ({**RUN, "batching": "defered"}, "did you mean deferred"),
+        ({**RUN, "cluster": {"gpus": 0}}, "GPU"),
+        (model(profile={"table": {1: 9.0, 2: 8.0}}), "not monotone"),
+        (model(profile={"table": {2: 8.0}}), "hole"),
+        (model(arrival={"process": "trace", "path": "back.csv"}, rate_rps=None), "line 4: .* must ascend"),
+        (model(rate_rps=None), "no rate_rps"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_words(tmp_path: Path, document: object, complaint: str) -> None:
+    (tmp_path / "back.csv").write_text("at_ms\n1\n5\n2\n", encoding="utf-8")
+    for command in (simulate, goodput):
+        result = CliRunner().invoke(command, [str(written(tmp_path, document))])
+        assert isinstance(result.exception, ConfigError)
+        assert result.exc_info is not None
+        with pytest.raises(ConfigError, match=complaint):
+            raise result.exception
+
+
+def test_wrong_usage_is_exit_code_2(file: Path) -> None:
+    assert CliRunner().invoke(simulate, [str(file), "--duration", "0"]).exit_code == 2
+    assert CliRunner().invoke(goodput, [str(file), "--seeds", "0"]).exit_code == 2
+
+
+def test_goodput_runs_on_processes_and_prints_the_json_alone(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, {**RUN, "models": [*RUN["models"], {**RUN["models"][0], "name": "t", "slo_ms": 1}]}
+    )
+    options = ["--seeds", "2", "--duration", "1", "--warmup", "0.2", "--workers", "2", "--json"]
+    result = CliRunner().invoke(goodput, [str(file), *options])
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert list(printed) == ["goodput_rps", "per_seed_rps", "rates", "duration_s", "unserved"]
+    assert len(printed["per_seed_rps"]) == 2
+    assert printed["unserved"][0]["model"] == "t"
+    assert 500 < printed["goodput_rps"] < 1500
+    checked = CliRunner().invoke(goodput, [str(file), *options[:-1], "--check"])
+    assert checked.exit_code == 0
+    assert "goodput" in checked.stdout
+
+
+def test_a_dask_cluster_that_is_not_there_is_said_in_words(file: Path) -> None:
+    result = CliRunner().invoke(goodput, [str(file), "--dask", "tcp://127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "sweep" in result.output or "no Dask scheduler answers" in str(result.exception)
