@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import BatchId, FrontendId
-from fabric.messages import Done, Inputs, Part, RunBatch
+from fabric.messages import Inputs, Part, RunBatch
 from roles.core import NO_PAYLOAD, Handle
 
 LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not expire by its own alarm
@@ -104,11 +104,6 @@ def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
     start_at_ms = min(sent_at_ms + run.start_in_ms, latest_at_ms)
     expires_at_ms = max(sent_at_ms + run.expires_in_ms, latest_at_ms) + LATE_TOLERANCE_MS
     return Batch(run, now_ms, start_at_ms, latest_at_ms, expires_at_ms, complete_at_ms=now_ms)
-
-
-def unlaunched(run: RunBatch) -> Done:
-    """What the scheduler hears of a batch of which nothing ran: every request comes back."""
-    return Done(run.batch_id, run.slice_id, run.model_id, "expired", 0, run.parts, 0.0, 0.0, 0.0)
 
 
 class BatchQueue:

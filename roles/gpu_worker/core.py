@@ -18,12 +18,9 @@ from typing import Final
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
-    BatchFailed,
     Directory,
-    Done,
     Host,
     Inputs,
-    Outputs,
     Preempt,
     RunBatch,
     SliceFailed,
@@ -35,8 +32,16 @@ from fabric.messages import (
     Stop,
     WorkerHello,
 )
-from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
-from roles.gpu_worker.batches import Batch, granted, unlaunched
+from roles.core import Handle, Heard, Lost, Send, Tick
+from roles.gpu_worker.answers import (
+    answer_failure,
+    answer_rows,
+    done_of,
+    preempted,
+    release,
+    unlaunched,
+)
+from roles.gpu_worker.batches import Batch, granted
 from roles.gpu_worker.early import EarlyInputs
 from roles.gpu_worker.events import (
     Abort,
@@ -47,7 +52,6 @@ from roles.gpu_worker.events import (
     JoinScheduler,
     KnowFrontends,
     Load,
-    Push,
     Release,
     SchedulerAnswers,
     Unload,
@@ -314,25 +318,25 @@ class WorkerCore:
         inputs = event.inputs
         if inputs.incarnation != self._identity.incarnation:
             self.counters["inputs_for_another_incarnation"] += 1
-            return _release(event.payload)
+            return release(event.payload)
         slice_ = self._slices.get(inputs.slice_id)
         batch = slice_.queue.find(inputs.batch_id) if slice_ is not None else None
         if slice_ is not None and batch is slice_.queue.running and batch is not None:
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
-            return _release(event.payload)
+            return release(event.payload)
         if slice_ is not None and batch is not None:
             return self._fit(batch, inputs, event.payload, now_ms) + self._advance(slice_, now_ms)
         if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
             return []
         self.counters["inputs_over_pool"] += 1
-        return _release(event.payload)
+        return release(event.payload)
 
     def _fit(self, batch: Batch, inputs: Inputs, payload: Handle, now_ms: float) -> list[WorkerAction]:
         if batch.wants(inputs):
             batch.accept(inputs, payload, now_ms)
             return []
         self.counters["inputs_unfit"] += 1
-        return _release(payload)
+        return release(payload)
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may, and set the slice's alarm."""
@@ -356,34 +360,15 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        reasons = {rejected.row: rejected.reason for rejected in event.rejected}
-        rows = sum(len(part.live_seqs) for _, part in batch.live())
-        ran = rows - len(reasons)
-        actions: list[WorkerAction] = []
-        row = first_row = 0
-        for frontend_id, part in batch.live():
-            served: list[int] = []
-            refused: dict[str, list[int]] = {}
-            for seq in part.live_seqs:
-                if row in reasons:
-                    refused.setdefault(reasons[row], []).append(seq)
-                else:
-                    served.append(seq)
-                row += 1
-            if served:
-                message = _outputs(batch, served, ran, event.exec_ms)
-                actions.append(Push(frontend_id, message, event.outputs, first_row))
-                first_row += len(served)
-            for reason, seqs in refused.items():
-                actions.append(Push(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
+        actions, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran
-        self.counters["requests_invalid"] += len(reasons)
+        self.counters["requests_invalid"] += len(event.rejected)
         slice_.requests += ran
         actions.append(Release((event.outputs,)))
         self.counters["batches_ran"] += 1
         slice_.batches += 1
         slice_.queue.running = None
-        actions += [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "ok", ran, event.exec_ms))]
+        actions += [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms))]
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
@@ -404,32 +389,27 @@ class WorkerCore:
     def _end_failed(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
         self.counters["batches_failed"] += 1
         slice_.queue.running = None
-        actions: list[WorkerAction] = [
-            Push(frontend_id, _failed(batch, part.live_seqs, "Internal", reason))
-            for frontend_id, part in batch.live()
-        ]
-        return [*actions, *_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "failed", 0, 0.0))]
+        done = Send(SCHEDULER, done_of(batch, "failed"))
+        return [*answer_failure(batch, reason), *release(*batch.payloads()), done]
 
     def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
         """Too late, or stopping: everything goes back, what had come as well."""
         self.counters["batches_expired"] += 1
-        return [*_release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
+        return [*release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
 
     def _end_preempted(self, batch: Batch) -> list[WorkerAction]:
         self.counters["batches_preempted"] += 1
-        run = batch.run
-        done = Done(run.batch_id, run.slice_id, run.model_id, "preempted", 0, (), 0.0, 0.0, 0.0)
-        return [*_release(*batch.payloads()), Send(SCHEDULER, done)]
+        return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
 
     def _end_empty(self, batch: Batch) -> list[WorkerAction]:
         """Its latest start has come, and no live request has."""
         self.counters["batches_expired"] += 1
-        return [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "expired", 0, 0.0))]
+        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired"))]
 
     def _end_dead(self, batch: Batch) -> list[WorkerAction]:
         """All its requests were cancelled or had expired before."""
         batch.started_at_ms = batch.complete_at_ms
-        return [*_release(*batch.payloads()), Send(SCHEDULER, _done(batch, "ok", 0, 0.0))]
+        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok"))]
 
     # ------------------------------------------------ time
 
@@ -440,7 +420,7 @@ class WorkerCore:
         expired = self._early.take_expired(now_ms)
         if expired:
             self.counters["inputs_without_batch"] += len(expired)
-            actions += _release(*(part.payload for part in expired))
+            actions += release(*(part.payload for part in expired))
         while self._alarms and self._alarms[0][0] <= now_ms:
             alarm = heapq.heappop(self._alarms)
             if self._is_alarm(*alarm):
@@ -509,40 +489,3 @@ class WorkerCore:
         )
         counters = {name: float(value) for name, value in self.counters.items()}
         return StatusListed(self._identity.worker_id, self._identity.pid, slices, (), counters)
-
-
-def _release(*payloads: Handle) -> list[WorkerAction]:
-    kept = tuple(payload for payload in payloads if payload != NO_PAYLOAD)
-    return [Release(kept)] if kept else []
-
-
-def _outputs(batch: Batch, seqs: Sequence[int], batch_size: int, exec_ms: float) -> Outputs:
-    return Outputs(
-        batch_id=batch.run.batch_id,
-        slice_id=batch.run.slice_id,
-        model_id=batch.run.model_id,
-        seqs=tuple(seqs),
-        batch_size=batch_size,
-        transfer_ms=batch.transfer_ms,
-        queue_ms=batch.queue_ms,
-        gpu_ms=exec_ms,
-    )
-
-
-def _failed(batch: Batch, seqs: Sequence[int], code: str, reason: str) -> BatchFailed:
-    run = batch.run
-    return BatchFailed(run.batch_id, run.slice_id, run.model_id, tuple(seqs), code, reason)
-
-
-def _done(batch: Batch, status: str, ran: int, exec_ms: float) -> Done:
-    return Done(
-        batch_id=batch.run.batch_id,
-        slice_id=batch.run.slice_id,
-        model_id=batch.run.model_id,
-        status=status,
-        ran=ran,
-        missing=batch.missing(),
-        transfer_ms=batch.transfer_ms,
-        queue_ms=batch.queue_ms if status != "expired" else 0.0,
-        exec_ms=exec_ms,
-    )

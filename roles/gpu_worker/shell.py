@@ -276,6 +276,7 @@ class _Worker:
         # Here, on the device's thread: torch takes seconds to import, and emulated slices never need it.
         from roles.gpu_worker.executors.torch import TorchDevice  # noqa: PLC0415  see above
 
+        gc.freeze()  # torch's own objects: walking them would stop the loop for half a second
         return TorchDevice(self._clock, self._options.threads)
 
 

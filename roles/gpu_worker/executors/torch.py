@@ -83,7 +83,9 @@ class TorchDevice:
             )
         self._uses_cuda = True
         # An agent that gave this process one GPU only made that one number 0.
-        return torch.device("cuda", spec.gpu if torch.cuda.device_count() > 1 else 0)
+        device = torch.device("cuda", spec.gpu if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)  # for users' code that says just "cuda"
+        return device
 
     def _load(self, spec: ModelSpec, device: torch.device) -> tuple[HostedModel, ReplicaInfo]:
         if spec.loader is None:

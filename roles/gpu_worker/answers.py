@@ -1,0 +1,94 @@
+"""What a batch's end means for everyone concerned: rows to frontends, a `Done` to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fabric.messages import BatchFailed, Done, Outputs, RunBatch
+from roles.core import NO_PAYLOAD, Handle
+from roles.gpu_worker.batches import Batch
+from roles.gpu_worker.events import BatchRan, Push, Release, WorkerAction
+
+
+def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]:
+    """Each frontend's rows of the outputs, or why a row was refused; and how many rows ran.
+
+    The outputs hold the rows that were not rejected, part after part, so a part's own ones are a slice of them.
+    """
+    reasons = {rejected.row: rejected.reason for rejected in event.rejected}
+    ran = sum(len(part.live_seqs) for _, part in batch.live()) - len(reasons)
+    actions: list[WorkerAction] = []
+    row = first_row = 0
+    for frontend_id, part in batch.live():
+        served: list[int] = []
+        refused: dict[str, list[int]] = {}
+        for seq in part.live_seqs:
+            if row in reasons:
+                refused.setdefault(reasons[row], []).append(seq)
+            else:
+                served.append(seq)
+            row += 1
+        if served:
+            message = _outputs(batch, served, ran, event.exec_ms)
+            actions.append(Push(frontend_id, message, event.outputs, first_row))
+            first_row += len(served)
+        for reason, seqs in refused.items():
+            actions.append(Push(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
+    return actions, ran
+
+
+def answer_failure(batch: Batch, reason: str) -> list[WorkerAction]:
+    """The model raised, or the device broke: nobody gets outputs."""
+    return [
+        Push(frontend_id, _failed(batch, part.live_seqs, "Internal", reason))
+        for frontend_id, part in batch.live()
+    ]
+
+
+def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Done:
+    """The end of a batch of which some inputs may be missing."""
+    return Done(
+        batch_id=batch.run.batch_id,
+        slice_id=batch.run.slice_id,
+        model_id=batch.run.model_id,
+        status=status,
+        ran=ran,
+        missing=batch.missing(),
+        transfer_ms=batch.transfer_ms,
+        queue_ms=batch.queue_ms if status != "expired" else 0.0,
+        exec_ms=exec_ms,
+    )
+
+
+def unlaunched(run: RunBatch) -> Done:
+    """Nothing of the batch ran: every request comes back."""
+    return Done(run.batch_id, run.slice_id, run.model_id, "expired", 0, run.parts, 0.0, 0.0, 0.0)
+
+
+def preempted(run: RunBatch) -> Done:
+    """Stopped because the scheduler asked; it has granted the requests again already, so none is missing."""
+    return Done(run.batch_id, run.slice_id, run.model_id, "preempted", 0, (), 0.0, 0.0, 0.0)
+
+
+def release(*payloads: Handle) -> list[WorkerAction]:
+    """Let go of what was kept, if anything was."""
+    kept = tuple(payload for payload in payloads if payload != NO_PAYLOAD)
+    return [Release(kept)] if kept else []
+
+
+def _outputs(batch: Batch, seqs: Sequence[int], batch_size: int, exec_ms: float) -> Outputs:
+    return Outputs(
+        batch_id=batch.run.batch_id,
+        slice_id=batch.run.slice_id,
+        model_id=batch.run.model_id,
+        seqs=tuple(seqs),
+        batch_size=batch_size,
+        transfer_ms=batch.transfer_ms,
+        queue_ms=batch.queue_ms,
+        gpu_ms=exec_ms,
+    )
+
+
+def _failed(batch: Batch, seqs: Sequence[int], code: str, reason: str) -> BatchFailed:
+    run = batch.run
+    return BatchFailed(run.batch_id, run.slice_id, run.model_id, tuple(seqs), code, reason)
