@@ -101,11 +101,14 @@ class SchedulerCore:
         self._speed: dict[tuple[SliceId, ModelId], SpeedCorrection] = {}
         self._exec_ms: dict[tuple[SliceId, ModelId], Sequence[float]] = {}
         self._transfer: dict[ModelId, TransferCorrection] = {}
-        self._guard = LatenessGuard()
+        self._guard = LatenessGuard(settings.guard_ms)
+        discipline.set_guard_ms(settings.guard_ms)
         self._told_version = 0
         self._tell_at_ms: float | None = None
         for model_id in self._models:
-            self._transfer[model_id] = TransferCorrection(settings.delay.data_ms_per_item)
+            self._transfer[model_id] = TransferCorrection(
+                settings.delay.data_ms_per_item, settings.transfer_ms
+            )
             discipline.add_model(self._batch_model(model_id), 0.0)
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
             Done: self._on_done,

@@ -13,8 +13,11 @@ PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
 SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 TRANSFER_STEP = 0.2
+GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
-GUARD_SAMPLES = 256
+GUARD_HALF_LIFE = 128  # ticks: what stays is near the p99
+GUARD_STEP_MS = 0.02
+_GUARD_DECAY = 2.0 ** (-1.0 / GUARD_HALF_LIFE)
 GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
 
@@ -61,20 +64,21 @@ class TransferCorrection:
 
     A least-squares line through the last batches (forgetting as `Estimate` does), lifted by `SPREADS`
     deviations of what they scattered around it: a batch sent too late loses a deadline, one sent a little too
-    early loses nothing. Starts as the configured `ms_per_item` and nothing fixed.
+    early loses nothing. Starts as the configured `ms_per_item` and a guess of the fixed part, which counts as
+    `GUESS_SAMPLES` samples.
     """
 
     __slots__ = ("_cov", "_samples", "_size", "_size_var", "_spread", "_transfer", "fixed_ms", "ms_per_item")
 
-    def __init__(self, ms_per_item: float) -> None:
-        self.fixed_ms = 0.0
+    def __init__(self, ms_per_item: float, fixed_ms: float = 0.0) -> None:
+        self.fixed_ms = fixed_ms
         self.ms_per_item = ms_per_item
         self._size = 1.0
-        self._transfer = ms_per_item
+        self._transfer = fixed_ms + ms_per_item
         self._size_var = 1.0
         self._cov = ms_per_item  # of the line it starts on: slope = cov / var
         self._spread = 0.0
-        self._samples = 1  # what it starts from counts as one
+        self._samples = GUESS_SAMPLES
 
     def observe(self, transfer_ms: float, batch_size: int) -> bool:
         """Note one batch's transfer; True when the line has moved by enough to matter."""
@@ -90,32 +94,31 @@ class TransferCorrection:
         offset_ms = self._transfer - slope * self._size
         self._spread += weight * (abs(transfer_ms - offset_ms - slope * batch_size) - self._spread)
         fixed_ms = max(0.0, offset_ms + SPREADS * self._spread)
-        before_ms = self.fixed_ms + self.ms_per_item * self._size
-        after_ms = fixed_ms + slope * self._size
-        if abs(after_ms - before_ms) <= max(TRANSFER_STEP_MS, TRANSFER_STEP * before_ms):
-            return False
-        self.fixed_ms, self.ms_per_item = fixed_ms, slope
-        return True
+        for size in (1.0, self._size):
+            before_ms = self.fixed_ms + self.ms_per_item * size
+            moved_ms = abs(fixed_ms + slope * size - before_ms)
+            if moved_ms > max(TRANSFER_STEP_MS, TRANSFER_STEP * before_ms):
+                self.fixed_ms, self.ms_per_item = fixed_ms, slope
+                return True
+        return False
 
 
 class LatenessGuard:
-    """The p99 of how late this scheduler's own timer fires, from its last `GUARD_SAMPLES` ticks."""
+    """How late this scheduler's own timer fires, at the worst lately.
 
-    __slots__ = ("_samples", "guard_ms")
+    A maximum that halves every `GUARD_HALF_LIFE` ticks: a peak is believed at once, since every batch until then would be lost to it; it is forgotten slowly.
+    """
 
-    def __init__(self) -> None:
-        self.guard_ms = 0.0
-        self._samples: list[float] = []
+    __slots__ = ("_peak_ms", "guard_ms")
+
+    def __init__(self, guard_ms: float = 0.0) -> None:
+        self.guard_ms = guard_ms
+        self._peak_ms = guard_ms
 
     def observe(self, late_ms: float) -> bool:
         """Note one tick; True when `guard_ms` has a new value."""
-        self._samples.append(late_ms)
-        if len(self._samples) < GUARD_SAMPLES:
+        self._peak_ms = max(min(late_ms, GUARD_MS_MAX), self._peak_ms * _GUARD_DECAY)
+        if abs(self._peak_ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
             return False
-        self._samples.sort()
-        guard_ms = min(GUARD_MS_MAX, self._samples[int(0.99 * GUARD_SAMPLES)])
-        self._samples.clear()
-        if guard_ms == self.guard_ms:
-            return False
-        self.guard_ms = guard_ms
+        self.guard_ms = self._peak_ms
         return True

@@ -29,6 +29,10 @@ class SchedulerSettings:
     hints: Mapping[tuple[SliceId, ModelId], tuple[int | None, float]] = field(default_factory=dict)
     unplaced: Mapping[ModelId, str] = field(default_factory=dict)
     """Models that no slice hosts, with the reason."""
+    guard_ms: float = 0.0
+    """What to think of our own timer's lateness before it was measured."""
+    transfer_ms: float = 0.0
+    """What inputs take besides the configured delay before that was measured."""
     role_id: str = "scheduler-0"
     pid: int = 0
 

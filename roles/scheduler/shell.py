@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from fabric.clock import MonotonicClock
@@ -20,11 +21,16 @@ from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import settings_from
 
 ROLE_ID = "scheduler-0"
+# Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
+FIRST_GUARD_MS = 2.0
+FIRST_TRANSFER_MS = 5.0
 
 
 def run_scheduler(config: ClusterConfig, run_dir: Path, stop: StopSignal) -> None:
     """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
-    settings = settings_from(config, pid=os.getpid())
+    settings = replace(
+        settings_from(config, pid=os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
+    )
     core = SchedulerCore(settings, make_discipline(config.batching.name, config.batching.options))
     link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
     clock = MonotonicClock()

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from roles.scheduler.corrections import (
+    GUARD_HALF_LIFE,
     GUARD_MS_MAX,
-    GUARD_SAMPLES,
     LatenessGuard,
     SpeedCorrection,
     TransferCorrection,
@@ -45,7 +45,7 @@ def test_a_fixed_delay_and_a_slope_are_told_apart() -> None:
         transfer.observe(1.0 + 0.1 * size, size)
     for size in (1, 16, 32):
         believed_ms = transfer.fixed_ms + transfer.ms_per_item * size
-        assert believed_ms == pytest.approx(1.0 + 0.1 * size, rel=0.25)
+        assert believed_ms == pytest.approx(1.0 + 0.1 * size, rel=0.4)
 
 
 def test_scattered_transfers_are_covered_nearly_always() -> None:
@@ -60,11 +60,17 @@ def test_scattered_transfers_are_covered_nearly_always() -> None:
     assert late < 0.1 * 2_000
 
 
-def test_the_guard_is_the_p99_of_lateness_and_bounded() -> None:
+def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
     guard = LatenessGuard()
-    for number in range(GUARD_SAMPLES):
-        guard.observe(0.1 if number % 50 else 0.4)
-    assert guard.guard_ms == 0.4
-    for _ in range(GUARD_SAMPLES):
-        guard.observe(60.0)
+    assert not guard.observe(0.0)
+    assert guard.observe(0.8)
+    assert guard.guard_ms == 0.8
+    for _ in range(GUARD_HALF_LIFE):
+        guard.observe(0.1)
+    assert 0.3 < guard.guard_ms < 0.5
+
+
+def test_a_stall_raises_the_guard_no_further_than_its_bound() -> None:
+    guard = LatenessGuard()
+    guard.observe(60.0)
     assert guard.guard_ms == GUARD_MS_MAX

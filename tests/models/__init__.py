@@ -1,0 +1,1 @@
+"""User models for integration tests, loaded by workers as `tests.models.…`."""
