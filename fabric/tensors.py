@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -29,13 +30,14 @@ def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
     Only an array that is strided or big-endian is copied. Raises LocalProtocolError for a dtype that has no
     raw form (objects, strings, dates) or more than 8 dimensions.
     """
-    dtype = DTYPES.get(array.dtype.name)
+    dtype_name = _name_of(array.dtype)
+    dtype = DTYPES.get(dtype_name)
     if dtype is None or array.ndim > RANK_MAX:
         raise LocalProtocolError(
             f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
         )
     flat = np.asarray(array, dtype=dtype, order="C").reshape(-1).view(np.uint8)
-    return TensorSpec(name, array.dtype.name, array.shape), flat.data
+    return TensorSpec(name, dtype_name, array.shape), flat.data
 
 
 def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
@@ -54,3 +56,8 @@ def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
         raise RemoteProtocolError(f"tensor of shape {list(spec.shape)}: {error}") from error
     array.flags.writeable = False
     return array
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[np.generic]) -> str:
+    return dtype.name  # numpy works it out anew at every call, which costs more than all the rest here
