@@ -3,7 +3,8 @@
 Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
 there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
 head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's
-free moment less the delay it serves the waiting candidate with the smallest latest. A candidate that is overtaken
+free moment less the delay it serves the waiting candidate with the smallest latest, less its model's credit for
+what it has lost (there is none while nothing is dropped). A candidate that is overtaken
 by time while it waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could
 be done about it before, and the outcome is the same.
 
@@ -133,6 +134,7 @@ class Central:
             state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)
             index = queue.push(run)
             if index == 0:
+                state.drops.add(0, now_ms)  # both meters cover the same time
                 self._reset(state)
         out: list[Decision] = []
         for candidate in state.candidates:
@@ -279,11 +281,11 @@ class Central:
             candidate.wanted_at_ms = min(candidate.wanted_at_ms, now_ms)
         count = state.queue.count - candidate.skip_count
         candidate.alarm_at_ms = NEVER_MS if size == count < candidate.size_max else -NEVER_MS
-        latest_at_ms = candidate.deadline_at_ms - candidate.table[size]
+        rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms(now_ms)
         lead_ms = candidate.lead[size]
         for pool in candidate.pools:
             self._serial += 1
-            pool.wait(latest_at_ms, state.model.priority, self._serial, candidate)
+            pool.wait(rank_at_ms, state.model.priority, self._serial, candidate)
             pool.lead_max_ms = max(pool.lead_max_ms, lead_ms)
             self._arm_pool(pool, lead_ms, now_ms)
         if candidate is state.candidates[0]:
@@ -305,8 +307,8 @@ class Central:
             count = state.queue.count - candidate.skip_count
             size = min(count, bisect_right(candidate.cost, slack_ms) - 1)
             if size > 0:
-                latest_at_ms = candidate.deadline_at_ms - candidate.table[size]
-                if latest_at_ms != waiting[0][0] and not pool.wait_again(latest_at_ms):
+                rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms(now_ms)
+                if rank_at_ms != waiting[0][0] and not pool.wait_again(rank_at_ms):
                     continue  # overtaken by time, and now somebody else is more urgent
                 if pool.find(now_ms + candidate.lead[size]) is None:
                     self._arm_pool(pool, candidate.lead[size], now_ms)
@@ -383,6 +385,7 @@ class Central:
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
         """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
+        state.drops.add(sum(run.count for run in runs), now_ms)
         limit_at_ms = now_ms + state.alone_ms
         expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]
         if expired:
