@@ -108,6 +108,7 @@ def frontend() -> Iterator[Frontend]:
 
 @contextmanager
 def within(limit_ms: float) -> Iterator[None]:
+    """Generous: bounds a wait on a busy machine too, the figures belong to the benchmarks."""
     began_ms = CLOCK.now_ms()
     yield
     assert CLOCK.now_ms() - began_ms < limit_ms
@@ -227,7 +228,7 @@ def test_a_frontend_gone_silent_is_noticed_within_a_second_or_so(frontend: Front
             pending = [client.submit("never", {"x": [1]}) for _ in range(3)]
             await seen(frontend, Infer)
             frontend.is_mute.set()
-            with within(2_000):
+            with within(4_000):
                 results = await asyncio.gather(*pending, return_exceptions=True)
             assert [type(result) for result in results] == [PeerLost] * 3
             frontend.is_mute.clear()
@@ -248,7 +249,7 @@ def test_a_frontend_that_ended_is_noticed(frontend: Frontend) -> None:
             future = client.submit("never", {"x": [1]})
             await seen(frontend, Infer)
             await asyncio.to_thread(frontend.end)
-            with within(2_000), pytest.raises(PeerLost):
+            with within(4_000), pytest.raises(PeerLost):
                 await future
             with pytest.raises(PeerLost):
                 client.submit("echo", {"x": [1]})
@@ -260,13 +261,13 @@ def test_a_frontend_that_ended_is_noticed(frontend: Frontend) -> None:
 
 def test_nobody_there_is_said_within_the_connect_timeout() -> None:
     async def run() -> None:
-        with within(2_000), pytest.raises(PeerLost, match="no frontend answers"):
+        with within(4_000), pytest.raises(PeerLost, match="no frontend answers"):
             async with Client("tcp://127.0.0.1:9", QUICK):
                 pass
 
     asyncio.run(run())
     with (
-        within(2_000),
+        within(4_000),
         pytest.raises(PeerLost, match="no frontend answers"),
         BlockingClient("tcp://127.0.0.1:9", QUICK),
     ):
@@ -354,5 +355,5 @@ def test_any_role_can_be_asked_for_its_status(frontend: Frontend) -> None:
 
 def test_a_role_that_does_not_answer_is_said_to_be_lost(frontend: Frontend) -> None:
     frontend.is_mute.set()
-    with within(2_000), pytest.raises(PeerLost):
+    with within(4_000), pytest.raises(PeerLost):
         ask_status(frontend.address, timeout_ms=100)
