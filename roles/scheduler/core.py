@@ -6,13 +6,15 @@ are in flight, and what measured times teach (`corrections`).
 
 A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
 second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
-third, so a worker that hangs costs two batches and not a queue of them.
+third, so a worker that hangs costs two batches and not a queue of them. A `Done` that never comes from a worker
+that is alive is given up `OVERDUE_AFTER_MS` after its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
@@ -55,6 +57,7 @@ from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceReco
 from roles.scheduler.settings import SchedulerSettings
 
 BATCHES_PER_SLICE = 2
+OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 DIRECTORY_PAUSE_MS = 1.0  # gathers the news of a node whose slices come up together into one directory
 
 Event = Heard | Lost | Tick
@@ -105,6 +108,10 @@ class SchedulerCore:
         discipline.set_guard_ms(settings.guard_ms)
         self._told_version = 0
         self._tell_at_ms: float | None = None
+        self._overdue: list[
+            tuple[float, BatchId]
+        ] = []  # a heap; those that have ended stay until their moment
+        self._chore_at_ms: float | None = None  # the earlier of the two above
         for model_id in self._models:
             self._transfer[model_id] = TransferCorrection(
                 settings.delay.data_ms_per_item, settings.transfer_ms
@@ -123,12 +130,12 @@ class SchedulerCore:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The discipline's next moment, or the next directory."""
+        """The discipline's next moment, the next directory, or a `Done` that should have come."""
         wake_at_ms = self._discipline.wake_at_ms
-        tell_at_ms = self._tell_at_ms
-        if tell_at_ms is None:
+        chore_at_ms = self._chore_at_ms
+        if chore_at_ms is None:
             return wake_at_ms
-        return tell_at_ms if wake_at_ms is None else min(wake_at_ms, tell_at_ms)
+        return chore_at_ms if wake_at_ms is None else min(wake_at_ms, chore_at_ms)
 
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
         """Take one event; see `roles.core.Core`."""
@@ -185,9 +192,30 @@ class SchedulerCore:
                 self.counters["guard_ms"] = self._guard.guard_ms
                 self._discipline.set_guard_ms(self._guard.guard_ms)
             actions.extend(self._carry_out(self._discipline.tick(now_ms), now_ms))
+        if self._chore_at_ms is not None and self._chore_at_ms <= now_ms:
+            actions.extend(self._do_chores(now_ms))
+        return actions
+
+    def _do_chores(self, now_ms: float) -> list[Send]:
+        actions: list[Send] = []
         if self._tell_at_ms is not None and self._tell_at_ms <= now_ms:
             actions.extend(self._tell())
+        while self._overdue and self._overdue[0][0] <= now_ms:
+            actions.extend(self._give_up(heappop(self._overdue)[1], now_ms))
+        self._plan_chores()
         return actions
+
+    def _plan_chores(self) -> None:
+        moments = [] if self._tell_at_ms is None else [self._tell_at_ms]
+        self._chore_at_ms = min(moments + [at_ms for at_ms, _ in self._overdue[:1]], default=None)
+
+    def _give_up(self, batch_id: BatchId, now_ms: float) -> list[Send]:
+        flight = self._flights.pop(batch_id, None)
+        if flight is None:
+            return []
+        self.counters["batches_lost"] += 1
+        self._on_slice[flight.slice_id].remove(batch_id)
+        return self._carry_out(self._discipline.slice_free(flight.slice_id, now_ms, now_ms), now_ms)
 
     def _carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
         actions: list[Send] = []
@@ -261,6 +289,9 @@ class SchedulerCore:
             )
             actions.append(Send(PeerId(name), grant))
         if len(waiting) >= BATCHES_PER_SLICE:
+            end_in_ms = start_in_ms + sum(self._flights[batch].exec_ms for batch in waiting)
+            heappush(self._overdue, (now_ms + end_in_ms + OVERDUE_AFTER_MS, waiting[0]))
+            self._plan_chores()
             actions.extend(
                 self._carry_out(self._discipline.slice_free(dispatch.slice_id, NEVER_MS, now_ms), now_ms)
             )
@@ -452,10 +483,12 @@ class SchedulerCore:
     def _news(self, now_ms: float) -> None:
         if self._tell_at_ms is None:
             self._tell_at_ms = now_ms + DIRECTORY_PAUSE_MS
+            self._plan_chores()
 
     def _tell(self) -> list[Send]:
         """The directory to everyone, now: a grant must never name a slice its frontend has not heard of."""
         self._tell_at_ms = None
+        self._plan_chores()
         self._told_version = self._fleet.version
         directory = self._fleet.directory()
         return [Send(peer, directory) for peer in self._fleet.peers_to_tell()]

@@ -197,6 +197,17 @@ def test_a_slice_holds_two_batches_and_a_done_makes_room_for_the_third() -> None
     assert len(of_type(sends, RunBatch)) == 1
 
 
+def test_a_slice_whose_done_was_lost_is_used_again() -> None:
+    core = serving_core()
+    dispatched(core, 100.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 8, 1, 40.0), 101.0)
+    run_until(core, 140.0)
+    sent = run_until(core, 10_000.0)
+    assert of_type([send for _, send in sent], RunBatch) == []
+    assert core.counters["batches_lost"] == 1
+    assert dispatched(core, 10_001.0, first_seq=9).slice_id == slice_id()
+
+
 def test_a_lost_slice_is_out_of_the_directory_at_once_and_takes_no_more_batches() -> None:
     core = serving_core()
     dispatched(core, 100.0)
