@@ -1,14 +1,31 @@
 """How many GPUs the load asks for (Symphony section 3.5).
 
 Two signals of one window suffice when batches keep their size whatever the load: requests that go bad say how
-many GPUs are missing, idle time says how many are too many.
+many GPUs are missing, idle time says how many are too many. `advised_gpus` is the paper's rule for one window that
+is over. `ScaleAdvisor` is the same rule for a cluster that runs on: it asks soon, releases late, and does not
+change its mind over a single burst.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fabric.ids import ModelId
 
 BAD_RATE_ALLOWED = 0.01  # p99 within the SLO
+# Advice once given stands until things are clearly better than what raised it.
+_BAD_RATE_CALM = BAD_RATE_ALLOWED / 2
+_IDLE_WORTH_RELEASING = 0.1
+_IDLE_TIGHT = _IDLE_WORTH_RELEASING / 2
+# Long enough for a burst of a second to be outweighed, short against the minutes in which a GPU is had.
+ASK_WINDOW_MS = 10_000.0
+# The paper adjusts over epochs of a few minutes. Within one, the busiest moment decides what can be spared.
+RELEASE_WINDOW_MS = 120_000.0
+_SAMPLES_MAX = 1_200  # observed ten times a second; more often, and the oldest are forgotten sooner
+_REQUESTS_MIN = 100  # of fewer than these one bad request would be more than 1 %
 _ROUNDING = 1e-9
 
 
@@ -24,3 +41,151 @@ def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
     if bad_rate >= BAD_RATE_ALLOWED:
         return gpus + math.ceil(gpus * bad_rate / (1 - bad_rate) - _ROUNDING)
     return max(1, gpus - math.floor(gpus * idle_fraction + _ROUNDING))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """What became of a model's requests since the last look, and the GPU time its batches took."""
+
+    offered: int
+    bad: int
+    busy_gpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleAdvice:
+    """`gpus`: the recommended total. `models`: GPUs' worth that each model lacks, or (negative) leaves idle."""
+
+    gpus: int
+    models: Mapping[ModelId, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at_ms: float
+    span_ms: float
+    models: Mapping[ModelId, ModelLoad]
+    idle_fraction: float
+
+
+class ScaleAdvisor:
+    """Watches a cluster of changing size. The same observations at the same moments give the same advice."""
+
+    def __init__(self) -> None:
+        self._gpus = 0
+        self._observed_at_ms: float | None = None
+        self._sized_at_ms = 0.0
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
+        self._asking: set[ModelId | None] = set()  # None stands for all models together
+        self._is_releasing = False
+
+    def observe(self, gpus: int, models: Mapping[ModelId, ModelLoad], now_ms: float) -> None:
+        """What happened since the last call, about once a second; the first one only starts the clock.
+
+        When the number of GPUs changes, what was seen before says nothing about the new size.
+        """
+        last_at_ms, self._observed_at_ms = self._observed_at_ms, now_ms
+        if gpus != self._gpus or last_at_ms is None:
+            self._gpus, self._sized_at_ms = gpus, now_ms
+            self._samples.clear()
+            self._asking.clear()
+            self._is_releasing = False
+            return
+        span_ms = now_ms - last_at_ms
+        if span_ms <= 0 or gpus == 0:
+            return
+        busy_ms = sum(load.busy_gpu_ms for load in models.values())
+        idle_fraction = min(1.0, max(0.0, 1 - busy_ms / (gpus * span_ms)))
+        self._samples.append(_Sample(now_ms, span_ms, dict(models), idle_fraction))
+
+    def advice(self, now_ms: float) -> ScaleAdvice:
+        """What is recommended now; the present size where nothing else can be justified.
+
+        A model's share of the cluster is its share of the busy time. N r / (1 - r) is asked of that share, so a
+        model whose requests never run asks for nothing: more GPUs would not help it. Idle time is shared out
+        alike.
+        """
+        while self._samples and self._samples[0].at_ms <= now_ms - RELEASE_WINDOW_MS:
+            self._samples.popleft()
+        loads = self._loads_since(now_ms - ASK_WINDOW_MS)
+        busy_ms = sum(load.busy_gpu_ms for load in loads.values())
+        total = ModelLoad(
+            sum(load.offered for load in loads.values()), sum(load.bad for load in loads.values()), busy_ms
+        )
+        share = {
+            model_id: self._gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0
+            for model_id, load in loads.items()
+        }
+        lacking = {
+            model_id: share[model_id] * _missing_fraction(load)
+            for model_id, load in loads.items()
+            if self._is_asking(model_id, load)
+        }
+        is_asking = self._is_asking(None, total)
+        if is_asking or lacking:
+            self._is_releasing = False
+            missing = self._gpus * _missing_fraction(total) if is_asking else 0.0
+            missing = max(missing, sum(lacking.values()))
+            return ScaleAdvice(self._gpus + math.ceil(missing - _ROUNDING), lacking)
+        idle_fraction = self._idle_fraction(now_ms)
+        if idle_fraction == 0.0:
+            return ScaleAdvice(self._gpus, {})
+        gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
+        return ScaleAdvice(gpus, {model_id: -gpus_of * idle_fraction for model_id, gpus_of in share.items()})
+
+    def _loads_since(self, from_ms: float) -> dict[ModelId, ModelLoad]:
+        loads: dict[ModelId, ModelLoad] = {}
+        for sample in reversed(self._samples):
+            if sample.at_ms <= from_ms:
+                break
+            for model_id, load in sample.models.items():
+                so_far = loads.get(model_id, _NO_LOAD)
+                loads[model_id] = ModelLoad(
+                    so_far.offered + load.offered,
+                    so_far.bad + load.bad,
+                    so_far.busy_gpu_ms + load.busy_gpu_ms,
+                )
+        return dict(sorted(loads.items()))
+
+    def _is_asking(self, whose: ModelId | None, load: ModelLoad) -> bool:
+        threshold = _BAD_RATE_CALM if whose in self._asking else BAD_RATE_ALLOWED
+        if load.offered < _REQUESTS_MIN or load.bad < threshold * load.offered:
+            self._asking.discard(whose)
+            return False
+        self._asking.add(whose)
+        return True
+
+    def _idle_fraction(self, now_ms: float) -> float:
+        """What was idle all through a whole release window, in its busiest ask window; 0: nothing to release."""
+        if now_ms - self._sized_at_ms < RELEASE_WINDOW_MS or not self._samples:
+            return 0.0
+        idle_fraction = self._busiest_idle_fraction()
+        if idle_fraction < (_IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING):
+            self._is_releasing = False
+            return 0.0
+        self._is_releasing = True
+        return idle_fraction
+
+    def _busiest_idle_fraction(self) -> float:
+        least = 1.0
+        window: deque[_Sample] = deque()
+        idle_ms = span_ms = 0.0
+        for sample in self._samples:
+            window.append(sample)
+            idle_ms += sample.idle_fraction * sample.span_ms
+            span_ms += sample.span_ms
+            while window[0].at_ms <= sample.at_ms - ASK_WINDOW_MS:
+                gone = window.popleft()
+                idle_ms -= gone.idle_fraction * gone.span_ms
+                span_ms -= gone.span_ms
+            if sample.at_ms - self._sized_at_ms >= ASK_WINDOW_MS:
+                least = min(least, idle_ms / span_ms)
+        return least
+
+
+_NO_LOAD = ModelLoad(0, 0, 0.0)
+
+
+def _missing_fraction(load: ModelLoad) -> float:
+    """What is missing, r / (1 - r), of what there is; 0 where nothing at all is good."""
+    return load.bad / (load.offered - load.bad) if load.bad < load.offered else 0.0

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from policies.scaling import advised_gpus
+from fabric.ids import ModelId
+from policies.scaling import ModelLoad, ScaleAdvice, ScaleAdvisor, advised_gpus
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,97 @@ def test_advice_follows_the_two_signals(
     gpus: int, bad_rate: float, idle_fraction: float, advised: int
 ) -> None:
     assert advised_gpus(gpus, bad_rate, idle_fraction) == advised
+
+
+# ---------------------------------------------------------------- hysteresis
+
+
+def watch(
+    advisor: ScaleAdvisor,
+    seconds: range,
+    gpus: int = 10,
+    idle: float = 0.0,
+    bad: Mapping[str, float] | None = None,
+) -> ScaleAdvice:
+    """One look a second at models that share the busy time evenly, 1000 requests each."""
+    rates = bad or {"a": 0.0, "b": 0.0}
+    each_ms = 1000 * gpus * (1 - idle) / len(rates)
+    loads = {ModelId(name): ModelLoad(1000, round(1000 * rate), each_ms) for name, rate in rates.items()}
+    for second in seconds:
+        advisor.observe(gpus, loads, 1000.0 * second)
+    return advisor.advice(1000.0 * seconds[-1])
+
+
+def test_bad_requests_are_answered_within_the_ask_window() -> None:
+    advice = watch(ScaleAdvisor(), range(3), bad={"a": 0.2, "b": 0.2})
+    assert advice.gpus == 13  # 10 x 0.25 = 2.5, rounded up
+    assert advice.models == pytest.approx({"a": 1.25, "b": 1.25})
+
+
+def test_one_model_that_suffers_is_seen_behind_many_that_do_not() -> None:
+    bad = {f"m{i}": 0.0 for i in range(19)} | {"z": 0.1}  # 0.5 % of all
+    advice = watch(ScaleAdvisor(), range(20), gpus=40, bad=bad)
+    assert advice.models == pytest.approx({"z": 2 / 9})  # its share, 2 GPUs, times 0.1 / 0.9
+    assert advice.gpus == 41
+
+
+def test_asking_stops_only_at_half_the_threshold() -> None:
+    advisor = ScaleAdvisor()
+    assert watch(advisor, range(20), bad={"a": 0.008}).gpus == 10
+    assert watch(advisor, range(20, 40), bad={"a": 0.012}).gpus == 11
+    assert watch(advisor, range(40, 60), bad={"a": 0.008}).gpus == 11
+    assert watch(advisor, range(60, 80), bad={"a": 0.004}).gpus == 10
+    assert watch(advisor, range(80, 100), bad={"a": 0.008}).gpus == 10
+
+
+def test_idle_gpus_are_released_after_a_whole_window_and_not_before() -> None:
+    advisor = ScaleAdvisor()
+    assert watch(advisor, range(119), idle=0.35).gpus == 10
+    advice = watch(advisor, range(119, 122), idle=0.35)
+    assert advice.gpus == 7
+    assert advice.models == pytest.approx({"a": -1.75, "b": -1.75})
+
+
+def test_the_busiest_moment_of_the_window_decides_what_is_released() -> None:
+    advisor = ScaleAdvisor()
+    watch(advisor, range(60), idle=0.8)
+    watch(advisor, range(60, 75), idle=0.2)
+    assert watch(advisor, range(75, 180), idle=0.8).gpus == 8
+    assert watch(advisor, range(180, 300), idle=0.8).gpus == 2  # forgotten
+
+
+def test_a_little_idle_time_is_kept_but_does_not_end_a_release() -> None:
+    advisor = ScaleAdvisor()
+    assert watch(advisor, range(200), gpus=20, idle=0.08).gpus == 20
+    assert watch(advisor, range(200, 400), gpus=20, idle=0.12).gpus == 18
+    assert watch(advisor, range(400, 600), gpus=20, idle=0.08).gpus == 19
+    assert watch(advisor, range(600, 800), gpus=20, idle=0.04).gpus == 20
+
+
+def test_a_new_size_is_judged_by_what_happens_on_it() -> None:
+    advisor = ScaleAdvisor()
+    assert watch(advisor, range(200), idle=0.5).gpus == 5
+    assert watch(advisor, range(200, 230), gpus=5).gpus == 5
+    assert watch(advisor, range(230, 260), gpus=5, bad={"a": 0.5}).gpus == 10
+
+
+def test_few_requests_say_nothing_about_one_percent() -> None:
+    advisor = ScaleAdvisor()
+    for second in range(10):
+        advisor.observe(4, {ModelId("a"): ModelLoad(5, 1, 4000.0)}, 1000.0 * second)
+    assert advisor.advice(9000.0) == ScaleAdvice(4, {})
+
+
+def test_no_number_of_gpus_helps_a_model_that_is_never_served() -> None:
+    advisor = ScaleAdvisor()
+    for second in range(10):
+        advisor.observe(4, {ModelId("a"): ModelLoad(1000, 1000, 0.0)}, 1000.0 * second)
+    assert advisor.advice(9000.0).gpus == 4
+
+
+def test_a_cluster_without_gpus_or_news_is_left_alone() -> None:
+    assert ScaleAdvisor().advice(0.0) == ScaleAdvice(0, {})
+    advisor = ScaleAdvisor()
+    for second in range(200):
+        advisor.observe(0, {}, 1000.0 * second)
+    assert advisor.advice(2e5) == ScaleAdvice(0, {})
