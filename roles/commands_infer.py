@@ -27,7 +27,7 @@ ROWS_SHOWN = 8
 
 @click.command()
 @click.argument("model")
-@click.argument("input_path", metavar="INPUT", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", help="A frontend's address (default: the cluster of this host).")
 @click.option("--budget-ms", type=click.FloatRange(min=0, min_open=True), help="Instead of the model's SLO.")
 @click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")

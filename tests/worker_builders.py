@@ -48,9 +48,10 @@ def model_spec(
     exec_ms: Sequence[float] = (6.0, 7.0, 8.0, 9.0),
     batch_size_max: int | None = None,
     loader: LoaderSpec | None = None,
+    slo_ms: float = 25.0,
 ) -> ModelSpec:
     size = len(exec_ms) if batch_size_max is None else batch_size_max
-    return ModelSpec(ModelId(model_id), 25.0, size, loader, tuple(exec_ms))
+    return ModelSpec(ModelId(model_id), slo_ms, size, loader, tuple(exec_ms))
 
 
 def slice_spec(

@@ -62,12 +62,12 @@ def demo(is_json: bool) -> None:  # noqa: FBT001  click's flag
     with np.load(HELD_OUT, allow_pickle=False) as held_out:
         images, labels = held_out["images"], held_out["labels"]
     plan = _plan(config, images)
-    with console.status("starting a scheduler, a frontend, two node agents and their workers") as status:
-        with temporary_cluster(CONFIG) as cluster:
-            status.stop()
-            played = _play(plan, cluster.endpoints["client"], console)
-            status.update("stopping everything")
-            status.start()
+    starting = console.status("starting a scheduler, a frontend, two node agents and their workers")
+    with starting as status, temporary_cluster(CONFIG) as cluster:
+        status.stop()
+        played = _play(plan, cluster.endpoints["client"], console)
+        status.update("stopping everything")
+        status.start()
     _report(console, config, played, labels, is_json=is_json)
 
 

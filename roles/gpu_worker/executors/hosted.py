@@ -66,19 +66,38 @@ class HostedModel:
             torch.cuda.current_stream(self._device).synchronize()
         return outputs
 
-    def warm(self) -> None:
-        """Run every batch size 1, 2, 4, … and the largest; fills `outputs` and `exec_ms`."""
+    @property
+    def batch_size_max(self) -> int:
+        """The largest batch that is worth running, known once it is warm."""
+        return len(self.exec_ms)
+
+    def warm(self, slo_ms: float) -> None:
+        """Run every batch size 1, 2, 4, … and the largest; fills `outputs` and `exec_ms`.
+
+        Stops at the first size that takes longer than `slo_ms`: no batch that large can ever be in time.
+        """
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
         self.outputs = tuple(
             TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:])
             for output in self.run([example])
         )
-        sizes = batch_sizes(self._batch_size_max)
-        self.exec_ms = spread(sizes, [self._measure([example] * size) for size in sizes])
+        sizes: list[int] = []
+        took_ms: list[float] = []
+        for size in batch_sizes(self._batch_size_max):
+            size_ms = self._measure([example] * size, slo_ms)
+            if sizes and size_ms > slo_ms:
+                break
+            sizes.append(size)
+            took_ms.append(size_ms)
+        self.exec_ms = spread(sizes, took_ms)
 
-    def _measure(self, rows: Sequence[Mapping[str, Array]]) -> float:
-        """The median run time after one run that nobody counts."""
+    def _measure(self, rows: Sequence[Mapping[str, Array]], enough_ms: float) -> float:
+        """The median run time after one run that nobody counts, unless that took twice `enough_ms` already."""
+        first_at_ms = self._clock.now_ms()
         self.run(rows)
+        first_ms = self._clock.now_ms() - first_at_ms
+        if first_ms > 2 * enough_ms:
+            return first_ms
         until_ms = self._clock.now_ms() + MEASURE_FOR_MS
         took_ms: list[float] = []
         while len(took_ms) < MEASUREMENTS_MAX and (not took_ms or self._clock.now_ms() < until_ms):

@@ -92,7 +92,7 @@ class TorchDevice:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
         loaded = load_model(spec.loader, device)
         hosted = HostedModel(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
-        hosted.warm()
+        hosted.warm(spec.slo_ms)
         return hosted, _replica(spec, hosted, loaded.image, _memory_bytes(device))
 
 
@@ -101,7 +101,7 @@ def _replica(
 ) -> ReplicaInfo:
     return ReplicaInfo(
         model_id=spec.model_id,
-        batch_size_max=spec.batch_size_max,
+        batch_size_max=hosted.batch_size_max,
         exec_ms=hosted.exec_ms,
         inputs=hosted.inputs,
         outputs=hosted.outputs,

@@ -51,9 +51,21 @@ def job(*values: float, batch_id: int = 1, slice_id: str = SLICE, model_id: str 
     return Job(SliceId(slice_id), BatchId(batch_id), ModelId(model_id), [JobPart(len(values), tensors)])
 
 
-def user_slice(name: str = "Doubler", batch_size_max: int = 4) -> SliceSpec:
+def user_slice(name: str = "Doubler", batch_size_max: int = 4, slo_ms: float = 60_000.0) -> SliceSpec:
     loader = LoaderSpec(python=f"{MODELS}:{name}")
-    return slice_spec(models=[model_spec(loader=loader, batch_size_max=batch_size_max)], device="cpu")
+    model = model_spec(loader=loader, batch_size_max=batch_size_max, slo_ms=slo_ms)
+    return slice_spec(models=[model], device="cpu")
+
+
+class SteppingClock:
+    """Every look takes 10 ms, so every run does."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0.0
+
+    def now_ms(self) -> float:
+        self._now_ms += 10.0
+        return self._now_ms
 
 
 # ---------------------------------------------------------------- sorting out
@@ -191,6 +203,13 @@ def test_a_loaded_model_tells_its_signature_and_its_run_times() -> None:
     assert len(replica.exec_ms) == 6
     assert list(replica.exec_ms) == sorted(replica.exec_ms)
     assert replica.exec_ms[0] > 0
+
+
+def test_sizes_that_can_never_be_in_time_are_not_offered() -> None:
+    (one,) = TorchDevice(SteppingClock()).load(user_slice(batch_size_max=8, slo_ms=8.0))
+    assert (one.batch_size_max, one.exec_ms) == (1, (10.0,))
+    (all_of_them,) = TorchDevice(SteppingClock()).load(user_slice(batch_size_max=8, slo_ms=12.0))
+    assert all_of_them.batch_size_max == len(all_of_them.exec_ms) == 8
 
 
 def test_a_batch_is_stacked_and_answered_row_by_row() -> None:
