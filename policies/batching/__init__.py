@@ -11,8 +11,12 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from policies.batching.base import Discipline
+from policies.batching.clockwork import Clockwork
 from policies.batching.deferred import Deferred
 from policies.batching.eager import Eager
+from policies.batching.fixed import Fixed
+from policies.batching.nexus import Nexus
+from policies.batching.shepherd import Shepherd
 from policies.batching.timeout import Timeout
 from policies.options import Choice, Number, Schema, checked_options, suggestion
 
@@ -61,6 +65,19 @@ DISCIPLINES: Mapping[str, Registered] = {
             "slo_percent": Number(None, maximum=100.0),
         },
         _timeout,
+    ),
+    "fixed": Registered(
+        {
+            "max_wait_ms": Number(100.0, is_minimum_allowed=True),
+            "batch": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+        },
+        lambda options: Fixed(max_wait_ms=options["max_wait_ms"], batch=options.get("batch")),
+    ),
+    "nexus": Registered({"epoch_s": Number(10.0)}, lambda options: Nexus(epoch_s=options["epoch_s"])),
+    "clockwork": Registered({}, lambda _: Clockwork()),
+    "shepherd": Registered(
+        {"preempt_ratio": Number(3.0, minimum=1)},
+        lambda options: Shepherd(preempt_ratio=options["preempt_ratio"]),
     ),
 }
 

@@ -1,0 +1,31 @@
+"""Clockwork (Symphony section 2.2): a candidate for every batch size, the earliest latest start first.
+
+For the head of each model's queue there is a candidate per batch size 1, 2, 4, 8, …; when a slice becomes free the
+one goes whose latest start is the earliest that can still be met. Batching efficiency plays no part (ADR 0013).
+"""
+
+from __future__ import annotations
+
+from policies.batching.backlog import Backlog
+from policies.batching.base import NEVER_MS
+from policies.batching.moments import latest_at_ms
+from policies.batching.rival import Line, RivalSlice
+
+
+class Clockwork(Backlog):
+    """Requests are given up only when they can no longer finish even alone."""
+
+    def _choose(self, slice_: RivalSlice, lines: list[Line], now_ms: float) -> tuple[Line, int] | None:
+        chosen: tuple[Line, int] | None = None
+        earliest_ms = NEVER_MS
+        for line in lines:
+            fitting = slice_.fit(line, now_ms)
+            if fitting == 0:
+                continue
+            size = 1 << (fitting.bit_length() - 1)
+            # Of one model's candidates that can still be met, the largest has to start first.
+            table = slice_.tables[line.model.model_id]
+            latest_ms = latest_at_ms(line.queue.runs[0].deadline_at_ms, size, table)
+            if latest_ms < earliest_ms:
+                chosen, earliest_ms = (line, size), latest_ms
+        return chosen

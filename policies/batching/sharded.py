@@ -1,0 +1,185 @@
+"""One dispatcher per sub-cluster (Symphony section 4.4): they share no model and no slice, so they need not talk.
+
+Sub-clusters are the connected components of models and slices, whatever placement made them. Each has a
+discipline of its own, with smaller queues and heaps; a call goes to one of them. With one component there is nothing
+to divide, and the plain discipline is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from fabric.ids import FrontendId, ModelId, SliceId
+from policies.batching.base import (
+    NEVER_MS,
+    BatchModel,
+    BatchSlice,
+    Decision,
+    Discipline,
+    Dispatch,
+    Drop,
+    RequestRun,
+)
+
+
+def components(hosted: Iterable[Collection[ModelId]]) -> list[frozenset[ModelId]]:
+    """The models that slices connect, by the first slice that hosts any of them; `hosted`: those of each slice."""
+    found: list[set[ModelId]] = []
+    for models in {frozenset(models): None for models in hosted}:
+        touched = [component for component in found if not component.isdisjoint(models)]
+        if not touched:
+            found.append(set(models))
+            continue
+        for other in touched[1:]:
+            found.remove(other)
+            touched[0] |= other
+        touched[0] |= models
+    return [frozenset(component) for component in found if component]
+
+
+def sharded(make: Callable[[], Discipline], hosted: Iterable[Collection[ModelId]]) -> Discipline:
+    """A discipline for slices that host these models: the plain one, or one for each component."""
+    found = components(hosted)
+    return make() if len(found) < 2 else Sharded([make() for _ in found], found)
+
+
+class Sharded:
+    """One inner discipline per component. A model of none of them belongs to the first.
+
+    Should a slice come that hosts models of several, these become one: its models must have one queue each,
+    and it must have one dispatcher. They are not divided again before the next start; that costs nothing but
+    the smaller heaps.
+    """
+
+    def __init__(self, inner: Sequence[Discipline], found: Sequence[Collection[ModelId]]) -> None:
+        assert len(inner) == len(found) > 0
+        self._inner = list(inner)
+        self._wakes: list[float] = [NEVER_MS] * len(inner)
+        self._wake_at_ms = NEVER_MS
+        self._shard_of = {model_id: k for k, models in enumerate(found) for model_id in models}
+        self._models: dict[ModelId, BatchModel] = {}
+        self._slices: dict[SliceId, BatchSlice] = {}
+        self._slice_shard: dict[SliceId, int] = {}
+        self._free_at_ms: dict[
+            SliceId, float
+        ] = {}  # as the inner disciplines believe; for a shard that moves
+
+    def add_model(self, model: BatchModel, now_ms: float) -> None:
+        """See `Discipline`."""
+        self._models[model.model_id] = model
+        shard = self._shard_of.setdefault(model.model_id, 0)
+        self._inner[shard].add_model(model, now_ms)
+        self._done(shard, ())
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`. Added again, it goes where it was: slices that host it may still be there."""
+        self._models.pop(model_id, None)
+        shard = self._shard_of.get(model_id, 0)
+        return self._done(shard, self._inner[shard].remove_model(model_id, now_ms))
+
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`. A slice that connects shards makes them one; a slice may also change its shard."""
+        out: list[Decision] = []
+        shards = sorted({self._shard_of.setdefault(model.model_id, 0) for model in slice_.hosted}) or [0]
+        for other in shards[1:]:
+            out.extend(self._merge(other, shards[0], now_ms))
+        slice_id, shard = slice_.slice_id, shards[0]
+        if self._slice_shard.get(slice_id, shard) != shard:
+            out.extend(self.remove_slice(slice_id, now_ms))
+        self._slices[slice_id], self._slice_shard[slice_id] = slice_, shard
+        self._free_at_ms[slice_id] = slice_.free_at_ms
+        out.extend(self._done(shard, self._inner[shard].add_slice(slice_, now_ms)))
+        return out
+
+    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        shard = self._slice_shard.pop(slice_id, None)
+        if shard is None:
+            return ()
+        del self._slices[slice_id], self._free_at_ms[slice_id]
+        return self._done(shard, self._inner[shard].remove_slice(slice_id, now_ms))
+
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        shard = self._shard_of[model_id]
+        return self._done(shard, self._inner[shard].arrive(model_id, run, now_ms))
+
+    def withdraw(
+        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+    ) -> None:
+        """See `Discipline`."""
+        shard = self._shard_of.get(model_id, 0)
+        self._inner[shard].withdraw(model_id, frontend_id, first_seq, count, now_ms)
+        self._done(shard, ())
+
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        shard = self._slice_shard.get(slice_id)
+        if shard is None:
+            return ()
+        self._free_at_ms[slice_id] = free_at_ms
+        return self._done(shard, self._inner[shard].slice_free(slice_id, free_at_ms, now_ms))
+
+    def set_guard_ms(self, guard_ms: float) -> None:
+        """See `Discipline`."""
+        for shard, inner in enumerate(self._inner):
+            inner.set_guard_ms(guard_ms)
+            self._done(shard, ())
+
+    def tick(self, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`. Only those that asked for it are called."""
+        out: list[Decision] = []
+        for shard, wake_at_ms in enumerate(self._wakes):
+            if wake_at_ms <= now_ms:
+                out.extend(self._done(shard, self._inner[shard].tick(now_ms)))
+        return out
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """See `Discipline`. Kept up to date by each call, not asked of every shard."""
+        return None if self._wake_at_ms == NEVER_MS else self._wake_at_ms
+
+    def queued(self, model_id: ModelId) -> int:
+        """See `Discipline`."""
+        return self._inner[self._shard_of.get(model_id, 0)].queued(model_id)
+
+    def _done(self, shard: int, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        """After each call to an inner discipline: its next moment, and what it now believes of its slices."""
+        for decision in decisions:
+            if type(decision) is Dispatch:
+                self._free_at_ms[decision.slice_id] = decision.start_at_ms + decision.exec_ms
+        old_at_ms, wake_at_ms = self._wakes[shard], self._inner[shard].wake_at_ms
+        if wake_at_ms is None:
+            wake_at_ms = NEVER_MS
+        if wake_at_ms != old_at_ms:
+            self._wakes[shard] = wake_at_ms
+            if wake_at_ms <= self._wake_at_ms:
+                self._wake_at_ms = wake_at_ms
+            elif old_at_ms == self._wake_at_ms:
+                self._wake_at_ms = min(self._wakes)
+        return decisions
+
+    def _merge(self, source: int, target: int, now_ms: float) -> list[Decision]:
+        """Hand everything of one shard to another, through the interface itself: models, slices, then queues."""
+        out: list[Decision] = []
+        moved = [model_id for model_id, shard in self._shard_of.items() if shard == source]
+        for slice_id in [slice_id for slice_id, shard in self._slice_shard.items() if shard == source]:
+            out.extend(self._done(source, self._inner[source].remove_slice(slice_id, now_ms)))
+        queued: list[tuple[ModelId, RequestRun]] = []
+        for model_id in moved:
+            for decision in self._done(source, self._inner[source].remove_model(model_id, now_ms)):
+                assert isinstance(decision, Drop)
+                queued.extend((model_id, run) for run in decision.runs)
+            self._shard_of[model_id] = target
+            if model_id in self._models:
+                self._inner[target].add_model(self._models[model_id], now_ms)
+        for slice_id, shard in self._slice_shard.items():
+            if shard == source:
+                self._slice_shard[slice_id] = target
+                slice_ = replace(self._slices[slice_id], free_at_ms=self._free_at_ms[slice_id])
+                out.extend(self._done(target, self._inner[target].add_slice(slice_, now_ms)))
+        for model_id, run in queued:
+            out.extend(self._done(target, self._inner[target].arrive(model_id, run, now_ms)))
+        self._done(target, ())
+        return out
