@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 from fabric.client import BlockingClient, Client, InferResult, ask_status
 from fabric.clock import MonotonicClock
@@ -126,6 +131,90 @@ def test_every_request_gets_one_answer_although_the_worker_is_killed(tmp_path: P
         (frontend,) = [ask_status(cluster.endpoints["client"][:1])]
         counters = frontend.counters
         assert counters["accepted"] == counters["answers"] + counters["refusals"]
+
+
+async def asked_and_maybe_cancelled(client: Client, draws: random.Random) -> str:
+    """One request with a random model, budget and fate; the name of what became of it."""
+    model = draws.choice(("fast", "fast", "slow", "nobody"))
+    budget_ms = draws.choice((None, 0.5, 5.0, 30.0, 300.0))
+    future = client.submit(model, {"input": np.zeros(draws.randint(1, 50), np.float32)}, budget_ms)
+    if draws.random() < 0.2:
+        await asyncio.sleep(draws.random() * 0.02)
+        future.cancel()
+    try:
+        await future
+    except RequestError as error:
+        return error.code
+    except asyncio.CancelledError:
+        return "cancelled"
+    return "answered"
+
+
+def test_ten_thousand_requests_have_one_fate_each(tmp_path: Path) -> None:
+    draws = random.Random(1)
+
+    async def scenario(cluster: TemporaryCluster) -> Counter[str]:
+        fates: Counter[str] = Counter()
+        async with Client(cluster.endpoints["client"]) as client:
+            for _ in range(100):
+                wave = [asked_and_maybe_cancelled(client, draws) for _ in range(100)]
+                fates.update(await asyncio.wait_for(asyncio.gather(*wave), timeout=10))
+        return fates
+
+    with cluster_of(tmp_path, TWO_MODELS) as cluster:
+        fates = asyncio.run(scenario(cluster))
+        assert fates.total() == 10_000
+        assert fates["answered"] > 1_000
+        assert fates["ModelNotFound"] > 1_000
+        clock = MonotonicClock()
+        until_ms = clock.now_ms() + 5_000
+        while True:  # the last cancellations are still on their way
+            counters = Counter(ask_status(cluster.endpoints["client"][:1]).counters)
+            if not counters["pending"]:
+                break
+            assert clock.now_ms() < until_ms, counters
+        assert counters["accepted"] + counters["refused_at_door"] == 10_000
+        assert counters["accepted"] == counters["answers"] + counters["refusals"]
+        assert counters["abandoned"] == 0
+
+
+def test_garbage_on_every_socket_is_counted_and_the_rest_keeps_serving(tmp_path: Path) -> None:
+    noise = random.Random(2)
+    with cluster_of(tmp_path, TWO_MODELS) as cluster, BlockingClient(cluster.endpoints["client"]) as client:
+        report = json.loads(tenuto("status", "--json", TENUTO_RUN_DIR=str(cluster.run_dir)).stdout)
+        addresses = {
+            address
+            for process in report["processes"]
+            for several in process["addresses"].values()
+            for address in several
+        } | {f"ipc://{path}" for path in cluster.run_dir.glob("*.sock")}
+        assert len(addresses) >= 6
+        for address in addresses:
+            hurl(address, noise)
+            assert client.infer("fast", {"input": np.zeros(4, np.float32)}).outputs
+        for role in (cluster.endpoints["client"][:1], cluster.endpoints["control"]):
+            counters = ask_status(role).counters
+            assert sum(count for name, count in counters.items() if name.endswith("garbage_in")) > 0
+
+
+def hurl(address: str, noise: random.Random) -> None:
+    """Random bytes at the connection itself, then whole ZeroMQ messages of random frames."""
+    kind = socket.AF_UNIX if address.startswith("ipc://") else socket.AF_INET
+    place: str | tuple[str, int] = address.removeprefix("ipc://")
+    if kind == socket.AF_INET:
+        host, port = address.removeprefix("tcp://").split(":")
+        place = (host, int(port))
+    with socket.socket(kind, socket.SOCK_STREAM) as raw:
+        raw.connect(place)
+        raw.sendall(noise.randbytes(2_000))
+    for kind_of_socket in (zmq.DEALER, zmq.PUSH):
+        with zmq.Context() as context, context.socket(kind_of_socket) as peer:
+            peer.setsockopt(zmq.LINGER, 500)
+            peer.connect(address)
+            for size in (0, 1, 7, 300, 70_000):
+                frames = [noise.randbytes(size) for _ in range(noise.randint(1, 4))]
+                with contextlib.suppress(zmq.Again):  # a kind of socket that this one does not talk to
+                    peer.send_multipart(frames, zmq.NOBLOCK)
 
 
 def test_nothing_is_left_of_a_cluster_whose_supervisor_is_killed(tmp_path: Path) -> None:
