@@ -17,6 +17,7 @@ import zmq
 from PIL import Image
 
 from fabric.client import BlockingClient, Client, ask_status
+from fabric.codec import encode
 from fabric.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -27,7 +28,7 @@ from fabric.errors import (
     WorkerLost,
 )
 from fabric.ids import FrontendId, ModelId
-from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo
+from fabric.messages import WIRE_VERSION, Envelope, ImagePreprocess, ModelInfo, ModelsAsked, TensorInfo
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.process import RunFile, StopSignal, read_run_file
 from tests.integration.proc import CLOCK, until
@@ -302,3 +303,24 @@ def test_a_second_frontend_of_the_same_name_is_refused_and_the_first_serves_on(
     stop.__exit__()
     with BlockingClient(frontend.addresses) as client:
         assert client.infer("anything", {"x": np.arange(2)}).outputs["output"].tolist() == [1, 3]
+
+
+def test_a_client_that_does_not_read_loses_answers_and_nobody_else_does(frontend: Running) -> None:
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as deaf:
+        deaf.setsockopt(zmq.LINGER, 0)
+        deaf.setsockopt(zmq.RCVHWM, 1)
+        deaf.setsockopt(zmq.SNDTIMEO, 10_000)
+        deaf.setsockopt(zmq.IDENTITY, b"client/deaf")
+        deaf.connect(frontend.addresses[0])  # ipc: the kernel keeps far less of what is unread than for tcp
+        header = encode(Envelope(WIRE_VERSION, 0, 0.0, (), ModelsAsked()))
+        sent = 0
+        with BlockingClient(frontend.addresses) as client:
+            while frontend.counter("answers_dropped") == 0:
+                for _ in range(1_000):
+                    deaf.send(header)
+                sent += 1_000
+                result = client.infer("anything", {"x": np.arange(2)})
+                assert result.outputs["output"].tolist() == [1, 3]
+                until(lambda: frontend.counter("client_messages_in") >= sent, what="the end of the flood")  # noqa: B023  called at once
+    context.term()
