@@ -26,9 +26,8 @@ class Registered:
 
 PLACEMENTS: Mapping[str, Registered] = {
     "symphony": Registered(
-        # One sub-cluster is all that can be asked for until models are partitioned.
-        {"subclusters": Number(1, minimum=1, maximum=1, is_minimum_allowed=True, is_whole=True)},
-        lambda _: Symphony(),
+        {"subclusters": Number(1, minimum=1, is_minimum_allowed=True, is_whole=True)},
+        lambda options: Symphony(options["subclusters"]),
     ),
     "exclusive": Registered({}, lambda _: Exclusive()),
     "given": Registered({"slices": Free()}, Given),

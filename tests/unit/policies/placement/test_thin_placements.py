@@ -203,8 +203,8 @@ def test_an_unknown_policy_or_option_suggests_the_closest() -> None:
         placement_policy("symfony")
     with pytest.raises(ConfigError, match="did you mean subclusters"):
         placement_policy("symphony", {"subcluster": 1})
-    with pytest.raises(ConfigError, match="at most 1"):
-        placement_policy("symphony", {"subclusters": 4})
+    with pytest.raises(ConfigError, match="at least 1"):
+        placement_policy("symphony", {"subclusters": 0})
 
 
 def test_the_largest_batch_within_a_limit_counts_the_limit_itself() -> None:

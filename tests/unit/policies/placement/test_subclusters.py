@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from fabric.ids import ModelId, NodeId
+from policies.batching.sharded import components
+from policies.placement import placement_policy
+from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from profiles.model import LinearProfile
+
+GIB = 2**30
+PROFILE = LinearProfile(1.0, 5.0, 64)  # SLO 30 ms: batches of 10 in 15 ms
+
+
+def gpus(count: int, gpu_type: str = "v100", memory_gb: float = 16, first: int = 0) -> list[GpuSlot]:
+    return [GpuSlot(i, gpu_type, int(memory_gb * GIB), NodeId("a"), i) for i in range(first, first + count)]
+
+
+def models(rates: Mapping[str, float | None], memory_gb: float = 1.0) -> list[PlacedModelInput]:
+    return [PlacedModelInput(ModelId(name), 30.0, rate, int(memory_gb * GIB)) for name, rate in rates.items()]
+
+
+def profiles(*names: str, gpu_type: str = "v100") -> Profiles:
+    return {(ModelId(name), gpu_type): PROFILE for name in names}
+
+
+def place(
+    rates: Mapping[str, float | None],
+    slots: list[GpuSlot],
+    subclusters: int,
+    current: Placement | None = None,
+    memory_gb: float = 1.0,
+) -> Placement:
+    known = {key: p for gpu_type in ("v100", "t4") for key, p in profiles(*rates, gpu_type=gpu_type).items()}
+    policy = placement_policy("symphony", {"subclusters": subclusters})
+    return policy.place(models(rates, memory_gb), slots, known, current)
+
+
+def hosted(placement: Placement) -> list[str]:
+    return ["".join(sorted(model.model_id for model in one.models)) for one in placement.slices]
+
+
+def test_models_are_divided_evenly_and_gpus_take_turns() -> None:
+    placed = place({"a": 400, "b": 300, "c": 200, "d": 100}, gpus(4), 2)
+    assert hosted(placed) in (["ad", "bc", "ad", "bc"], ["bc", "ad", "bc", "ad"])
+    assert placed.unplaced == ()
+    assert placed.violations == ()
+
+
+def test_gpus_are_divided_by_load() -> None:
+    placed = place({"a": 900, "b": 300}, gpus(8), 2)  # as uneven as only two models can be
+    assert Counter(hosted(placed)) == {"a": 6, "b": 2}
+    assert hosted(placed)[:4].count("a") == 3  # each sub-cluster's low ids are low ids of the cluster
+
+
+def test_every_kind_of_gpu_is_divided_alike() -> None:
+    slots = [*gpus(4, "v100"), *gpus(4, "t4", first=4)]
+    placed = place({"a": 300, "b": 300}, slots, 2)
+    assert Counter(hosted(placed)[:4]) == {"a": 2, "b": 2}
+    assert Counter(hosted(placed)[4:]) == {"a": 2, "b": 2}
+
+
+def test_memory_is_what_subclusters_are_for() -> None:
+    rates = dict.fromkeys("abcdefgh", 10.0)
+    assert len(place(rates, gpus(4, memory_gb=4), 1).unplaced) == 4
+    placed = place(rates, gpus(4, memory_gb=4), 2)
+    assert placed.unplaced == ()
+    assert {len(names) for names in hosted(placed)} == {4}
+    tight = place(rates, gpus(4, memory_gb=3), 2)
+    assert [one.reason for one in tight.unplaced] == ["memory: none of 2 sub-clusters has room for it"] * 2
+
+
+def test_gpus_with_less_memory_host_what_they_can() -> None:
+    slots = [*gpus(2, memory_gb=4), *gpus(2, memory_gb=2, first=2)]
+    placed = place(dict.fromkeys("abcdefgh", 10.0), slots, 2)
+    assert placed.unplaced == ()
+    assert [len(names) for names in hosted(placed)] == [4, 4, 2, 2]
+
+
+def test_the_expected_goodput_is_the_sum_of_what_each_subcluster_carries() -> None:
+    light = place({"a": 400, "b": 400}, gpus(4), 2)
+    assert light.expected_goodput_rps == 800
+    alone = place({"a": 1e5}, gpus(2), 1).expected_goodput_rps
+    assert alone is not None
+    assert place({"a": 1e5, "b": 1e5}, gpus(4), 2).expected_goodput_rps == pytest.approx(2 * alone)
+    assert place({"a": None, "b": None}, gpus(4), 2).expected_goodput_rps is None
+
+
+def test_more_subclusters_than_gpus_or_models_are_said_to_be_too_many() -> None:
+    placed = place({"a": 10, "b": 10, "c": 10}, gpus(2), 5)
+    assert placed.violations == ("5 sub-clusters were asked for; there are GPUs and models for 2",)
+    assert placed.unplaced == ()
+    assert place({"a": 10}, gpus(2), 2).violations != ()
+    assert place({}, gpus(2), 2).slices == ()
+    none = place({"a": 10}, [], 2)
+    assert none.unplaced[0].reason == "there is no GPU"
+
+
+def test_a_model_that_no_gpu_can_serve_is_left_out_with_the_gpus_reason() -> None:
+    slots = gpus(2)
+    policy = placement_policy("symphony", {"subclusters": 2})
+    placed = policy.place(models({"a": 10, "b": 10, "x": 10}), slots, profiles("a", "b"))
+    assert [(one.model_id, one.reason) for one in placed.unplaced] == [
+        ("x", "it has no profile for GPU type v100")
+    ]
+
+
+def test_a_new_plan_keeps_models_and_gpus_where_they_are() -> None:
+    rates = {f"m{i:02}": 100.0 + i for i in range(20)}
+    first = place(rates, gpus(8), 4)
+    assert place(rates, gpus(8), 4, first) == first
+    changed = {name: rate * (1.5 if name < "m05" else 1.0) for name, rate in rates.items()} | {"new": 50.0}
+    second = place(changed, gpus(9), 4, first)
+    assert second.unplaced == ()
+    of_first = {m.model_id: one.gpu for one in reversed(first.slices) for m in one.models}
+    of_second = {m.model_id: one.gpu for one in reversed(second.slices) for m in one.models}
+    assert sum(of_first[name] != of_second[name] for name in map(ModelId, rates)) <= 2  # a tenth of 20
+
+
+def test_subclusters_are_the_connected_components_of_the_plan() -> None:
+    placed = place({f"m{i}": 100.0 for i in range(12)}, gpus(6), 3)
+    found = components([[model.model_id for model in one.models] for one in placed.slices])
+    assert len(found) == 3
+    assert sum(len(component) for component in found) == 12
