@@ -38,10 +38,6 @@ from roles.payloads import Payloads
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
-# ZeroMQ's own heartbeats are off wherever we receive: libzmq 4.3.5 aborts the process ("!_io_error") when one is
-# due for a peer that has gone while our queue of its messages was full, which a flooding client can arrange.
-# The scheduler is watched by our own heartbeats; a client or worker that vanished is found by what we send it.
-_NO_HEARTBEAT_MS = 0
 _CLIENT_BYTES_MAX = 256 << 20  # over the core's limit, so that too large a request gets a typed answer
 
 
@@ -73,16 +69,12 @@ class FrontendShell:
         client_options = LinkOptions(
             queue_messages_max=_CLIENT_QUEUE_MAX,
             payload_bytes_max=max(_CLIENT_BYTES_MAX, options.request_bytes_max),
-            heartbeat_ms=_NO_HEARTBEAT_MS,
         )
-        quiet = LinkOptions(heartbeat_ms=_NO_HEARTBEAT_MS)
         ipc = run_dir.ipc_address(f"{self._id}.client")
         self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
-        self._outputs = PullLink.bind(
-            [run_dir.ipc_address(f"{self._id}.outputs"), "tcp://127.0.0.1:0"], quiet
-        )
+        self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), "tcp://127.0.0.1:0"])
         self._scheduler = DealerLink.connect(
-            peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses, quiet
+            peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
         )
         self._slices = PushPool()
         self._decoding = Decoding(self._payloads, options.decode_threads)

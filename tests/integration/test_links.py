@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
 import socket as plain
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -379,3 +381,40 @@ def test_what_was_sent_last_is_flushed_by_close(opened: Opened) -> None:
         assert pool.send(SLICE, Ping(number), image())
     pool.close()
     assert len(take(pull, 20)) == 20
+
+
+FLOODED = """
+import sys
+from fabric.sockets import LinkOptions, RouterLink
+link = RouterLink.bind(["tcp://127.0.0.1:0"], LinkOptions(queue_messages_max=10))
+print(link.addresses[0], flush=True)
+sys.stdin.readline()
+print(sum(1 for _ in iter(lambda: link.receive(1_000), [])), flush=True)
+link.close()
+"""
+
+
+def test_a_process_survives_a_peer_that_fills_its_queue_and_leaves() -> None:
+    """libzmq 4.3.5 aborts the process here when the receiver has ZeroMQ's heartbeats on."""
+    receiver = subprocess.Popen(
+        [sys.executable, "-c", FLOODED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdin is not None
+        address = receiver.stdout.readline().strip()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as flood:
+            flood.setsockopt(zmq.LINGER, 0)
+            flood.setsockopt(zmq.SNDTIMEO, 300)
+            flood.setsockopt(zmq.HEARTBEAT_IVL, 100)
+            flood.setsockopt(zmq.HEARTBEAT_TIMEOUT, 300)
+            flood.connect(address)
+            with contextlib.suppress(zmq.Again):
+                for _ in range(1_000_000):
+                    flood.send(b"y" * 2_000)
+        with pytest.raises(subprocess.TimeoutExpired):
+            receiver.wait(timeout=1.0)
+        receiver.stdin.write("\n")
+        receiver.stdin.flush()
+        assert receiver.stdout.readline().strip().isdigit()
+        assert receiver.wait(timeout=10) == 0
