@@ -232,14 +232,15 @@ class SchedulerCore:
         record = self._fleet.slices[dispatch.slice_id]
         assert record.worker is not None, "the discipline knows ready slices only"
         known = self._fleet.frontend_ids
-        runs_of = {
-            name: runs for name, runs in _by_frontend(dispatch.runs).items() if PeerId(name) in known
-        }  # a run names its frontend's incarnation: one that is gone takes its requests with it
+        runs_of = _by_frontend(dispatch.runs)
+        if not runs_of.keys() <= known.keys():
+            # A run names its frontend's incarnation: one that is gone takes its requests with it.
+            runs_of = {name: runs for name, runs in runs_of.items() if PeerId(name) in known}
         if not runs_of:
             return self._carry_out(self._discipline.slice_free(dispatch.slice_id, now_ms, now_ms), now_ms)
         batch_id = BatchId(self._next_batch)
         self._next_batch += 1
-        parts = tuple(Part(known[PeerId(name)], runs) for name, runs in runs_of.items())
+        parts = tuple([Part(known[PeerId(name)], runs) for name, runs in runs_of.items()])
         flight = Flight(
             dispatch.slice_id,
             record.incarnation,
@@ -257,7 +258,8 @@ class SchedulerCore:
         self.counters["requests_granted"] += dispatch.batch_size
         start_in_ms = max(0.0, dispatch.start_at_ms - now_ms)
         latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
-        loosest_at_ms = max(run.deadline_at_ms + run.span_ms for run in dispatch.runs)
+        last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
+        loosest_at_ms = last.deadline_at_ms + last.span_ms
         actions = self._tell() if self._told_version != self._fleet.version else []
         actions.append(
             Send(
@@ -517,21 +519,27 @@ class SchedulerCore:
 def _by_frontend(runs: Sequence[RequestRun]) -> dict[FrontendId, tuple[SeqRun, ...]]:
     """The seqs of each frontend, neighbours joined: first, end, first, end, … while they are gathered."""
     gathered: dict[FrontendId, list[int]] = {}
-    name: FrontendId | None = None
-    seqs: list[int] = []
+    name = runs[0].frontend_id
+    first_seq = end_seq = runs[0].first_seq
     for run in runs:
-        if run.frontend_id != name:
-            name = run.frontend_id
-            seqs = gathered.setdefault(name, [])
-        first_seq = run.first_seq
-        if seqs and seqs[-1] == first_seq:
-            seqs[-1] = first_seq + run.count
-        else:
-            seqs += (first_seq, first_seq + run.count)
+        if run.first_seq == end_seq and run.frontend_id == name:
+            end_seq += run.count
+            continue
+        _join(gathered.setdefault(name, []), first_seq, end_seq)
+        name, first_seq = run.frontend_id, run.first_seq
+        end_seq = first_seq + run.count
+    _join(gathered.setdefault(name, []), first_seq, end_seq)
     return {
-        name: tuple(SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2))
+        name: tuple([SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2)])
         for name, seqs in gathered.items()
     }
+
+
+def _join(seqs: list[int], first_seq: int, end_seq: int) -> None:
+    if seqs and seqs[-1] == first_seq:
+        seqs[-1] = end_seq
+    else:
+        seqs += (first_seq, end_seq)
 
 
 def _refused(peer: PeerId, message: Arrivals, code: str, reason: str) -> Send:

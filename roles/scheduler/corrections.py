@@ -6,8 +6,6 @@ matter: replacing a slice's table in the discipline costs more than reading one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
 SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
@@ -21,38 +19,23 @@ _GUARD_DECAY = 2.0 ** (-1.0 / GUARD_HALF_LIFE)
 GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
 
-@dataclass(slots=True)
-class Estimate:
-    """Exponentially forgetting mean and mean absolute deviation."""
-
-    mean: float
-    deviation: float = 0.0
-
-    def add(self, sample: float) -> None:
-        """Take one measured value."""
-        error = sample - self.mean
-        self.mean += MEMORY * error
-        self.deviation += MEMORY * (abs(error) - self.deviation)
-
-    @property
-    def high(self) -> float:
-        """Mean plus one deviation, as the profile's own numbers are meant (Symphony's implementation)."""
-        return self.mean + self.deviation
-
-
 class SpeedCorrection:
     """How much slower (or faster) than its table a model runs on a slice."""
 
-    __slots__ = ("_estimate", "factor")
+    __slots__ = ("_deviation", "_mean", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._estimate = Estimate(1.0)
+        self._mean = 1.0
+        self._deviation = 0.0
 
     def observe(self, measured_ms: float, table_ms: float) -> bool:
         """Note one batch against its table's l(b); True when `factor` has changed."""
-        self._estimate.add(measured_ms / table_ms)
-        wanted = self._estimate.high
+        error = measured_ms / table_ms - self._mean
+        self._mean += MEMORY * error
+        self._deviation += MEMORY * (abs(error) - self._deviation)
+        # Mean plus one deviation, as the profile's own numbers are meant (Symphony's implementation).
+        wanted = self._mean + self._deviation
         if abs(wanted / self.factor - 1.0) <= PUBLISH_STEP:
             return False
         self.factor = wanted
@@ -62,7 +45,7 @@ class SpeedCorrection:
 class TransferCorrection:
     """What a model's inputs take from the grant to the device: `fixed_ms` + `ms_per_item` · b.
 
-    A least-squares line through the last batches (forgetting as `Estimate` does), lifted by `SPREADS`
+    A least-squares line through the last batches (forgetting as `SpeedCorrection` does), lifted by `SPREADS`
     deviations of what they scattered around it: a batch sent too late loses a deadline, one sent a little too
     early loses nothing. Starts as the configured `ms_per_item` and a guess of the fixed part, which counts as
     `GUESS_SAMPLES` samples.
@@ -82,6 +65,8 @@ class TransferCorrection:
 
     def observe(self, transfer_ms: float, batch_size: int) -> bool:
         """Note one batch's transfer; True when the line has moved by enough to matter."""
+        if not self._spread and transfer_ms == self.fixed_ms + self.ms_per_item * batch_size:
+            return False  # on a line that nothing was ever off: all there is to learn in a simulated network
         self._samples += 1
         weight = max(MEMORY, 1.0 / self._samples)  # a plain mean at first: the first batches count fully
         size_error = batch_size - self._size
@@ -117,6 +102,8 @@ class LatenessGuard:
 
     def observe(self, late_ms: float) -> bool:
         """Note one tick; True when `guard_ms` has a new value."""
+        if late_ms <= 0.0 and not self._peak_ms:
+            return False  # a virtual clock is never late
         self._peak_ms = max(min(late_ms, GUARD_MS_MAX), self._peak_ms * _GUARD_DECAY)
         if abs(self._peak_ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
             return False

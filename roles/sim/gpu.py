@@ -99,12 +99,14 @@ class SimulatedSlice:
 
     def take(self, job: Job, now_ms: float) -> None:
         """A batch was sent here."""
-        if self._job is None:
+        if self._job is not None:
+            self._keep(job)
+            self._waiting.append(job)
+        elif self._waiting or job.begins_at_ms > now_ms:
             self._waiting.append(job)
             self._look(None, now_ms)
         else:
-            self._keep(job)
-            self._waiting.append(job)
+            self._begin(job, now_ms)
 
     def preempt(self, batch_id: BatchId, now_ms: float) -> None:
         """Stop that batch, whether it runs or waits; nothing if it has ended."""
@@ -177,7 +179,8 @@ class SimulatedSlice:
         self._job = self.running = None
         job.finished_at_ms = now_ms
         self._world.ran(self, job)
-        self._look(None, now_ms)
+        if self._waiting:
+            self._look(None, now_ms)
         self._report(job, "ok", now_ms)
 
     def _report(self, job: Job, status: str, now_ms: float) -> None:

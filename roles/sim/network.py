@@ -36,14 +36,15 @@ class Network:
     def __init__(self, model: NetworkModel, seed: int) -> None:
         self.model = model
         self._seed = seed
+        self._control_ms = model.control_ms
         self._own = random.Random(f"{seed}/network")
         self._sigma_ms = model.jitter_ms * _SIGMA_PER_SD
         self._last_at_ms: dict[tuple[PeerId, PeerId], float] = {}
 
     def control_at_ms(self, sender: PeerId, receiver: PeerId, sent_at_ms: float) -> float:
         """When a control message arrives; not before its predecessor on that connection."""
-        at_ms = sent_at_ms + self.model.control_ms
-        if self._sigma_ms == 0:
+        at_ms = sent_at_ms + self._control_ms
+        if not self._sigma_ms:
             return at_ms
         way = (sender, receiver)
         at_ms = max(at_ms + self._jitter_ms(), self._last_at_ms.get(way, 0.0))
@@ -55,16 +56,21 @@ class Network:
         at_ms = sent_at_ms + self.model.result_ms
         return at_ms if self._sigma_ms == 0 else at_ms + self._jitter_ms()
 
-    def announced_at_ms(self, frontend: int, sent_at_ms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When the announcements that a frontend sends at ascending moments reach the scheduler."""
+    def announced_at_ms(
+        self, frontend: NDArray[np.int64], sent_at_ms: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """When announcements sent at ascending moments, each by the frontend of that number, are heard."""
         at_ms = sent_at_ms + self.model.control_ms
-        if self._sigma_ms == 0:
+        if self._sigma_ms == 0 or at_ms.size == 0:
             return at_ms
-        own = random.Random(f"{self._seed}/network/{frontend}")
-        # numpy's frozen stream (NEP 19), as in roles/workload.py.
-        draws = np.random.RandomState([own.getrandbits(32) for _ in range(8)])
-        jitter_ms = np.abs(draws.standard_normal(at_ms.size)) * self._sigma_ms
-        return np.asarray(np.maximum.accumulate(at_ms + jitter_ms), dtype=np.float64)
+        for number in range(int(frontend.max()) + 1):
+            own = random.Random(f"{self._seed}/network/{number}")
+            # numpy's frozen stream (NEP 19), as in roles/workload.py.
+            draws = np.random.RandomState([own.getrandbits(32) for _ in range(8)])
+            sent = np.flatnonzero(frontend == number)
+            at_ms[sent] += np.abs(draws.standard_normal(sent.size)) * self._sigma_ms
+            at_ms[sent] = np.maximum.accumulate(at_ms[sent])
+        return at_ms
 
     def _jitter_ms(self) -> float:
         return abs(self._own.gauss(0.0, self._sigma_ms))

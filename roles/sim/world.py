@@ -40,7 +40,7 @@ from roles.sim.network import Network
 
 FIRST = Incarnation("00000000")  # nothing restarts here
 SCHEDULER = peer_id("scheduler-0", FIRST)
-BLOCK = 65_536  # arrivals turned from numpy into Python numbers at a time
+BLOCK = 1024  # arrivals made from numpy's columns at a time: few enough to stay in the cache
 TICKS_AT_ONE_MOMENT = 10_000  # more is a scheduler that asks to be woken for nothing
 IDLE_END_MS = 60_000.0  # nothing arrived, finished or was dropped for so long: nothing will be
 NEVER_MS = float("inf")
@@ -132,17 +132,18 @@ class World:
         core, heap, handle, carry_out = self._core, self._heap, self._core.handle, self._carry_out
         at_ms = 0.0
         due_at_ms = self._due_at_ms(at_ms)
-        for at_ms, heard in self._announcements():
-            while due_at_ms < at_ms:
-                due_at_ms = self._step(due_at_ms)
-            actions = handle(heard, at_ms)
-            if actions:
-                carry_out(actions, at_ms)
-            # `_due_at_ms`, written out: every single request pays for these lines.
-            wake_at_ms = core.wake_at_ms
-            due_at_ms = heap[0][0] if heap else NEVER_MS
-            if wake_at_ms is not None and wake_at_ms < due_at_ms:
-                due_at_ms = wake_at_ms if wake_at_ms > at_ms else at_ms  # noqa: FURB136  a call costs 1 % here
+        for block in self._announcements():
+            for at_ms, heard in block:
+                while due_at_ms < at_ms:
+                    due_at_ms = self._step(due_at_ms)
+                actions = handle(heard, at_ms)
+                if actions:
+                    carry_out(actions, at_ms)
+                # `_due_at_ms`, written out: every single request pays for these lines.
+                wake_at_ms = core.wake_at_ms
+                due_at_ms = heap[0][0] if heap else NEVER_MS
+                if wake_at_ms is not None and wake_at_ms < due_at_ms:
+                    due_at_ms = wake_at_ms if wake_at_ms > at_ms else at_ms  # noqa: FURB136  a call costs 1 % here
         self._progress_at_ms = at_ms
         while due_at_ms <= self._progress_at_ms + IDLE_END_MS:
             due_at_ms = self._step(due_at_ms)
@@ -192,8 +193,8 @@ class World:
 
     # ------------------------------------------------------------ frontends
 
-    def _announcements(self) -> Iterator[tuple[float, Heard]]:
-        """Every request as its frontend announces it, by arrival at the scheduler.
+    def _announcements(self) -> Iterator[Iterator[tuple[float, Heard]]]:
+        """Every request as its frontend announces it, by arrival at the scheduler, in blocks.
 
         Requests go to the frontends in turn. Those of one model and moment are one run where there is one
         frontend; else each goes alone.
@@ -213,20 +214,22 @@ class World:
             sent_at_ms, model, index = sent_at_ms[first], model[first], index[first]
         else:
             count = np.ones(sent_at_ms.size, dtype=int)
-        at_ms = np.empty_like(sent_at_ms)
-        for number in range(frontends):
-            own = index % frontends == number
-            at_ms[own] = self._network.announced_at_ms(number, sent_at_ms[own])
+        seq, frontend = np.divmod(index, frontends)
+        at_ms = self._network.announced_at_ms(frontend, sent_at_ms)
         by_time = np.argsort(at_ms, kind="stable")
+        columns = (model, seq, count, frontend, at_ms - sent_at_ms)
         budgets_ms = [one.slo_ms - self._network.model.result_ms for one in models]
         names = [one.model_id for one in models]
         peers = [peer for _, peer in self._frontends]
         for start in range(0, at_ms.size, BLOCK):
             block = by_time[start : start + BLOCK]
-            columns = (at_ms, at_ms - sent_at_ms, model, index, count)
-            for at, late, m, i, n in zip(*(column[block].tolist() for column in columns), strict=True):
-                message = Arrivals(names[m], i // frontends, n, budgets_ms[m])
-                yield at, Heard(peers[i % frontends], message, late)
+            heard = [
+                Heard(peers[f], Arrivals(names[m], first_seq, n, budgets_ms[m]), late_ms)
+                for m, first_seq, n, f, late_ms in zip(
+                    *(column[block].tolist() for column in columns), strict=True
+                )
+            ]
+            yield zip(at_ms[block].tolist(), heard, strict=True)
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
         del peer
