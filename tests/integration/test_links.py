@@ -6,6 +6,7 @@ import random
 import select
 import socket as plain
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
