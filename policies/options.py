@@ -17,14 +17,15 @@ from fabric.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few words; the first is the default."""
+    """One of a few words; the first is the default, unless the option may be absent."""
 
     names: tuple[str, ...]
+    is_default_given: bool = True
 
     @property
-    def default(self) -> str:
-        """What holds where nothing is written."""
-        return self.names[0]
+    def default(self) -> str | None:
+        """What holds where nothing is written; None: the option is absent then."""
+        return self.names[0] if self.is_default_given else None
 
     def check(self, value: Any, where: str) -> str:
         """The word, or ConfigError with the closest one."""

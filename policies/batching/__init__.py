@@ -17,6 +17,7 @@ from policies.batching.eager import Eager
 from policies.batching.fixed import Fixed
 from policies.batching.nexus import Nexus
 from policies.batching.shepherd import Shepherd
+from policies.batching.tenuto import Tenuto
 from policies.batching.timeout import Timeout
 from policies.options import Choice, Number, Schema, checked_options, suggestion
 
@@ -52,6 +53,10 @@ def _timeout(options: Mapping[str, Any]) -> Discipline:
 
 
 DISCIPLINES: Mapping[str, Registered] = {
+    "tenuto": Registered(
+        {"drop": Choice(("window", "simple"), is_default_given=False), "pick": _PICK},
+        lambda options: Tenuto(drop=options.get("drop"), is_lowest_id=options["pick"] == "lowest_id"),
+    ),
     "deferred": Registered(
         {"drop": Choice(("window", "simple")), "pick": _PICK}, lambda options: Deferred(**_central(options))
     ),

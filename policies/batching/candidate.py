@@ -140,6 +140,7 @@ class Candidate:
         "stamp",
         "table",
         "target",
+        "target_planned",
         "target_version",
         "timeout_at_ms",
         "timeout_ms",
@@ -159,6 +160,7 @@ class Candidate:
         self.slope_ms = (self.table[self.size_max] - self.table[1]) / max(1, self.size_max - 1)
         self.timeout_ms = want.timeout_ms(spec.slo_ms)
         self.target = fallback_target(self.table, spec.slo_ms)
+        self.target_planned = 0
         self.target_version = -1
         self.stamp = 0
         self.is_waiting = False
@@ -207,7 +209,9 @@ class Candidate:
         return min(self.edge_at_ms - self.hold[count], self.timeout_at_ms)
 
     def window_target(self, now_ms: float) -> int:
-        """The batch size worth protecting; computed again only when the rate has changed."""
+        """The batch size worth protecting: a planned one, else computed again when the rate has changed."""
+        if self.target_planned:
+            return self.target_planned
         model = self.model
         model.refresh_rate(now_ms)
         if self.target_version != model.version:
