@@ -52,7 +52,7 @@ class Account:
 def demo(is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Start a cluster on this machine, serve real scanned digits, print what happened, stop.
 
-    Exit 1 when an answer is missing or the accuracy is below 97 %.
+    Exit 1 when the accuracy of the answers is below 97 %.
     """
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
@@ -145,7 +145,7 @@ def _report(
             console.print(ledger_table(example))
         console.print(f"accuracy {100 * accuracy:.1f} %")
     unknown = Counter(type(one.error).__name__ for one in played if one.error is not None)
-    if accuracy < ACCURACY_MIN or len(answers) < len(labels) * 0.9:
+    if accuracy < ACCURACY_MIN:
         raise FabricError(
             f"accuracy {100 * accuracy:.1f} % over {len(answers)} answers; refusals: {dict(unknown)}"
         )
