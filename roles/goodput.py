@@ -57,8 +57,10 @@ class Question:
         factor = total_rps / self.total_rps
         rarest_rps = min(self.rates_rps.values()) * factor
         needed_s = max(self.duration_s_min, ARRIVALS_OF_THE_RAREST / rarest_rps)
-        duration_s = min(needed_s, max(1.0, REQUESTS_MAX / total_rps - self.warmup_s))
-        return Window(self.warmup_s * 1000, (self.warmup_s + duration_s) * 1000)
+        longest_s = REQUESTS_MAX / total_rps
+        warmup_s = min(self.warmup_s, longest_s / 5)
+        duration_s = min(needed_s, longest_s - warmup_s)
+        return Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
 
 
 @dataclass(slots=True, frozen=True)

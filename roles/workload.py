@@ -58,8 +58,7 @@ class Source:
     def expected(self, from_ms: float, until_ms: float) -> float:
         """How many arrivals to expect in a window."""
         if self.trace is not None:
-            recorded = self._played(until_ms)
-            return float(np.count_nonzero(recorded >= from_ms))
+            return float(self._played_count(until_ms) - self._played_count(from_ms))
         rate = _Rate(self.steps)
         return rate.integral(until_ms) - rate.integral(from_ms)
 
@@ -93,10 +92,20 @@ class Source:
         moments = np.concatenate(blocks)
         return moments[: np.searchsorted(moments, end)]
 
-    def _played(self, until_ms: float) -> Moments:
+    def _recorded(self) -> tuple[Moments, float]:
+        """One round of the trace and how long it takes, at the speed at which it is played."""
         assert self.trace is not None
-        recorded = self.trace.at_ms.get(self.model_id, np.empty(0)) / self.time_scale
-        period_ms = self.trace.period_ms / self.time_scale
+        recorded: Moments = self.trace.at_ms.get(self.model_id, np.empty(0)) / self.time_scale
+        return recorded, self.trace.period_ms / self.time_scale
+
+    def _played_count(self, until_ms: float) -> int:
+        """How many arrivals there are before that moment, without making them: there may be very many."""
+        recorded, period_ms = self._recorded()
+        rounds = int(until_ms / period_ms) if period_ms > 0 else 0
+        return rounds * recorded.size + int(np.searchsorted(recorded, until_ms - rounds * period_ms))
+
+    def _played(self, until_ms: float) -> Moments:
+        recorded, period_ms = self._recorded()
         if recorded.size == 0 or recorded[0] >= until_ms:
             return np.empty(0)
         repeats = int((until_ms - recorded[0]) / period_ms) + 1 if period_ms > 0 else 1

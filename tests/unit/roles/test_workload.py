@@ -114,6 +114,11 @@ def test_a_trace_is_played_as_recorded_and_repeats_after_one_mean_gap(tmp_path: 
     assert played.expected(15.0, 70.0) == 3
 
 
+def test_a_trace_that_repeats_without_end_is_counted_before_it_is_played(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "at_ms\n0.000001\n"), [A])
+    assert Source(A, "trace", trace=trace).expected(0.0, 60_000.0) == pytest.approx(6e10)
+
+
 def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, "at_ms,model\n1,a\n2,b\n2,a\n3,other\n"), [A, B])
     assert_array_equal(trace.at_ms[A], [1, 2])
