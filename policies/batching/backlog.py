@@ -7,7 +7,8 @@ from bisect import bisect_left, insort
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import Decision, RequestRun
-from policies.batching.rival import Line, Rival, RivalModel, RivalSlice
+from policies.batching.rival import Rival
+from policies.batching.rival_state import Line, RivalModel, RivalSlice
 
 
 class Backlog(Rival):

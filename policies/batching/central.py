@@ -14,31 +14,20 @@ again. So most arrivals only add to a count. An event costs O(log models + log s
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching.base import (
-    NEVER_MS,
-    BatchModel,
-    BatchSlice,
-    Decision,
-    Dispatch,
-    Drop,
-    RequestRun,
-)
-from policies.batching.candidate import Candidate, ModelState, Want
-from policies.batching.drop import suffix_size
+from policies.batching.base import NEVER_MS, BatchModel, BatchSlice, Decision, Drop, RequestRun
+from policies.batching.candidate import ModelState, Want
 from policies.batching.fleet import Fleet
-from policies.batching.moments import EPSILON_MS
-from policies.batching.pools import Pool, Slice
-from policies.batching.ready import ready_batch
+from policies.batching.matchmaker import Matchmaker
+from policies.batching.pools import Pool
 
 NOTHING: tuple[Decision, ...] = ()
 
 
-class Central:
+class Central(Matchmaker):
     """Deferred, eager and timeout scheduling in one: they differ in `want` (Symphony sections 3.2 and 3.4).
 
     `is_window_drop`: heads may be given up to protect the target size, else only what is expired.
@@ -46,13 +35,9 @@ class Central:
     """
 
     def __init__(self, want: Want, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
-        self._want = want
-        self._is_window_drop = is_window_drop
-        self._guard_ms = 0.0
+        super().__init__(want, is_window_drop=is_window_drop)
         self._models: dict[ModelId, ModelState] = {}
         self._fleet = Fleet(is_lowest=is_lowest_id)
-        self._timers: list[tuple[float, int, Candidate | Pool[Candidate]]] = []
-        self._serial = 0
 
     def set_guard_ms(self, guard_ms: float) -> None:
         """The measured p99 of dispatch lateness: batches are sent so much before frontrun from now on."""
@@ -183,222 +168,6 @@ class Central:
         state = self._models.get(model_id)
         return 0 if state is None else state.queue.count
 
-    def _grow(self, candidate: Candidate, now_ms: float, out: list[Decision]) -> bool:
-        """An arrival may have moved the candidate's moments; True: the head of the queue has changed."""
-        if not candidate.is_waiting:
-            if (
-                candidate.due_at_ms(candidate.model.queue.count - candidate.skip_count)
-                >= candidate.alarm_at_ms
-            ):
-                return False
-            return self._step(candidate, now_ms, out)
-        if candidate.alarm_at_ms != -NEVER_MS:
-            # It waits and may have grown; the larger batch has to start earlier, which changes its rank.
-            size = bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1
-            if size > 0:
-                candidate.stamp += 1
-                self._wait(candidate, size, now_ms)
-        return False
-
-    def _advance(self, state: ModelState, now_ms: float, out: list[Decision]) -> None:
-        """Bring all candidates up to date, until none of them changes the head of the queue."""
-        while any(self._step(candidate, now_ms, out) for candidate in state.candidates):
-            pass
-
-    def _step(self, candidate: Candidate, now_ms: float, out: list[Decision]) -> bool:
-        """Drop, send, wait or sleep, whatever is next; True: the head of the queue has changed."""
-        state = candidate.model
-        while (count := state.queue.count - candidate.skip_count) > 0:
-            due_at_ms = candidate.due_at_ms(count)
-            if due_at_ms > now_ms:
-                self._sleep(candidate, due_at_ms, now_ms)
-                return False
-            size, limit_at_ms = self._fit(candidate, count, now_ms)
-            ready_at_ms = now_ms
-            if size and state.ready_at_ms > now_ms:
-                gathers = self._want.gathers_unready
-                size, ready_at_ms = ready_batch(candidate, size, now_ms, gathers_unready=gathers)
-                due_at_ms = ready_at_ms - candidate.lead[size]
-                if gathers and size:
-                    due_at_ms = max(due_at_ms, candidate.due_at_ms(size))
-                if due_at_ms > now_ms and size:
-                    self._sleep(candidate, due_at_ms, now_ms)
-                    candidate.alarm_at_ms = -NEVER_MS  # arrivals now are not ready in time to change much
-                    return False
-            if not size:
-                limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
-                if candidate is not state.candidates[0]:
-                    candidate.skip_before(limit_at_ms, self._guard_ms)
-                    continue
-                self._give_up(state, state.queue.drop_before(limit_at_ms), now_ms, out)
-                self._reset(state)
-                return True
-            slice_ = self._find(candidate, max(now_ms + candidate.lead[size], ready_at_ms))
-            if slice_ is None:
-                self._wait(candidate, size, now_ms)
-                return False
-            self._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
-            return True
-        return False
-
-    def _fit(self, candidate: Candidate, count: int, now_ms: float) -> tuple[int, float]:
-        """The size of a batch sent now; 0 if requests with deadlines before the second value must go first."""
-        cost = candidate.cost
-        slack_ms = candidate.deadline_at_ms - now_ms
-        whole = min(count, candidate.size_max)
-        if cost[whole] <= slack_ms:
-            return whole, now_ms
-        target = candidate.window_target(now_ms) if self._is_window_drop else 1
-        if slack_ms < cost[min(target, whole)]:
-            floor = suffix_size(candidate.model.queue.runs, cost, now_ms, target)
-            if floor == 0:
-                return 0, NEVER_MS
-            if slack_ms < cost[floor]:
-                return 0, now_ms + cost[floor]
-        return bisect_right(cost, slack_ms) - 1, now_ms
-
-    def _sleep(self, candidate: Candidate, due_at_ms: float, now_ms: float) -> None:
-        """Set the candidate's timer: where expected arrivals will have moved `due_at_ms` to, if it is far."""
-        if candidate.is_waiting:
-            candidate.is_waiting = False
-            candidate.stamp += 1
-        state = candidate.model
-        state.refresh_rate(now_ms)
-        per_ms = state.per_ms
-        at_ms = now_ms + (due_at_ms - now_ms) / (1.0 + per_ms * candidate.slope_ms)
-        if (at_ms - now_ms) * per_ms < state.queue.runs[-1].count:  # nobody else is expected by then
-            at_ms = due_at_ms
-        candidate.alarm_at_ms = at_ms
-        self._arm(candidate, at_ms)
-
-    def _wait(self, candidate: Candidate, size: int, now_ms: float) -> None:
-        """No slice is free in time: queue up for one, and look after the head until one comes."""
-        state = candidate.model
-        if candidate.is_waiting:
-            candidate.stamp += 1
-        else:
-            candidate.is_waiting = True
-            candidate.wanted_at_ms = min(candidate.wanted_at_ms, now_ms)
-        count = state.queue.count - candidate.skip_count
-        candidate.alarm_at_ms = NEVER_MS if size == count < candidate.size_max else -NEVER_MS
-        rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms(now_ms)
-        lead_ms = candidate.lead[size]
-        for pool in candidate.pools:
-            self._serial += 1
-            pool.wait(rank_at_ms, state.model.priority, self._serial, candidate)
-            pool.lead_max_ms = max(pool.lead_max_ms, lead_ms)
-            self._arm_pool(pool, lead_ms, now_ms)
-        if candidate is state.candidates[0]:
-            self._arm(candidate, candidate.deadline_at_ms - state.alone_ms + EPSILON_MS)
-
-    def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
-        """Give slices that are free by now to those who wait, the smallest latest first."""
-        waiting = pool.waiting
-        while waiting:
-            candidate = waiting[0][4]
-            if waiting[0][3] != candidate.stamp or not candidate.is_waiting:
-                heappop(waiting)
-                continue
-            if pool.find(now_ms + pool.lead_max_ms) is None:
-                self._arm_pool(pool, pool.lead_max_ms, now_ms)
-                return
-            state = candidate.model
-            slack_ms = candidate.deadline_at_ms - now_ms
-            count = state.queue.count - candidate.skip_count
-            size = min(count, bisect_right(candidate.cost, slack_ms) - 1)
-            if size > 0:
-                rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms(now_ms)
-                if rank_at_ms != waiting[0][0] and not pool.wait_again(rank_at_ms):
-                    continue  # overtaken by time, and now somebody else is more urgent
-                if pool.find(now_ms + candidate.lead[size]) is None:
-                    self._arm_pool(pool, candidate.lead[size], now_ms)
-                    return
-            heappop(waiting)
-            if self._step(candidate, now_ms, out):
-                self._advance(state, now_ms, out)
-            elif candidate.is_waiting:
-                return
-        pool.lead_max_ms = 0.0
-
-    def _dispatch(
-        self,
-        candidate: Candidate,
-        slice_: Slice,
-        size: int,
-        ready_at_ms: float,
-        now_ms: float,
-        out: list[Decision],
-    ) -> None:
-        """Send the batch, grown to what the slice's own speed allows."""
-        state = candidate.model
-        queue = state.queue
-        lead = candidate.lead
-        table = slice_.tables[state.model.model_id]
-        if table is not candidate.table and state.ready_at_ms <= now_ms:
-            slack_ms = candidate.deadline_at_ms - now_ms
-            size_max = min(queue.count - candidate.skip_count, candidate.size_max)
-            while size < size_max and table[size + 1] + lead[size + 1] <= slack_ms:
-                size += 1
-        start_at_ms = max(now_ms + lead[size], slice_.free_at_ms, ready_at_ms)
-        exec_ms = table[size]
-        waited_ms = 0.0
-        reason = self._want.reason
-        if candidate.wanted_at_ms < now_ms:
-            waited_ms = now_ms - candidate.wanted_at_ms
-            reason = "slice_free"
-        elif size == candidate.size_max:
-            reason = "full"
-        latest_at_ms = candidate.deadline_at_ms - exec_ms
-        skip_runs = candidate.skip_runs
-        runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
-        assert slice_.pool is not None
-        slice_.pool.free_from(slice_, start_at_ms + exec_ms)
-        self._reset(state)
-        out.append(
-            Dispatch(
-                slice_.slice_id,
-                state.model.model_id,
-                runs,
-                size,
-                start_at_ms,
-                latest_at_ms,
-                exec_ms,
-                waited_ms,
-                reason,
-            )
-        )
-
-    def _find(self, candidate: Candidate, horizon_ms: float) -> Slice | None:
-        pools = candidate.pools
-        if len(pools) == 1:
-            return pools[0].find(horizon_ms)
-        best: Slice | None = None
-        best_rank = NEVER_MS
-        for pool in pools:
-            slice_ = pool.find(horizon_ms)
-            if slice_ is None:
-                continue
-            rank = slice_.order if pool.is_lowest else slice_.free_at_ms
-            if rank < best_rank:
-                best, best_rank = slice_, rank
-        return best
-
-    def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
-        """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
-        state.drops.add(sum(run.count for run in runs), now_ms)
-        limit_at_ms = now_ms + state.alone_ms
-        expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]
-        if expired:
-            out.append(Drop(state.model.model_id, expired, is_expired=True))
-        if len(expired) < len(runs):
-            early = [run for run in runs if run.deadline_at_ms >= limit_at_ms and run.ready_at_ms <= now_ms]
-            out.append(Drop(state.model.model_id, early, is_expired=False))
-
-    def _reset(self, state: ModelState) -> None:
-        guard_ms = self._guard_ms
-        for candidate in state.candidates:
-            candidate.reset(guard_ms)
-
     def _start_over(self, state: ModelState, now_ms: float) -> None:
         """Something else than an arrival changed: look again at the next tick, which is due at once."""
         self._reset(state)
@@ -415,15 +184,3 @@ class Central:
                 state.set_pools(self._fleet.pools_of(model_id), self._want)
                 self._reset(state)
                 self._advance(state, now_ms, out)
-
-    def _arm(self, target: Candidate | Pool[Candidate], at_ms: float) -> None:
-        target.armed_at_ms = at_ms
-        self._serial += 1
-        heappush(self._timers, (at_ms, self._serial, target))
-
-    def _arm_pool(self, pool: Pool[Candidate], lead_ms: float, now_ms: float) -> None:
-        at_ms = pool.next_free_at_ms()
-        if lead_ms:
-            at_ms = max(now_ms, at_ms - lead_ms) + EPSILON_MS
-        if at_ms < pool.armed_at_ms:
-            self._arm(pool, at_ms)

@@ -2,7 +2,8 @@
 
 Slices differ a little (measured corrections, neighbours) or a lot (GPU types, shares). A candidate per slice would
 cost a scan per event, so tables are rounded up: a class is a reference table times a power of 1.05, at least as
-slow as every table in it. The batch is sized again with the slice's own table when it is granted.
+slow as every table in it. A table far from every reference becomes one, exactly as it is. The batch is sized again
+with the slice's own table when it is granted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fabric.ids import ModelId
 from policies.batching.moments import Table, exec_table
 
 STEP = 1.05
+STEPS = 3  # so far around a reference; beyond it rounding up would waste time that another reference saves
 _LOG_STEP = math.log(STEP)
 
 
@@ -50,7 +52,7 @@ class SpeedClasses:
                 continue
             known.append(reference)
             step = _step(table, reference)
-            if step is not None:
+            if step is not None and abs(step) <= STEPS:
                 found = self._class(reference, step)
                 return found, found.table if found.table == table else table
         return self._class(table, 0), table

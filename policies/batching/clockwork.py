@@ -9,7 +9,7 @@ from __future__ import annotations
 from policies.batching.backlog import Backlog
 from policies.batching.base import NEVER_MS
 from policies.batching.moments import latest_at_ms
-from policies.batching.rival import Line, RivalSlice
+from policies.batching.rival_state import Line, RivalSlice
 
 
 class Clockwork(Backlog):

@@ -37,10 +37,17 @@ def latest_at_ms(deadline_at_ms: float, batch_size: int, exec_table: Table) -> f
 
 
 def exec_at_ms(
-    now_ms: float, delay_ms: float, ready_at_ms: float, free_at_ms: float, frontrun_ms: float
+    now_ms: float,
+    delay_ms: float,
+    ready_at_ms: float,
+    free_at_ms: float,
+    frontrun_at_ms: float = -math.inf,
 ) -> float:
-    """When the batch will start: not before its inputs can be there, the slice is free, and nobody more fits."""
-    return max(now_ms + delay_ms, ready_at_ms, free_at_ms, frontrun_ms)
+    """When the batch will start: not before its inputs can be there, the slice is free, and nobody more fits.
+
+    A batch that is sent at its frontrun moment less delay(b), or later, needs no word of frontrun any more.
+    """
+    return max(now_ms + delay_ms, ready_at_ms, free_at_ms, frontrun_at_ms)
 
 
 def delay_ms(delay: Delay, batch_size: int) -> float:

@@ -14,7 +14,8 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, Decision, Drop, RequestRun
 from policies.batching.drop import suffix_size
 from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
-from policies.batching.rival import Line, Rival, RivalModel, RivalSlice, Timer
+from policies.batching.rival import Rival
+from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
 from policies.batching.squishy import Bin, Load, saturated_size, spread
 from policies.rates import RateMeter
 

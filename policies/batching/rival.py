@@ -7,8 +7,7 @@ their papers, and unlike the central matchmaker some look at every model or slic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from fabric.ids import FrontendId, ModelId, SliceId
@@ -19,99 +18,13 @@ from policies.batching.base import (
     Decision,
     Dispatch,
     Drop,
-    HostedModel,
     RequestRun,
 )
-from policies.batching.moments import EPSILON_MS, Table, delay_ms, exec_table
+from policies.batching.moments import EPSILON_MS, exec_at_ms, exec_table
+from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
 from policies.batching.run_queue import RunQueue
 
 NOTHING: tuple[Decision, ...] = ()
-
-Act = Callable[[float, list[Decision]], None]
-
-
-class Timer:
-    """Does `act(now_ms, decisions)` at the moment it was last armed for."""
-
-    __slots__ = ("act", "armed_at_ms")
-
-    def __init__(self, act: Act) -> None:
-        self.act = act
-        self.armed_at_ms = NEVER_MS
-
-
-class Line:
-    """Requests of one model that wait together: for any slice, or for the one at `home`."""
-
-    __slots__ = ("expiry", "home", "model", "queue")
-
-    def __init__(self, model: RivalModel, home: RivalSlice | None, expiry: Act) -> None:
-        self.model = model
-        self.home = home
-        self.queue = RunQueue()
-        self.expiry = Timer(expiry)
-
-
-class RivalModel:
-    """A model, the slices that host it, and everything of it that waits."""
-
-    __slots__ = ("hosts", "lines", "model", "ready", "serial", "unready")
-
-    def __init__(self, model: BatchModel, ready: Act) -> None:
-        self.model = model
-        self.hosts: dict[SliceId, RivalSlice] = {}
-        self.lines: list[Line] = []
-        self.unready: list[tuple[float, int, RequestRun]] = []
-        self.serial = 0
-        self.ready = Timer(ready)
-
-    @property
-    def model_id(self) -> ModelId:
-        """Its name."""
-        return self.model.model_id
-
-    def lead_ms(self, batch_size: int) -> float:
-        """delay(b) of the model."""
-        return delay_ms(self.model.delay, batch_size)
-
-    def alone_ms(self, home: RivalSlice | None) -> float:
-        """What one request needs at least, there or on the best of its slices; 0 without one."""
-        hosts = [home] if home is not None else self.hosts.values()
-        times_ms = [host.tables[self.model_id][1] for host in hosts]
-        return self.lead_ms(1) + min(times_ms) if times_ms else 0.0
-
-
-class RivalSlice:
-    """A slice and what is believed of it."""
-
-    __slots__ = ("free", "free_at_ms", "hosted", "order", "slice_id", "tables")
-
-    def __init__(self, given: BatchSlice, free: Act) -> None:
-        self.slice_id = given.slice_id
-        self.order = given.order
-        self.free_at_ms = given.free_at_ms
-        self.hosted: dict[ModelId, HostedModel] = {}
-        self.tables: dict[ModelId, Table] = {}
-        self.free = Timer(free)
-
-    def fit(
-        self, line: Line, now_ms: float, free_at_ms: float | None = None, count_max: int | None = None
-    ) -> int:
-        """The largest batch from the head of a line that can be sent here now and finish in time; 0: none."""
-        model = line.model
-        table = self.tables[model.model_id]
-        deadline_at_ms = line.queue.runs[0].deadline_at_ms
-        free_ms = self.free_at_ms if free_at_ms is None else free_at_ms
-
-        def end_at_ms(size: int) -> float:
-            return max(now_ms + model.lead_ms(size), free_ms) + table[size]
-
-        whole = min(line.queue.count, len(table) - 2)
-        if count_max is not None:
-            whole = min(whole, count_max)
-        if end_at_ms(whole) <= deadline_at_ms:
-            return whole
-        return bisect_right(range(1, whole), deadline_at_ms, key=end_at_ms)
 
 
 class Rival(ABC):
@@ -177,8 +90,8 @@ class Rival(ABC):
         out: list[Decision] = []
         known = self._slices.get(slice_.slice_id)
         if known is not None and known.hosted.keys() == {model.model_id for model in slice_.hosted}:
-            added = known
-            self._set_tables(added, slice_)
+            self._set_tables(known, slice_)
+            self._free_from(known, slice_.free_at_ms, now_ms)
         else:
             displaced = self._forget(slice_.slice_id)
             added = RivalSlice(slice_, lambda at_ms, out: self._slice_due(added, at_ms, out))
@@ -187,9 +100,9 @@ class Rival(ABC):
                 if (state := self._models.get(model.model_id)) is not None:
                     state.hosts[added.slice_id] = added
             self._set_tables(added, slice_)
+            self._free_from(added, slice_.free_at_ms, now_ms)
             self._fleet_changed(now_ms, out)
             self._line_up_again(displaced, now_ms, out)
-        self._free_from(added, slice_.free_at_ms, now_ms)
         out.extend(self.tick(now_ms))
         return out
 
@@ -313,7 +226,7 @@ class Rival(ABC):
         state = line.model
         arrived_at_ms = line.queue.runs[0].arrived_at_ms
         exec_ms = slice_.tables[state.model_id][size]
-        start_at_ms = max(now_ms + state.lead_ms(size), slice_.free_at_ms)
+        start_at_ms = exec_at_ms(now_ms, state.lead_ms(size), now_ms, slice_.free_at_ms)
         runs = line.queue.pop(size)
         dispatch = Dispatch(
             slice_.slice_id,

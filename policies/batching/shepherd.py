@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fabric.ids import SliceId
 from policies.batching.backlog import Backlog
 from policies.batching.base import Decision, Preempt, RequestRun
-from policies.batching.rival import Line, RivalModel, RivalSlice
+from policies.batching.rival_state import Line, RivalModel, RivalSlice
 
 
 @dataclass(slots=True)

@@ -1,0 +1,341 @@
+"""The central matchmaker: when a batch goes, where, and who is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.batching import make_discipline
+from policies.batching.base import Delay
+from tests.batching_stage import Stage, hosted, linear
+
+THREE = linear(1, 5, 64)  # the model of Symphony's example: l(b) = b + 5
+
+
+def stage(name: str = "deferred", slices: int = 1, delay: Delay | None = None, **options: Any) -> Stage:
+    made = Stage(make_discipline(name, options))
+    made.model("m", 20.0, delay)
+    for order in range(slices):
+        made.slice(f"s{order}", hosted("m", THREE), order=order)
+    return made
+
+
+def wake_at_ms(to: Stage) -> float | None:
+    return to.discipline.wake_at_ms
+
+
+def test_a_lone_request_waits_until_a_second_would_no_longer_fit() -> None:
+    to = stage()
+    to.arrive("m", 20.0)
+    to.drain()
+    (batch,) = to.batches
+    assert batch.start_at_ms == pytest.approx(20 - 7, abs=1e-3)
+    assert batch.reason == "frontrun"
+    assert batch.waited_ms == 0.0
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    to = stage()
+    to.slice("s0", hosted("m", linear(1, 5, 4)))
+    to.arrive("m", 20.0, count=3)
+    assert to.batches == []
+    to.arrive("m", 20.0, count=6)
+    assert [(batch.sent_at_ms, len(batch.seqs), batch.reason) for batch in to.batches] == [(0.0, 4, "full")]
+    to.drain()
+    assert [(batch.start_at_ms, len(batch.seqs)) for batch in to.batches] == [(0.0, 4), (9.0, 4)]
+
+
+def test_delays_send_the_batch_before_its_exec_moment() -> None:
+    """One request: cost(2) = 1 + 2·0.5 + 7, so it is sent at 20 - 9 and starts 1.5 later."""
+    to = stage(delay=Delay(control_ms=1.0, data_ms_per_item=0.5))
+    to.arrive("m", 20.0)
+    to.drain()
+    (batch,) = to.batches
+    assert batch.sent_at_ms == pytest.approx(11.0, abs=1e-3)
+    assert batch.start_at_ms == pytest.approx(12.5, abs=1e-3)
+
+
+def test_a_batch_is_sent_to_a_slice_that_is_about_to_be_free() -> None:
+    to = stage("eager", delay=Delay(control_ms=2.0))
+    to.arrive("m", 30.0)
+    to.arrive("m", 30.0)
+    to.drain()
+    first, second = to.batches
+    assert (first.start_at_ms, first.end_at_ms) == (2.0, 8.0)
+    assert second.sent_at_ms == pytest.approx(6.0, abs=1e-3)
+    assert second.start_at_ms == pytest.approx(8.0, abs=1e-3)
+    assert second.waited_ms == pytest.approx(6.0, abs=1e-3)
+
+
+def test_a_guard_sends_the_batch_so_much_earlier() -> None:
+    to = stage()
+    to.discipline.set_guard_ms(0.4)
+    to.arrive("m", 20.0)
+    to.drain()
+    assert to.batches[0].start_at_ms == pytest.approx(12.6, abs=1e-3)
+
+
+def test_a_request_does_not_start_before_its_inputs_are_ready() -> None:
+    to = stage("eager")
+    to.arrive("m", 20.0, ready_in_ms=6.0)
+    to.drain()
+    assert [batch.start_at_ms for batch in to.batches] == [6.0]
+
+
+def test_a_batch_does_not_wait_for_requests_that_are_ready_too_late() -> None:
+    """Two are ready, one will be at 12.5: with three, 20 - l(3) = 12 is the last moment. Frontrun of two is 12."""
+    to = stage()
+    to.arrive("m", 20.0, count=2)
+    to.arrive("m", 20.0, ready_in_ms=12.5)
+    to.drain()
+    assert [(batch.start_at_ms, batch.seqs) for batch in to.batches] == [(12.0, [1, 2])]
+    assert to.count("expired") == 1  # the slice is busy until 19
+
+
+def test_a_request_that_will_never_be_ready_in_time_expires() -> None:
+    to = stage()
+    to.arrive("m", 20.0, ready_in_ms=15.0)
+    to.drain()
+    assert to.count("expired") == 1
+
+
+def test_low_orders_are_filled_first_so_that_high_ones_stay_idle() -> None:
+    to = stage(slices=8)
+    for at_ms in range(0, 200, 10):
+        to.until(float(at_ms))
+        to.arrive("m", 20.0)
+    to.drain()
+    assert {batch.slice_id for batch in to.batches} == {"s0"}
+
+
+def test_longest_idle_takes_turns() -> None:
+    to = stage(slices=3, pick="longest_idle")
+    for at_ms in range(0, 180, 20):
+        to.until(float(at_ms))
+        to.arrive("m", 20.0)
+    to.drain()
+    assert [batch.slice_id for batch in to.batches] == ["s0", "s1", "s2"] * 3
+
+
+def test_a_free_slice_serves_the_candidate_with_the_smallest_latest() -> None:
+    to = stage("eager")
+    to.model("n", 100.0)
+    to.slice("s0", hosted("m", THREE), hosted("n", THREE))
+    to.arrive("m", 20.0)
+    to.arrive("n", 50.0)
+    to.arrive("m", 40.0)
+    to.drain()
+    assert [batch.model_id for batch in to.batches] == ["m", "m", "n"]
+
+
+def test_among_equals_the_higher_priority_goes_first() -> None:
+    to = stage("eager")
+    to.model("n", 20.0, priority=1)
+    to.slice("s0", hosted("m", THREE), hosted("n", THREE))
+    to.arrive("m", 19.0)
+    to.arrive("m", 20.0)
+    to.arrive("n", 20.0)
+    to.drain()
+    assert [batch.model_id for batch in to.batches] == ["m", "n", "m"]
+
+
+def test_a_model_goes_only_where_it_is_hosted() -> None:
+    to = stage("eager", slices=0)
+    to.model("n", 20.0)
+    to.slice("s0", hosted("n", THREE), order=0)
+    to.slice("s1", hosted("m", THREE), order=1)
+    to.slice("s2", hosted("m", THREE), hosted("n", THREE), order=2)
+    for _ in range(2):
+        to.arrive("m", 20.0)
+        to.arrive("n", 20.0)
+    to.drain()
+    assert sorted((batch.model_id, batch.slice_id) for batch in to.batches) == [
+        ("m", "s1"),
+        ("m", "s2"),
+        ("n", "s0"),
+        ("n", "s0"),
+    ]
+
+
+def test_a_faster_slice_gets_a_batch_grown_to_its_own_speed() -> None:
+    """Within 10 % a slice stays in its class, whose table decides when; its own table decides how much."""
+    to = stage(slices=0)
+    to.slice("s0", hosted("m", [10.0, 10.0, 13.0, 16.0]))
+    to.slice("s0", hosted("m", [9.5, 9.5, 12.0, 15.0]))
+    to.arrive("m", 20.0, count=3)
+    to.until(7.0)
+    (batch,) = to.batches
+    assert batch.start_at_ms == pytest.approx(4.0, abs=1e-3)
+    assert batch.end_at_ms == pytest.approx(16.0, abs=1e-3)
+
+
+def test_slow_slices_leave_urgent_requests_to_fast_ones_and_take_the_others() -> None:
+    to = stage("eager", slices=0)
+    to.slice("slow", hosted("m", linear(3, 15, 8)), order=0)
+    to.slice("fast", hosted("m", linear(1, 5, 8)), order=1, free_at_ms=4.0)
+    to.arrive("m", 12.0)
+    to.arrive("m", 40.0)
+    to.drain()
+    assert sorted((batch.slice_id, batch.seqs) for batch in to.batches) == [("fast", [1]), ("slow", [2])]
+
+
+def test_a_slice_of_another_speed_serves_the_same_queue() -> None:
+    to = stage(slices=2)
+    to.slice("slow", hosted("m", linear(2, 10, 64)), order=9)
+    to.arrive("m", 20.0, count=2)
+    to.drain()
+    # For the slow class frontrun comes first: 20 - (2·3 + 10) = 4 against 20 - 8 = 12.
+    assert [(batch.slice_id, batch.start_at_ms) for batch in to.batches] == [("slow", 4.0)]
+
+
+def test_what_cannot_finish_alone_is_answered_at_once() -> None:
+    to = stage()
+    to.arrive("m", 5.9)
+    assert to.drops == [(0.0, True, [1])]
+
+
+def test_a_request_without_a_slice_in_time_expires_when_it_could_no_longer_finish() -> None:
+    to = stage(slices=0)
+    to.slice("s0", hosted("m", THREE), free_at_ms=18.0)
+    to.arrive("m", 20.0)
+    to.drain()
+    assert to.drops == [(14.0, True, [1])]
+
+
+def test_without_any_slice_requests_wait_until_their_deadline() -> None:
+    to = stage(slices=0)
+    to.arrive("m", 20.0)
+    to.drain()
+    assert to.drops == [(20.0, True, [1])]
+
+
+def test_a_slice_that_comes_while_requests_wait_is_used() -> None:
+    to = stage(slices=0)
+    to.arrive("m", 20.0)
+    to.until(5.0)
+    to.slice("s0", hosted("m", THREE))
+    to.drain()
+    assert [batch.start_at_ms for batch in to.batches] == [pytest.approx(13.0, abs=1e-3)]
+
+
+def test_window_drop_gives_up_a_head_to_keep_the_target_size() -> None:
+    """The slice is free at 10. The head (due 16.5) could run alone until 16; eight younger ones (due 23.5) make
+    a batch of eight possible (10 + 13 = 23), the largest half an SLO of 27 allows. So the head goes."""
+    to = Stage(make_discipline("deferred"))
+    to.model("m", 27.0)
+    to.slice("s0", hosted("m", THREE), free_at_ms=10.0)
+    to.arrive("m", 16.5)
+    to.arrive("m", 23.5, count=8)
+    to.drain()
+    assert to.drops == [(10.0, False, [1])]
+    assert [(batch.start_at_ms, len(batch.seqs)) for batch in to.batches] == [(10.0, 8)]
+
+
+def test_simple_drop_serves_the_same_head_alone() -> None:
+    to = Stage(make_discipline("deferred", {"drop": "simple"}))
+    to.model("m", 27.0)
+    to.slice("s0", hosted("m", THREE), free_at_ms=10.0)
+    to.arrive("m", 16.5)
+    to.arrive("m", 23.5, count=8)
+    to.drain()
+    assert to.batches[0].seqs == [1]
+    assert not any(is_expired is False for _, is_expired, _ in to.drops)
+
+
+def test_a_slice_that_is_done_early_is_used_early() -> None:
+    to = stage("eager")
+    to.arrive("m", 20.0)
+    to.arrive("m", 20.0)
+    to.until(3.0)
+    assert len(to.batches) == 1
+    decisions = to.discipline.slice_free(to.batches[0].slice_id, 3.0, 3.0)  # type: ignore[arg-type]
+    assert len(decisions) == 1
+
+
+def test_a_slice_believed_busy_for_ever_is_left_alone_until_it_reports() -> None:
+    to = stage("eager")
+    to.discipline.slice_free("s0", float("inf"), 0.0)  # type: ignore[arg-type]
+    to.arrive("m", 20.0)
+    to.until(1.0)
+    assert to.batches == []
+    assert wake_at_ms(to) == pytest.approx(14.0, abs=1e-3)
+    assert len(to.discipline.slice_free("s0", 1.0, 1.0)) == 1  # type: ignore[arg-type]
+
+
+def test_requests_with_different_budgets_share_a_queue_by_deadline() -> None:
+    to = stage()
+    to.arrive("m", 30.0)
+    to.arrive("m", 12.0)
+    to.drain()
+    assert [(batch.start_at_ms, batch.seqs) for batch in to.batches] == [(4.0, [2, 1])]
+
+
+def test_withdrawn_requests_are_forgotten() -> None:
+    to = stage()
+    to.arrive("m", 20.0, count=4)
+    to.withdraw("m", 1, 3)
+    assert to.discipline.queued(to_model := next(iter(to.fates))[0]) == 1
+    to.drain()
+    assert [batch.seqs for batch in to.batches] == [[4]]
+    assert to.discipline.queued(to_model) == 0
+
+
+def test_a_removed_model_gives_its_requests_back() -> None:
+    to = stage()
+    to.arrive("m", 20.0, count=4)
+    to.unmodel("m")
+    assert to.drops == [(0.0, False, [1, 2, 3, 4])]
+    assert wake_at_ms(to) is None
+
+
+def test_an_slo_changed_later_counts_for_the_target_and_delays_for_the_moments() -> None:
+    to = stage()
+    to.arrive("m", 20.0)
+    to.model("m", 20.0, Delay(control_ms=3.0))
+    to.drain()
+    assert to.batches[0].sent_at_ms == pytest.approx(20 - 7 - 3, abs=1e-3)
+
+
+def test_a_timeout_sends_the_batch_when_the_first_request_has_waited_so_long() -> None:
+    to = stage("timeout", timeout_ms=4)
+    to.arrive("m", 20.0)
+    to.until(2.0)
+    to.arrive("m", 20.0)
+    to.drain()
+    assert [(batch.start_at_ms, batch.seqs, batch.reason) for batch in to.batches] == [
+        (4.0, [1, 2], "timeout")
+    ]
+
+
+def test_a_timeout_that_is_too_long_never_passes_the_latest_moment() -> None:
+    to = stage("timeout", slo_percent=100)
+    to.arrive("m", 20.0)
+    to.drain()
+    assert [batch.start_at_ms for batch in to.batches] == [pytest.approx(14.0, abs=1e-3)]
+
+
+def test_in_overload_losses_fall_on_all_models_alike() -> None:
+    """A cheap model and a dear one, both at three times what the slice can do."""
+    to = Stage(make_discipline("deferred"))
+    tables = {"cheap": linear(0.2, 4, 64), "dear": linear(6, 4, 64)}
+    for name in tables:
+        to.model(name, 60.0)
+    to.slice("s0", *(hosted(name, table) for name, table in tables.items()))
+    rates = {"cheap": 6, "dear": 0.3}
+    debts = dict.fromkeys(tables, 0.0)
+    for at_ms in range(8000):
+        to.until(float(at_ms))
+        for name in tables:
+            debts[name] += rates[name]
+            if whole := int(debts[name]):
+                debts[name] -= whole
+                to.arrive(name, 60.0, count=whole)
+    to.drain()
+    served = {
+        name: sum(fate == "ran" for key, fate in to.fates.items() if key[0] == name)
+        / sum(key[0] == name for key in to.fates)
+        for name in tables
+    }
+    assert 0.2 < served["dear"] < 0.95
+    assert served["cheap"] == pytest.approx(served["dear"], abs=0.1)

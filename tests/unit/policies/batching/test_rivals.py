@@ -1,0 +1,300 @@
+"""The rivals, each by what Symphony or the thesis says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fabric.ids import ModelId, SliceId
+from policies.batching import make_discipline
+from policies.batching.base import Delay
+from policies.batching.moments import exec_table
+from policies.batching.squishy import Bin, Load, pack, saturated_size, spread
+from tests.batching_stage import Stage, hosted, linear
+
+TABLE = linear(1, 5, 64)  # l(b) = b + 5
+
+
+def stage(name: str, slices: int = 1, *, slo_ms: float = 40.0, **options: Any) -> Stage:
+    made = Stage(make_discipline(name, options), is_in_time=name != "fixed")
+    made.model("m", slo_ms)
+    for order in range(slices):
+        made.slice(f"s{order}", hosted("m", TABLE), order=order)
+    return made
+
+
+def starts(of: Stage) -> list[tuple[float, str, list[int]]]:
+    return [(batch.start_at_ms, batch.slice_id, batch.seqs) for batch in of.batches]
+
+
+# ---------------------------------------------------------------- fixed
+
+
+def test_fixed_sends_a_batch_when_it_has_the_target_size_and_goes_on_to_the_next_replica() -> None:
+    to = stage("fixed", slices=2, batch=3)
+    to.arrive("m", 400.0, count=2)
+    assert to.batches == []
+    to.arrive("m", 400.0, count=5)
+    assert starts(to) == [(0.0, "s0", [1, 2, 3]), (0.0, "s1", [4, 5, 6])]
+
+
+def test_fixed_sends_what_it_has_after_the_longest_wait() -> None:
+    to = stage("fixed", batch=8)
+    to.arrive("m", 400.0)
+    to.until(60.0)
+    to.arrive("m", 400.0)
+    to.drain()
+    assert starts(to) == [(100.0, "s0", [1, 2])]
+
+
+def test_fixed_waits_for_its_replica_even_if_another_is_idle() -> None:
+    to = stage("fixed", slices=2, batch=1)
+    to.slice("s0", hosted("m", linear(0, 50, 4)), order=0)
+    for _ in range(3):
+        to.arrive("m", 400.0)
+    to.drain()
+    assert starts(to) == [(0.0, "s0", [1]), (0.0, "s1", [2]), (50.0, "s0", [3])]
+
+
+def test_fixed_spreads_requests_by_the_plans_weights() -> None:
+    to = stage("fixed", slices=0)
+    to.slice("s0", hosted("m", TABLE, target=2, weight=300.0), order=0)
+    to.slice("s1", hosted("m", TABLE, target=2, weight=100.0), order=1)
+    for _ in range(80):
+        to.until(to.now_ms + 5.0)
+        to.arrive("m", 4000.0)
+    to.drain()
+    served = {name: sum(len(seqs) for _, at, seqs in starts(to) if at == name) for name in ("s0", "s1")}
+    assert served == {"s0": 60, "s1": 20}
+
+
+def test_fixed_takes_plain_turns_where_shares_follow_the_batch_sizes() -> None:
+    to = stage("fixed", slices=0)
+    to.slice("s0", hosted("m", TABLE, target=4, weight=400.0), order=0)
+    to.slice("s1", hosted("m", TABLE, target=1, weight=100.0), order=1)
+    to.arrive("m", 4000.0, count=10)
+    to.drain()
+    assert sorted((at, seqs) for _, at, seqs in starts(to)) == [
+        ("s0", [1, 2, 3, 4]),
+        ("s0", [6, 7, 8, 9]),
+        ("s1", [5]),
+        ("s1", [10]),
+    ]
+
+
+def test_fixed_runs_late_batches_but_not_what_could_not_finish_alone() -> None:
+    to = stage("fixed", batch=20)
+    to.arrive("m", 10.0, count=19)
+    to.arrive("m", 400.0)
+    to.drain()
+    assert to.count("ran") == 20
+    late = stage("fixed", batch=2)
+    late.arrive("m", 10.0)
+    late.until(6.0)
+    late.arrive("m", 400.0)
+    late.drain()
+    assert late.count("expired") == 1
+
+
+# ---------------------------------------------------------------- clockwork
+
+
+def test_clockwork_runs_powers_of_two_of_what_fits() -> None:
+    to = stage("clockwork")
+    to.arrive("m", 40.0, count=7)
+    to.drain()
+    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 4), (9.0, 2), (16.0, 1)]
+
+
+def test_clockwork_takes_the_earliest_latest_start_first() -> None:
+    to = stage("clockwork")
+    to.model("n", 60.0)
+    to.slice("s0", hosted("m", TABLE), hosted("n", TABLE))
+    to.arrive("m", 40.0)
+    to.arrive("m", 39.0)
+    to.arrive("n", 38.0)
+    to.drain()
+    # At 6: m's latest start is 39 - 6 = 33, n's 38 - 6 = 32.
+    assert [batch.model_id for batch in to.batches] == ["m", "n", "m"]
+
+
+def test_clockwork_drops_only_what_cannot_finish() -> None:
+    to = stage("clockwork")
+    to.arrive("m", 40.0, count=4)
+    to.arrive("m", 12.0)
+    to.drain()
+    assert to.count("ran") == 4
+    assert to.count("expired") == 1
+
+
+# ---------------------------------------------------------------- shepherd
+
+
+def test_shepherd_takes_the_largest_batch_first() -> None:
+    to = stage("shepherd")
+    to.model("n", 60.0)
+    to.slice("s0", hosted("m", TABLE), hosted("n", TABLE))
+    to.arrive("m", 40.0, count=4)
+    to.arrive("m", 20.0)
+    to.arrive("n", 60.0, count=3)
+    to.drain()
+    assert [(batch.model_id, len(batch.seqs)) for batch in to.batches] == [("m", 4), ("n", 3)]
+
+
+def test_shepherd_stops_a_batch_for_one_three_times_as_large() -> None:
+    to = stage("shepherd")
+    to.arrive("m", 40.0, count=2)
+    to.until(1.0)
+    to.arrive("m", 40.0, count=5)
+    assert to.preempted == 0
+    to.arrive("m", 40.0)
+    assert to.preempted == 1
+    assert starts(to) == [(0.0, "s0", [1, 2]), (1.0, "s0", [3, 4, 5, 6, 7, 8])]
+    to.drain()
+    assert starts(to)[2:] == [(12.0, "s0", [1, 2])]
+    assert to.count("ran") == 8
+
+
+def test_shepherd_stops_nothing_for_a_batch_that_would_be_late() -> None:
+    to = stage("shepherd")
+    to.arrive("m", 40.0, count=2)
+    to.until(1.0)
+    to.arrive("m", 9.0, count=12)
+    assert to.preempted == 0
+
+
+def test_shepherd_with_a_higher_ratio_is_more_patient() -> None:
+    to = stage("shepherd", preempt_ratio=6)
+    to.arrive("m", 40.0, count=2)
+    to.arrive("m", 40.0, count=11)
+    assert to.preempted == 0
+    to.arrive("m", 40.0)
+    assert to.preempted == 1
+
+
+# ---------------------------------------------------------------- nexus
+
+LOAD = Load(ModelId("m"), 40.0, 1.0)
+
+
+def bins(count: int, **tables: tuple[float, ...]) -> list[Bin]:
+    padded = {ModelId(name): exec_table(table) for name, table in tables.items()}
+    return [Bin(SliceId(f"s{place}"), padded) for place in range(count)]
+
+
+def test_a_saturated_slice_runs_the_largest_batch_that_leaves_half_the_slo_for_waiting() -> None:
+    assert saturated_size(exec_table(TABLE), 40.0) == 15
+    assert saturated_size(exec_table(TABLE), 11.0) == 1
+    assert saturated_size(exec_table(TABLE), 5.0) == 0
+
+
+def test_a_load_is_packed_into_dedicated_slices_and_a_residue() -> None:
+    """15 requests in 20 ms saturate a slice: 0.75 a ms. One a ms is one of these and 0.25 a ms: b + 5 + 4·b <= 40
+    for b = 7."""
+    plan = pack([LOAD], bins(2, m=TABLE), 1.0)
+    assert plan is not None
+    shares = {name: [(share.batch_size, share.per_ms) for share in of] for name, of in plan.shares.items()}
+    assert shares == {"s0": [(15, 0.75)], "s1": [(7, 0.25)]}
+    assert pack([LOAD], bins(1, m=TABLE), 1.0) is None
+
+
+def test_residues_share_a_slice_while_their_batches_fit_into_the_shorter_duty_cycle() -> None:
+    loads = [Load(ModelId("a"), 60.0, 0.1), Load(ModelId("b"), 50.0, 0.05)]
+    plan = pack(loads, bins(2, a=TABLE, b=TABLE), 1.0)
+    assert plan is not None
+    assert list(plan.shares) == ["s0"]
+    # a: b + 5 + 10 b <= 60 → 5, duty 50. b: b + 5 + 20 b <= 50 → 2, duty 40. Together 40: batches 4 and 2.
+    assert sorted((share.load.model_id, share.batch_size) for share in plan.shares[SliceId("s0")]) == [
+        ("a", 4),
+        ("b", 2),
+    ]
+
+
+def test_the_load_is_scaled_to_fill_exactly_the_slices_there_are() -> None:
+    plan = spread([LOAD], bins(3, m=TABLE))
+    assert sum(share.per_ms for of in plan.shares.values() for share in of) == pytest.approx(2.25, rel=0.02)
+
+
+def test_nexus_runs_at_most_the_assigned_batch_whenever_its_slice_is_free() -> None:
+    to = stage("nexus")
+    to.arrive("m", 40.0)
+    to.arrive("m", 60.0, count=20)
+    to.until(30.0)
+    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 1), (6.0, 15), (26.0, 5)]
+
+
+def test_nexus_drops_heads_that_would_force_a_smaller_batch() -> None:
+    to = stage("nexus")
+    to.arrive("m", 40.0)
+    to.arrive("m", 14.0)
+    to.arrive("m", 40.0, count=15)
+    to.until(6.0)
+    assert to.drops == [(6.0, False, [2])]
+    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 1), (6.0, 15)]
+
+
+def test_nexus_does_not_use_a_slice_that_is_not_the_requests_own() -> None:
+    """Two models, two slices: each has its own, and a burst of one does not reach the other's idle slice."""
+    to = Stage(make_discipline("nexus"))
+    for name in ("a", "b"):
+        to.model(name, 13.0)
+    for order in range(2):
+        to.slice(f"s{order}", hosted("a", TABLE), hosted("b", TABLE), order=order)
+    for _ in range(3):
+        to.arrive("a", 13.0)
+    to.drain()
+    assert len({batch.slice_id for batch in to.batches}) == 1
+
+
+def test_nexus_reassigns_slices_by_measured_rates() -> None:
+    """After the first second it knows that all the load is a's, and gives it both slices."""
+    to = Stage(make_discipline("nexus"))
+    for name in ("a", "b"):
+        to.model(name, 13.0)
+    for order in range(2):
+        to.slice(f"s{order}", hosted("a", TABLE), hosted("b", TABLE), order=order)
+    for at_ms in range(0, 1400, 4):
+        to.until(float(at_ms))
+        to.arrive("a", 13.0)
+    early = {batch.slice_id for batch in to.batches if batch.start_at_ms < 1000}
+    late = {batch.slice_id for batch in to.batches if batch.start_at_ms > 1100}
+    assert len(early) == 1
+    assert late == {"s0", "s1"}
+
+
+# ---------------------------------------------------------------- all
+
+RIVALS = [("fixed", {"batch": 1}), ("clockwork", {}), ("shepherd", {}), ("nexus", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), RIVALS)
+def test_requests_wait_for_their_inputs_and_slices_are_used_as_they_come(
+    name: str, options: dict[str, Any]
+) -> None:
+    to = stage(name, slices=0, **options)
+    to.arrive("m", 40.0, ready_in_ms=3.0)
+    to.until(10.0)
+    assert to.discipline.queued(ModelId("m")) == 1
+    to.slice("s0", hosted("m", TABLE))
+    assert starts(to) == [(10.0, "s0", [1])]
+
+
+@pytest.mark.parametrize(("name", "options"), RIVALS)
+def test_a_batch_is_sent_ahead_by_the_delay(name: str, options: dict[str, Any]) -> None:
+    to = stage(name, **options)
+    to.model("m", 40.0, Delay(control_ms=2.0))
+    to.arrive("m", 40.0)
+    to.arrive("m", 40.0)
+    to.drain()
+    assert [(batch.sent_at_ms, batch.start_at_ms) for batch in to.batches] == [(0.0, 2.0), (6.0, 8.0)]
+
+
+@pytest.mark.parametrize(("name", "options"), RIVALS)
+def test_what_waits_for_a_slice_that_goes_is_served_elsewhere(name: str, options: dict[str, Any]) -> None:
+    to = stage(name, slices=2, **options)
+    for _ in range(4):
+        to.arrive("m", 40.0)
+    to.unslice("s0")
+    to.drain()
+    assert to.count("ran") == 4
