@@ -15,9 +15,10 @@ from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
+from roles.cluster import role_id_of_node
 from roles.config import load_config
 from roles.environment import RunDir, run_dir
-from roles.node_agent.shell import role_id_of_node, run_node_agent
+from roles.node_agent.shell import run_node_agent
 from roles.process import StopSignal, die_with_parent, set_up_logging
 from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
 from roles.supervisor.core import EXIT_CONFIG, Outcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeVar
+from typing import Final, NewType, Protocol, TypeVar
 
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage
@@ -21,6 +21,9 @@ Handle = NewType("Handle", int)
 """Stands for tensors that a shell keeps: dense, never reused within a process."""
 
 NO_PAYLOAD = Handle(0)
+
+SCHEDULER: Final = PeerId("scheduler")
+"""The scheduler's name on the links that lead to it, whatever its incarnation. Nobody else can have it."""
 
 
 class Core(Protocol[EventT_contra, ActionT_co]):

@@ -7,6 +7,7 @@ processes of one host find each other, and what `tenuto status` reads.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Never, Self
 
 from fabric.errors import ConfigError
+from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
@@ -98,6 +100,36 @@ class StopSignal:
     def take(self, limit: int, now_ms: float) -> Sequence[Never]:  # noqa: ARG002  a Source's signature
         """No events."""
         return ()
+
+
+class StopSource:
+    """Turns the first SIGTERM or SIGINT into one `StopAsked`, for a core that ends in its own time."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self._stop = stop
+        self._is_told = False
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._stop.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a signal to tell of."""
+        return self._stop.is_set and not self._is_told
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[StopAsked]:  # noqa: ARG002  a Source's signature
+        """The stop, once."""
+        self._is_told = True
+        with contextlib.suppress(BlockingIOError):
+            # Quiet again: the end takes a while, and the driver sleeps in it.
+            os.read(self._stop.fileno(), 4_096)
+        return (StopAsked(),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -13,36 +12,21 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import new_incarnation, peer_id
+from fabric.link import Received
 from fabric.sockets import RouterLink
-from roles.cluster import ClusterConfig, NodeConfig
-from roles.core import Heard, Send
+from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
+from roles.core import SCHEDULER, Heard, Send
 from roles.drive import Driver
 from roles.environment import RunDir
-from roles.node_agent.core import (
-    SCHEDULER,
-    AgentAction,
-    AgentEvent,
-    AgentLimits,
-    Kill,
-    NodeAgentCore,
-    Reconnect,
-    Spawn,
-    StopAsked,
-    Terminate,
-)
+from roles.hearing import PlainSource
+from roles.node_agent.core import NodeAgentCore
+from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
 from roles.node_agent.gpus import discover
-from roles.node_agent.processes import Processes
-from roles.node_agent.scheduler_door import SchedulerDoor
-from roles.process import RunFile, StopSignal, read_run_file, remove_run_file, write_run_file
-
-SCHEDULER_RUN_FILE = "scheduler-0.json"
+from roles.process import RunFile, StopSignal, StopSource, remove_run_file, write_run_file
+from roles.processes import Processes
+from roles.scheduler_door import SchedulerDoor
 
 log = logging.getLogger("tenuto")
-
-
-def role_id_of_node(host: str) -> str:
-    """The role id of a node's agent, which is also its run file's name."""
-    return f"node-{host}"
 
 
 def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
@@ -74,59 +58,6 @@ def run_node_agent(
         agent.close()
 
 
-class StopSource:
-    """Turns the first SIGTERM or SIGINT into one `StopAsked`."""
-
-    def __init__(self, stop: StopSignal) -> None:
-        self._stop = stop
-        self._is_told = False
-
-    def fileno(self) -> int:
-        """Readable after a signal."""
-        return self._stop.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is a signal to tell of."""
-        return self._stop.is_set and not self._is_told
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[StopAsked]:  # noqa: ARG002  a Source's signature
-        """The stop, once."""
-        self._is_told = True
-        with contextlib.suppress(BlockingIOError):
-            os.read(
-                self._stop.fileno(), 4_096
-            )  # quiet again: the end takes a while, and the driver sleeps in it
-        return (StopAsked(),)
-
-
-class _WorkerDoor:
-    """What the workers say."""
-
-    def __init__(self, link: RouterLink) -> None:
-        self._link = link
-        self.fileno = link.fileno
-
-    @property
-    def has_more(self) -> bool:
-        return self._link.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[Heard]:
-        del now_ms
-        self._link.take_lost()  # the end of a worker is seen at its process
-        received = self._link.receive(limit)
-        return [Heard(each.peer, each.message, each.late_ms) for each in received if each.peer != SCHEDULER]
-
-
 class _Agent:
     def __init__(self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal) -> None:
         incarnation = new_incarnation()
@@ -135,9 +66,7 @@ class _Agent:
         self._run_dir = run_dir
         self._command = options.command
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = SchedulerDoor(
-            peer_id(role_id, incarnation), lambda: read_run_file(run_dir / SCHEDULER_RUN_FILE), options.clock
-        )
+        self._scheduler = SchedulerDoor(peer_id(role_id, incarnation), run_dir, options.clock)
         self._processes = Processes()
         self._core = NodeAgentCore(
             node.node_id, incarnation, gpus, options.limits, role_id=role_id, pid=os.getpid()
@@ -145,7 +74,7 @@ class _Agent:
         self._driver = Driver[AgentEvent, AgentAction](
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
-            [StopSource(stop), _WorkerDoor(self._link), self._scheduler, self._processes],
+            [StopSource(stop), PlainSource(self._link, _from_worker), self._scheduler, self._processes],
             self._perform,
             options.clock,
         )
@@ -178,8 +107,11 @@ class _Agent:
                 self._processes.terminate(worker_id)
             case Kill(worker_id):
                 self._processes.kill(worker_id)
-            case Reconnect():
-                self._scheduler.reconnect()
+
+
+def _from_worker(received: Received) -> Heard | None:
+    """Workers are not watched: the end of one is seen at its process. None may take the scheduler's name."""
+    return None if received.peer == SCHEDULER else Heard(received.peer, received.message, received.late_ms)
 
 
 def _node(config: ClusterConfig, host: str) -> NodeConfig:

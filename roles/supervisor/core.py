@@ -17,8 +17,8 @@ from enum import Enum, auto
 from typing import Final
 
 from roles.core import Tick
-from roles.node_agent.core import ProcessExited, StopAsked
 from roles.restarts import RestartRule, Restarts
+from roles.upkeep import ProcessExited, StopAsked
 
 EXIT_FAILURE, EXIT_CONFIG = 1, 3
 

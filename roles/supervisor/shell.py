@@ -11,13 +11,13 @@ from pathlib import Path
 from fabric.clock import MonotonicClock
 from fabric.ids import new_incarnation, peer_id
 from fabric.messages import SliceReport, StatusAsked, StatusListed
-from roles.cluster import ClusterConfig
+from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
 from roles.drive import Driver
-from roles.node_agent.processes import Processes
-from roles.node_agent.scheduler_door import SchedulerDoor
-from roles.node_agent.shell import SCHEDULER_RUN_FILE, StopSource, role_id_of_node
-from roles.process import RunFile, StopSignal, read_run_file
+from roles.hearing import Layer
+from roles.process import RunFile, StopSignal, StopSource, read_run_file
+from roles.processes import Processes
+from roles.scheduler_door import DoorEvent, SchedulerDoor
 from roles.supervisor.core import (
     Announce,
     KillRole,
@@ -147,19 +147,15 @@ class _RunFileWatch:
         return serves
 
 
-class _Readiness:
+class _Readiness(Layer[DoorEvent]):
     """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
 
     def __init__(self, door: SchedulerDoor) -> None:
+        super().__init__(door)
         self.slices: Sequence[SliceReport] = ()
         self._door = door
         self._ask_at_ms = 0.0
         self._is_settled = False
-        self.fileno = door.fileno
-
-    @property
-    def has_more(self) -> bool:
-        return self._door.has_more
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -197,11 +193,7 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._door = SchedulerDoor(
-            peer_id("operator", new_incarnation()),
-            lambda: read_run_file(run_dir / SCHEDULER_RUN_FILE),
-            clock,
-        )
+        self._door = SchedulerDoor(peer_id("operator", new_incarnation()), run_dir, clock)
         self._readiness = _Readiness(self._door)
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)

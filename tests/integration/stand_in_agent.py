@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from roles.config import parse_config
-from roles.node_agent.core import AgentLimits
+from roles.node_agent.events import AgentLimits
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.process import StopSignal, die_with_parent, set_up_logging
 

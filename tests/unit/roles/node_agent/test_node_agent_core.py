@@ -19,21 +19,10 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import Heard, Lost, Send, Tick
-from roles.node_agent.core import (
-    SCHEDULER,
-    AgentAction,
-    AgentEvent,
-    AgentLimits,
-    Kill,
-    NodeAgentCore,
-    ProcessExited,
-    Reconnect,
-    SchedulerFound,
-    Spawn,
-    StopAsked,
-    Terminate,
-)
+from roles.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.node_agent.core import NodeAgentCore
+from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
+from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
 NODE = NodeId("a")
 LIMITS = AgentLimits()
@@ -412,10 +401,10 @@ def test_a_scheduler_is_greeted_until_it_says_what_it_wants() -> None:
     assert host.until(10_000.0) == []
 
 
-def test_a_silent_scheduler_gets_a_new_connection_and_hears_what_runs() -> None:
+def test_a_scheduler_that_was_silent_hears_what_runs() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))
-    assert host.feed(Lost(SCHEDULER, "silent")) == [Reconnect()]
+    assert host.feed(Lost(SCHEDULER, "silent")) == []
     hello, *_ = told(host.until(1_000.0))
     assert isinstance(hello, NodeHello)
     (status,) = hello.slices

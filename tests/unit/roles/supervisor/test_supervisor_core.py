@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 
 from roles.core import Tick
-from roles.node_agent.core import ProcessExited, StopAsked
 from roles.supervisor.core import (
     Announce,
     KillRole,
@@ -20,6 +19,7 @@ from roles.supervisor.core import (
     TerminateRole,
     Warn,
 )
+from roles.upkeep import ProcessExited, StopAsked
 
 SCHEDULER, AGENT, FRONTEND = "scheduler-0", "node-a", "frontend-0"
 PLANS = (

@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roles.node_agent.core import ProcessExited
 from roles.process import child_environment
+from roles.upkeep import ProcessExited
 
 LAST_WORDS_BYTES_MAX = 4_096
 _READ_BYTES = 65_536

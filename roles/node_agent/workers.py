@@ -1,0 +1,227 @@
+"""The worker processes of an agent: each on its way through the table in `lifecycle.py`, in bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fabric.ids import Incarnation, NodeId, PeerId, SliceId
+from fabric.messages import AnyMessage, Host, SliceSpec, Stop
+from roles.core import Send
+from roles.node_agent.events import AgentAction, AgentLimits, Kill, Spawn, Terminate
+from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
+from roles.node_agent.reports import NOT_BORN, REASON_CHARS_MAX, Reports
+from roles.restarts import Restarts
+
+TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process over all its starts. `slices` are the wanted ones; none: it is to end."""
+
+    worker_id: str
+    slices: dict[SliceId, SliceSpec]
+    restarts: Restarts
+    state: WorkerState = WorkerState.WAITING
+    limit_at_ms: float | None = None
+    holding: frozenset[SliceId] = frozenset()
+    """Everything the process was started with, wanted or not."""
+    peer: PeerId | None = None
+    end_reason: str = ""
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing it says counts any more."""
+        return self.state in ENDING
+
+
+class Workers:
+    """Starts, restarts and ends worker processes. What to do goes to `actions`, the core's own list."""
+
+    def __init__(
+        self, node_id: NodeId, limits: AgentLimits, reports: Reports, actions: list[AgentAction]
+    ) -> None:
+        self.scheduler_addresses: tuple[str, ...] = ()
+        self._node_id = node_id
+        self._limits = limits
+        self._limit_ms = {
+            WorkerState.STARTING: limits.hello_ms,
+            WorkerState.LOADING: limits.load_ms,
+            # Its own grace, and a little for the way there and back.
+            WorkerState.STOPPING: limits.grace_ms + 500.0,
+            WorkerState.TERMINATING: limits.terminate_ms,
+            WorkerState.KILLED: limits.kill_ms,
+        }
+        self._reports = reports
+        self._actions = actions
+        self._all: list[Worker] = []
+        self._spawned = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        """All of them; they may be ended on the way."""
+        return iter(list(self._all))
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next time limit or restart."""
+        limits = (worker.limit_at_ms for worker in self._all if worker.limit_at_ms is not None)
+        return min(limits, default=None)
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether there is no process left to wait for."""
+        return all(worker.state in PROCESSLESS for worker in self._all)
+
+    @property
+    def taken(self) -> set[SliceId]:
+        """Slices that run, are about to, or whose old process has not ended."""
+        taken: set[SliceId] = set()
+        for worker in self._all:
+            taken.update(worker.slices)
+            if worker.is_ending:
+                taken.update(worker.holding)
+        return taken
+
+    def at(self, peer: PeerId) -> Worker | None:
+        """Whose process is behind a peer, or was until it ended."""
+        return next((worker for worker in self._all if worker.peer == peer), None)
+
+    def named(self, worker_id: str) -> Worker | None:
+        """The process of that start."""
+        return next((worker for worker in self._all if worker.worker_id == worker_id), None)
+
+    # ------------------------------------------------------------ starting
+
+    def start(self, specs: Iterable[SliceSpec], now_ms: float) -> None:
+        """A new process for these slices."""
+        slices = {spec.slice_id: spec for spec in specs}
+        worker = Worker("", slices, Restarts(self._limits.restart))
+        self._all.append(worker)
+        self._spawn(worker, now_ms)
+
+    def greet(self, worker: Worker, peer: PeerId, incarnation: Incarnation, now_ms: float) -> None:
+        """It said hello: tell it what to host."""
+        if worker.state is not WorkerState.STARTING:
+            return  # said twice, or already on its way out
+        worker.peer = peer
+        for slice_id in worker.slices:
+            self._reports.report(slice_id, "starting", incarnation=incarnation)
+        self._step(worker, Step.GREETED, now_ms)
+        self.tell_what_to_host(worker)
+
+    def settle(self, worker: Worker, now_ms: float) -> None:
+        """Has it loaded everything that it should host? Then it has time for ever."""
+        if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
+            self._step(worker, Step.SETTLED, now_ms)
+
+    def tell_what_to_host(self, worker: Worker) -> None:
+        """Tell it anew, if it was told before: something of it has changed."""
+        if worker.state in TOLD:
+            self._send(worker, Host(self._node_id, tuple(worker.slices.values()), self.scheduler_addresses))
+
+    def _spawn(self, worker: Worker, now_ms: float) -> None:
+        self._spawned += 1
+        worker.worker_id = f"worker-{self._node_id}-{self._spawned}"
+        worker.peer, worker.end_reason = None, ""
+        worker.holding = frozenset(worker.slices)
+        self._step(worker, Step.START, now_ms)
+        self._actions.append(Spawn(worker.worker_id, tuple(worker.slices.values())))
+        for slice_id in worker.slices:
+            self._reports.report(slice_id, "starting", incarnation=NOT_BORN)
+
+    # ------------------------------------------------------------ ending
+
+    def end_if_unwanted(self, worker: Worker, now_ms: float) -> None:
+        """In order: by a message where it can hear one."""
+        if worker.slices or worker.is_ending:
+            return
+        if worker.state is WorkerState.WAITING:
+            self._all.remove(worker)
+            return
+        self._step(worker, Step.END, now_ms)
+        if worker.state is WorkerState.STOPPING:
+            self._send(worker, Stop(self._limits.grace_ms))
+        else:
+            self._actions.append(Terminate(worker.worker_id))
+
+    def broke(
+        self, worker: Worker, slice_id: SliceId, incarnation: Incarnation, reason: str, now_ms: float
+    ) -> None:
+        """A slice that has worked does no more: its device broke, and a new process may do."""
+        worker.end_reason = reason[:REASON_CHARS_MAX]
+        self._reports.report(slice_id, "lost", worker.end_reason, incarnation)
+        self._step(worker, Step.BROKE, now_ms)
+        self._actions.append(Terminate(worker.worker_id))
+
+    def exited(self, worker: Worker, code: int, last_words: str, now_ms: float) -> None:
+        """Its process is gone. If it was wanted, tell at once, then start it again or give up."""
+        self._step(worker, Step.EXITED, now_ms)
+        if not worker.slices:
+            self._all.remove(worker)
+            return
+        reason = _reason(worker.end_reason or _ending(code), last_words)
+        for slice_id in worker.slices:
+            self._reports.report(slice_id, "lost", reason)
+        worker.limit_at_ms = worker.restarts.note_failure(now_ms)
+        if worker.limit_at_ms is None:
+            rule = self._limits.restart
+            words = (
+                f"given up after {rule.failures_max} failures within {rule.window_ms / 1e3:.0f} s: {reason}"
+            )
+            for spec in worker.slices.values():
+                self._reports.give_up(spec, words)
+            self._all.remove(worker)
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, now_ms: float) -> None:
+        """Start again whose pause is over, be harder on who is overdue."""
+        for worker in self:
+            if worker.limit_at_ms is not None and worker.limit_at_ms <= now_ms:
+                self._on_overdue(worker, now_ms)
+
+    def _on_overdue(self, worker: Worker, now_ms: float) -> None:
+        if worker.state is WorkerState.WAITING:
+            self._spawn(worker, now_ms)
+            return
+        former = worker.state
+        self._step(worker, Step.OVERDUE, now_ms)
+        match worker.state:
+            case WorkerState.TERMINATING:
+                self._actions.append(Terminate(worker.worker_id))
+            case WorkerState.KILLED:
+                self._actions.append(Kill(worker.worker_id))
+        is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
+        if is_slow and worker.slices:  # told at once, whenever its end comes
+            worker.end_reason = self._slowness(former, worker.slices)
+            for slice_id in worker.slices:
+                self._reports.report(slice_id, "lost", worker.end_reason)
+
+    def _slowness(self, state: WorkerState, slices: Iterable[SliceId]) -> str:
+        if state is WorkerState.STARTING:
+            return f"its worker did not say hello within {self._limits.hello_ms / 1e3:g} s"
+        late = sorted(slice_id for slice_id in slices if not self._reports.is_ready(slice_id))
+        return f"not loaded within {self._limits.load_ms / 1e3:g} s: {', '.join(late[:4])}"
+
+    # ------------------------------------------------------------ small things
+
+    def _step(self, worker: Worker, step: Step, now_ms: float) -> None:
+        worker.state = NEXT[worker.state, step]
+        limit_ms = self._limit_ms.get(worker.state)
+        worker.limit_at_ms = None if limit_ms is None else now_ms + limit_ms
+
+    def _send(self, worker: Worker, message: AnyMessage) -> None:
+        assert worker.peer is not None, "only workers that said hello are written to"
+        self._actions.append(Send(worker.peer, message))
+
+
+def _ending(code: int) -> str:
+    return f"its worker was killed by signal {-code}" if code < 0 else f"its worker exited with code {code}"
+
+
+def _reason(what: str, last_words: str) -> str:
+    """One line: what happened, then the last lines that the process said."""
+    lines = [line.strip() for line in last_words.splitlines() if line.strip()]
+    said = " | ".join(lines[-3:])[-(REASON_CHARS_MAX - 200) :]
+    return f"{what}; its last words: {said}" if said else what

@@ -1,0 +1,26 @@
+"""What the two cores that keep processes alive hear: the node agent's and `tenuto up`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class ProcessExited:
+    """A child is gone and reaped. `code` below 0: killed by that signal. `last_words`: its stderr's tail."""
+
+    name: str
+    code: int
+    last_words: str
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerFound:
+    """The scheduler (or its next incarnation) can be reached at `addresses`."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class StopAsked:
+    """End everything in order."""
