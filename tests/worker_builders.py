@@ -21,8 +21,8 @@ from fabric.messages import (
     SliceInfo,
     SliceSpec,
 )
-from roles.core import Handle, Heard, Send, Tick
-from roles.gpu_worker.core import AGENT, SCHEDULER, WorkerCore, WorkerIdentity
+from roles.core import SCHEDULER, Handle, Heard, Send, Tick
+from roles.gpu_worker.core import AGENT, WorkerCore, WorkerIdentity
 from roles.gpu_worker.events import InputsCame, SchedulerAnswers, WorkerAction
 from roles.gpu_worker.executors.base import Loaded
 

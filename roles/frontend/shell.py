@@ -14,6 +14,7 @@ from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage, Arrivals, StatusListed
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink
+from roles.core import SCHEDULER
 from roles.drive import Driver, DriverStats, Source
 from roles.environment import RunDir
 from roles.frontend.core import FrontendCore
@@ -33,7 +34,7 @@ from roles.frontend.events import (
     Unannounced,
     Unpushed,
 )
-from roles.frontend.sources import SCHEDULER, ClientSource, OutputsSource, Refused, SchedulerSource, TurnEnd
+from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource, TurnEnd
 from roles.payloads import Payloads
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 

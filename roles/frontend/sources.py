@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from fabric.clock import Clock
-from fabric.ids import PeerId
 from fabric.link import Link, NamedTensor, Received
 from fabric.messages import (
     BatchFailed,
@@ -23,7 +22,7 @@ from fabric.messages import (
     TensorSpec,
 )
 from fabric.sockets import DealerLink
-from roles.core import Lost
+from roles.core import SCHEDULER, Heard, Lost
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
@@ -37,122 +36,71 @@ from roles.frontend.events import (
     Unannounced,
     Unpushed,
 )
-from roles.hearing import UNROUTABLE, LinkSource
+from roles.hearing import UNROUTABLE, PlainSource, Translated
 from roles.payloads import Payloads
+from roles.server_door import ServerSource
 
-SCHEDULER = PeerId("scheduler")
 
-
-class _Plain:
-    """A link whose peers are not watched."""
+class ClientSource(PlainSource[FrontendEvent]):
+    """Clients: their requests with tensors, what else they may ask, and those that a send found gone."""
 
     def __init__(self, link: Link, payloads: Payloads) -> None:
+        super().__init__(link, self._said, lambda peer: Lost(peer, UNROUTABLE))
         self.unexpected: Counter[str] = Counter()
-        self._link = link
         self._payloads = payloads
 
-    def fileno(self) -> int:
-        """The link's descriptor."""
-        return self._link.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a message is waiting."""
-        return self._link.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def _keep(self, tensors: Sequence[NamedTensor]) -> tuple[int, tuple[TensorSpec, ...]]:
-        """Bytes and description of tensors."""
-        specs = tuple(TensorSpec(one.name, one.array.dtype.name, one.array.shape) for one in tensors)
-        return sum(one.array.nbytes for one in tensors), specs
+    def _said(self, received: Received) -> FrontendEvent | None:
+        match received.message:
+            case Infer() as message:
+                specs, size_bytes = _described(received.tensors)
+                handle = self._payloads.put(received.tensors)
+                assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
+                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
+            case CancelRequest() | ModelsAsked() | StatusAsked() | Ping() as message:
+                return ClientSaid(received.peer, message)
+            case message:
+                self.unexpected[type(message).__name__] += 1
+                return None
 
 
-class ClientSource(_Plain):
-    """Clients: their requests with tensors, and what else they may ask."""
-
-    def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:  # noqa: ARG002  a Source's signature
-        """At most `limit` messages, and the clients that a send found gone."""
-        events: list[FrontendEvent] = []
-        for received in self._link.receive(limit):
-            match received.message:
-                case Infer() as message:
-                    events.append(self._asked(received, message))
-                case CancelRequest() | ModelsAsked() | StatusAsked() | Ping() as message:
-                    events.append(ClientSaid(received.peer, message))
-                case message:
-                    self.unexpected[type(message).__name__] += 1
-        events.extend(Lost(peer, UNROUTABLE) for peer in self._link.take_lost())
-        return events
-
-    def _asked(self, received: Received, message: Infer) -> Asked:
-        size_bytes, specs = self._keep(received.tensors)
-        handle = self._payloads.put(received.tensors)
-        assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
-        return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
-
-
-class OutputsSource(_Plain):
+class OutputsSource(PlainSource[FrontendEvent]):
     """Workers: outputs and failed batches."""
 
-    def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:  # noqa: ARG002  a Source's signature
-        """At most `limit` messages."""
-        events: list[FrontendEvent] = []
-        for received in self._link.receive(limit):
-            match received.message:
-                case Outputs() as message:
-                    _, specs = self._keep(received.tensors)
-                    handle = self._payloads.put(received.tensors)
-                    assert handle is not None, "outputs are gone again before the turn ends"
-                    events.append(Computed(message, handle, specs))
-                case BatchFailed() as message:
-                    events.append(BatchBroke(message))
-                case message:
-                    self.unexpected[type(message).__name__] += 1
-        return events
+    def __init__(self, link: Link, payloads: Payloads) -> None:
+        super().__init__(link, self._came)
+        self.unexpected: Counter[str] = Counter()
+        self._payloads = payloads
+
+    def _came(self, received: Received) -> FrontendEvent | None:
+        match received.message:
+            case Outputs() as message:
+                specs, _ = _described(received.tensors)
+                handle = self._payloads.put(received.tensors)
+                assert handle is not None, "outputs are gone again before the turn ends"
+                return Computed(message, handle, specs)
+            case BatchFailed() as message:
+                return BatchBroke(message)
+            case message:
+                self.unexpected[type(message).__name__] += 1
+                return None
 
 
-class SchedulerSource:
+class SchedulerSource(Translated[Heard | Lost, FrontendEvent]):
     """The scheduler: its messages, and its silence."""
 
     def __init__(self, link: DealerLink, clock: Clock) -> None:
+        super().__init__(ServerSource(link, SCHEDULER, clock), self._said)
         self.unexpected: Counter[str] = Counter()
-        self._link = link
-        self._hearing = LinkSource(link, clock)
-        self._hearing.watch(SCHEDULER)
 
-    def fileno(self) -> int:
-        """The link's descriptor."""
-        return self._hearing.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a message is waiting."""
-        return self._hearing.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The next ping, or the moment to give the scheduler up."""
-        return self._hearing.wake_at_ms
-
-    def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:
-        """At most `limit` messages."""
-        events: list[FrontendEvent] = []
-        for event in self._hearing.take(limit, now_ms):
-            if isinstance(event, Lost):
-                events.append(SchedulerLost())
-                self._link.reconnect()
-                self._hearing.watch(SCHEDULER)
-                continue
-            match event.message:
-                case Directory() | Grant() | Dropped() | Returned() as message:
-                    events.append(SchedulerSaid(message))
-                case message:
-                    self.unexpected[type(message).__name__] += 1
-        return events
+    def _said(self, event: Heard | Lost) -> FrontendEvent | None:
+        if isinstance(event, Lost):
+            return SchedulerLost()
+        match event.message:
+            case Directory() | Grant() | Dropped() | Returned() as message:
+                return SchedulerSaid(message)
+            case message:
+                self.unexpected[type(message).__name__] += 1
+                return None
 
 
 class Refused:
@@ -207,3 +155,9 @@ class TurnEnd:
     def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:  # noqa: ARG002  a Source's signature
         """The one event."""
         return (TurnEnded(),)
+
+
+def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:
+    """What they are, and their bytes."""
+    specs = tuple(TensorSpec(one.name, one.array.dtype.name, one.array.shape) for one in tensors)
+    return specs, sum(one.array.nbytes for one in tensors)

@@ -32,7 +32,7 @@ from fabric.messages import (
     Stop,
     WorkerHello,
 )
-from roles.core import Handle, Heard, Lost, Send, Tick
+from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.answers import (
     answer_failure,
     answer_rows,
@@ -62,7 +62,6 @@ from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, Ru
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 
 AGENT: Final = PeerId("agent")
-SCHEDULER: Final = PeerId("scheduler")
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start

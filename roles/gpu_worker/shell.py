@@ -6,14 +6,13 @@ import gc
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
-from fabric.link import NamedTensor
+from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, FrontendInfo, Inputs, SliceFailed, SliceReady
 from fabric.sockets import DealerLink, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
@@ -34,10 +33,11 @@ from roles.gpu_worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Executor, Job, JobPart, JobRan, Loaded
+from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
 from roles.process import StopSignal, die_with_parent, set_up_logging
 
@@ -75,93 +75,6 @@ def run_worker(
             worker.close()
 
 
-class _AgentDoor:
-    """What the agent says. It is not watched: the kernel ends a worker whose agent is gone."""
-
-    def __init__(self, link: DealerLink) -> None:
-        self._link = link
-        self.fileno = link.fileno
-
-    @property
-    def has_more(self) -> bool:
-        return self._link.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[Heard]:
-        del now_ms
-        return [Heard(AGENT, each.message, each.late_ms) for each in self._link.receive(limit)]
-
-
-class _InputDoor:
-    """What frontends push. What there is no room for is dropped and counted: it comes back as `missing`."""
-
-    def __init__(self, link: PullLink, payloads: Payloads, bytes_max: int, counters: Counter[str]) -> None:
-        self._link = link
-        self._payloads = payloads
-        self._bytes_max = bytes_max
-        self._counters = counters
-        self.fileno = link.fileno
-
-    @property
-    def has_more(self) -> bool:
-        return self._link.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[InputsCame]:
-        del now_ms
-        events: list[InputsCame] = []
-        for received in self._link.receive(limit):
-            if not isinstance(received.message, Inputs):
-                self._counters["messages_unexpected"] += 1
-                continue
-            size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
-            if self._payloads.bytes_kept + size_bytes > self._bytes_max:
-                self._counters["inputs_over_memory"] += 1
-                continue
-            handle = self._payloads.put(received.tensors)
-            assert handle is not None, "the bound is ours, above"
-            events.append(InputsCame(received.message, handle, size_bytes))
-        return events
-
-
-class _DeviceDoor:
-    """What a device says, its outputs exchanged for a handle."""
-
-    def __init__(self, executor: Executor, payloads: Payloads) -> None:
-        self._executor = executor
-        self._payloads = payloads
-        self.fileno = executor.fileno
-
-    @property
-    def has_more(self) -> bool:
-        return self._executor.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        return self._executor.wake_at_ms
-
-    def take(self, limit: int, now_ms: float) -> Sequence[WorkerEvent]:
-        events: list[WorkerEvent] = []
-        for event in self._executor.take(limit, now_ms):
-            if isinstance(event, JobRan):
-                handle = self._payloads.put(event.outputs)
-                assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
-                events.append(BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms))
-                continue
-            if isinstance(event, Loaded):
-                # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
-                gc.collect()
-                gc.freeze()
-            events.append(event)
-        return events
-
-
 class _Worker:
     def __init__(
         self, agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions, stop: StopSignal
@@ -174,7 +87,7 @@ class _Worker:
         self._end: End | None = None
         self._pull = PullLink.bind([f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"])
         self._agent = DealerLink.connect(own, AGENT, [agent_address])
-        self._scheduler = SchedulerDoor(own)
+        self._scheduler = SchedulerDoor(own, options.clock)
         self._frontends = PushPool()
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
@@ -188,11 +101,11 @@ class _Worker:
             self._core,
             [
                 stop,
-                _DeviceDoor(self._sleep, self._payloads),
-                _DeviceDoor(self._thread, self._payloads),
-                _AgentDoor(self._agent),
+                Translated(self._sleep, self._from_device),
+                Translated(self._thread, self._from_device),
+                PlainSource(self._agent, _from_agent),
                 self._scheduler,
-                _InputDoor(self._pull, self._payloads, options.inputs_bytes_max, self._core.counters),
+                PlainSource(self._pull, self._from_frontend),
             ],
             self._perform,
             options.clock,
@@ -213,6 +126,31 @@ class _Worker:
         self._pull.close()
         self._sleep.close()
         self._thread.close()
+
+    def _from_device(self, event: ExecutorEvent) -> WorkerEvent:
+        """Outputs are exchanged for a handle."""
+        if isinstance(event, JobRan):
+            handle = self._payloads.put(event.outputs)
+            assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
+            return BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms)
+        if isinstance(event, Loaded):
+            # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
+            gc.collect()
+            gc.freeze()
+        return event
+
+    def _from_frontend(self, received: Received) -> InputsCame | None:
+        """What there is no room for is dropped and counted: it comes back as `missing`."""
+        if not isinstance(received.message, Inputs):
+            self._core.counters["messages_unexpected"] += 1
+            return None
+        size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
+        if self._payloads.bytes_kept + size_bytes > self._options.inputs_bytes_max:
+            self._core.counters["inputs_over_memory"] += 1
+            return None
+        handle = self._payloads.put(received.tensors)
+        assert handle is not None, "the bound is ours, above"
+        return InputsCame(received.message, handle, size_bytes)
 
     def _perform(self, action: WorkerAction) -> None:
         match action:
@@ -278,6 +216,11 @@ class _Worker:
 
         gc.freeze()  # torch's own objects: walking them would stop the loop for half a second
         return TorchDevice(self._clock, self._options.threads)
+
+
+def _from_agent(received: Received) -> Heard:
+    """It is not watched: the kernel ends a worker whose agent is gone."""
+    return Heard(AGENT, received.message, received.late_ms)
 
 
 def _log(message: AnyMessage) -> None:

@@ -18,9 +18,9 @@ from fabric.messages import (
     Stop,
     WorkerHello,
 )
-from roles.core import Handle, Heard, Lost, Send, Tick
+from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
-from roles.gpu_worker.core import AGENT, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS, SCHEDULER
+from roles.gpu_worker.core import AGENT, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
