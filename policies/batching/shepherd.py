@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from fabric.ids import SliceId
 from policies.batching.backlog import Backlog
-from policies.batching.base import Decision, Preempt, RequestRun
+from policies.batching.base import Decision, Drop, Preempt, RequestRun
 from policies.batching.rival_state import Line, RivalModel, RivalSlice
 
 
@@ -60,10 +60,12 @@ class Shepherd(Backlog):
         victim.free_at_ms = now_ms
         out.append(Preempt(victim.slice_id))
         self._launch(line, victim, size, now_ms, out)
-        if self._models.get(stopped.model.model_id) is stopped.model:
-            back = self._line_of[stopped.model.model_id]
-            for run in stopped.runs:
-                self._push(back, run)
+        if self._models.get(stopped.model.model_id) is not stopped.model:
+            out.append(Drop(stopped.model.model_id, stopped.runs, is_expired=False))  # removed while it ran
+            return
+        back = self._line_of[stopped.model.model_id]
+        for run in stopped.runs:
+            self._push(back, run)
 
     def _launch(self, line: Line, slice_: RivalSlice, size: int, now_ms: float, out: list[Decision]) -> None:
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
