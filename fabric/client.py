@@ -74,7 +74,7 @@ class ClientOptions:
     budget_unknown_ms: float = 60_000.0  # waited for a request without a budget of its own
     pending_max: int = 10_000
     payload_bytes_max: int = 256 << 20
-    patience: Patience = field(default_factory=lambda: Patience(200.0, 400.0, 800.0))
+    patience: Patience = field(default_factory=lambda: Patience(200.0, 600.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
 
 

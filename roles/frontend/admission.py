@@ -41,6 +41,9 @@ def admit(
     message = asked.message
     if pending.numbered(asked.peer, message.request_no) is not None:
         return NotAdmitted(InvalidInput, f"request_no {message.request_no} of this client is still pending")
+    if asked.size_bytes > settings.request_bytes_max:
+        limit_bytes = settings.request_bytes_max
+        return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
     if known.is_empty:
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
     info = known.models.get(message.model_id)
@@ -49,9 +52,6 @@ def admit(
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if asked.size_bytes > settings.request_bytes_max:
-        limit_bytes = settings.request_bytes_max
-        return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
     if info.replicas == 0:
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
     if len(pending) >= settings.pending_max:

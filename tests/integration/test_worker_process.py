@@ -60,7 +60,7 @@ FRONTEND_BOOT = Incarnation("f0f0f0f0")
 
 
 def digits_slice(name: str = "roles.demo.digits_model:Digits", slice_id: str = DIGITS) -> SliceSpec:
-    spec = model_spec("digits", exec_ms=(), batch_size_max=8, loader=LoaderSpec(python=name))
+    spec = model_spec("digits", (), 8, LoaderSpec(python=name), slo_ms=60_000.0)
     return slice_spec(slice_id, [spec], device="cpu")
 
 
