@@ -3,8 +3,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -230,3 +232,40 @@ def test_eight_hundred_models_go_into_twenty_even_subclusters() -> None:
     moved = partition(changed, 20, found.subcluster_of, Bounds(disruption=20))
     assert moved.disruption <= 20
     assert moved.objective_percent < kept.objective_percent
+
+
+# ---------------------------------------------------------------- solvers
+
+
+def test_without_a_solver_the_search_alone_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)  # as if the extra were not installed
+    assert solve_partition(problem_of(drawn(1, 8), 2)) is None
+    found = partition(drawn(1, 8), 2)
+    assert found.method == "search"
+    assert found.bound_percent == 0
+
+
+def test_cbc_is_the_fallback_and_finds_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(drawn(3, 8), 3)
+    by_highs = solve_partition(problem)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda _: False)
+    by_cbc = solve_partition(problem)
+    assert by_highs is not None
+    assert by_cbc is not None
+    assert (by_highs.method, by_cbc.method) == ("highs", "cbc")
+    assert by_cbc.objective_percent == pytest.approx(by_highs.objective_percent, abs=WITHIN_PERCENT)
+
+
+@pytest.mark.parametrize("is_highs", [True, False])
+def test_a_solver_stopped_at_once_gives_a_partition_or_none_and_never_half_a_one(
+    monkeypatch: pytest.MonkeyPatch, is_highs: bool
+) -> None:
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda _: is_highs)
+    problem = problem_of(drawn(1, 100), 8, bounds=Bounds(memory_bytes=6000))
+    solved = solve_partition(problem, time_limit_s=0.05)
+    assert solved is None or (len(solved.subcluster_of) == 100 and solved.gap_percent > 0)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(memory_bytes=10), Bounds(load=1e-3), Bounds(disruption=3)])
+def test_the_solver_says_so_when_the_bounds_cannot_be_kept(bounds: Bounds) -> None:
+    assert solve_partition(problem_of(drawn(1, 8), 2, None, bounds)) is None
