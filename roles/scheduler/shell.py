@@ -10,14 +10,13 @@ from fabric.clock import MonotonicClock
 from fabric.ids import new_incarnation
 from fabric.messages import StatusListed
 from fabric.sockets import RouterLink
-from policies.batching import make_discipline
 from roles.cluster import ClusterConfig
 from roles.core import Heard, Lost, Send
 from roles.drive import Driver, Source
 from roles.environment import RunDir
 from roles.hearing import LinkSource
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
-from roles.scheduler.core import SchedulerCore
+from roles.scheduler.build import scheduler_core
 from roles.scheduler.settings import settings_from
 
 ROLE_ID = "scheduler-0"
@@ -31,7 +30,7 @@ def run_scheduler(config: ClusterConfig, run_dir: Path, stop: StopSignal) -> Non
     settings = replace(
         settings_from(config, pid=os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
     )
-    core = SchedulerCore(settings, make_discipline(config.batching.name, config.batching.options))
+    core = scheduler_core(settings, config.batching)
     link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
     clock = MonotonicClock()
     sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), stop]

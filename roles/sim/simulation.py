@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from fabric.errors import ConfigError
 from fabric.ids import SliceId
 from fabric.messages import GpuInfo
-from policies.batching import make_discipline
 from roles.cluster import ClusterConfig
 from roles.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
-from roles.scheduler.core import SchedulerCore
+from roles.scheduler.build import scheduler_core
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.sim.network import Network, NetworkModel
 from roles.sim.world import Hardware, ModelTraffic, SimulatedNode, World
@@ -55,8 +54,7 @@ def simulate(
         ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms)
         for model, arrived_at_ms in zip(config.models, workload.arrivals(until_ms), strict=True)
     ]
-    discipline = make_discipline(config.batching.name, config.batching.options)
-    world = World(SchedulerCore(settings, discipline), hardware_of(config, workload.seed), traffic)
+    world = World(scheduler_core(settings, config.batching), hardware_of(config, workload.seed), traffic)
     world.run()
     sizes = batch_sizes_in(world.batches, window)
     busy_fraction, used_gpus = busy_gpus(world.batches, len(config.gpus), window)
