@@ -38,6 +38,11 @@ SPARE = 0.01  # of the slices: what going early may cost while slices are plenti
 FULL = 1.3  # planned work that uses all slices: batches that find none free are held longer than planned
 SUFFERING_FULL = 0.02  # when so many of the requests suffer from waiting, all GPU time is used
 SUFFERING_MEMORY = 0.05  # weight of the newest 100 ms: the last 2 s count
+SHARE_POWER = 2.0
+CROWDED = 0.8
+TARGET_FULL = 1.0
+IDLE = 0.2  # of the slices may be busy whatever the load, but
+IDLE_SLICES_MAX = 0.5  # no more than this: a cluster that serves anything keeps one slice anyway
 _BISECTIONS = 18
 
 
@@ -140,15 +145,21 @@ class Tenuto(Central):
     def _hold(self, prospects: list[Prospect], slices: int, suffering: float) -> None:
         fixed = sum(one.work_deferred - one.opening_work(one.hold_max_ms) for one in prospects)
         deferred = sum(one.work_deferred for one in prospects)
-        frugal = deferred + SPARE * slices
+        frugal = max(deferred + SPARE * slices, min(IDLE * slices, IDLE_SLICES_MAX))
         urgency = min(1.0, suffering / SUFFERING_FULL)
         allowed = frugal + urgency * max(0.0, FULL * slices - frugal)
         price = _price(prospects, allowed - fixed)
+        needed = _price(prospects, TARGET_FULL * slices - fixed)
+        crowd = min(1.0, deferred / (CROWDED * slices))
         for one in prospects:
-            share = one.work_deferred / deferred
+            share = crowd * (one.work_deferred / deferred) ** SHARE_POWER
+            share *= 1.0 - 1.0 / max(1.0, one.work_deferred) ** 2
             hold_ms = (1.0 - share) * one.hold_ms(price) + share * one.hold_max_ms
             is_deferred = hold_ms >= 0.999 * one.hold_max_ms
-            target = one.target if is_deferred else max(1, int(1 + one.per_ms * hold_ms))
+            kept_ms = max(hold_ms, one.hold_ms(needed))
+            others = 1.0 - one.work_deferred / deferred
+            gathered = 1 + one.per_ms * kept_ms
+            target = one.target if is_deferred else max(1, int(gathered - others * math.sqrt(gathered)))
             for candidate in one.state.candidates:
                 candidate.timeout_ms = NEVER_MS if is_deferred else hold_ms
                 if self._plans_target:
