@@ -99,22 +99,23 @@ class Central(Matchmaker):
         count = run.count
         state.rate.add(count, now_ms)
         queue = state.queue
-        runs = queue.runs
+        waiting = queue.count
         candidate = state.sole
         if (
             candidate is not None
-            and runs
-            and run.deadline_at_ms >= runs[-1].deadline_at_ms
+            and waiting
+            and run.deadline_at_ms >= queue.tail_at_ms
             and run.ready_at_ms <= now_ms
         ):
-            runs.append(run)
-            queue.count = count = queue.count + count
+            queue.runs.append(run)
+            queue.tail_at_ms = run.deadline_at_ms
+            queue.count = count = waiting + count
             if count < candidate.size_max:
                 if candidate.edge_at_ms - candidate.hold[count] >= candidate.alarm_at_ms:
                     return NOTHING
             elif candidate.alarm_at_ms == -NEVER_MS:
                 return NOTHING
-            index = len(runs) - 1
+            index = len(queue.runs) - 1
         else:
             state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)
             index = queue.push(run)

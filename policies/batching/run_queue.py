@@ -18,15 +18,17 @@ from policies.batching.base import RequestRun
 class RunQueue:
     """Runs by deadline, the tightest first; equal ones in the order they came.
 
-    `runs` and `count` may be read by anyone, and a caller in a hurry may append to `runs` a run that is not
-    tighter than the last, adding to `count`; all else goes through the methods.
+    `runs` and `count` may be read by anyone. `tail_at_ms` is no earlier than the last run's deadline: a caller
+    in a hurry may append to `runs` a run that is not tighter, if it sets `count` and `tail_at_ms` too. (Looking at
+    the last run itself costs a visit to memory that has long left the cache.) All else goes through the methods.
     """
 
-    __slots__ = ("count", "runs")
+    __slots__ = ("count", "runs", "tail_at_ms")
 
     def __init__(self) -> None:
         self.runs: deque[RequestRun] = deque()
         self.count = 0
+        self.tail_at_ms = -math.inf
 
     def push(self, run: RequestRun) -> int:
         """Put a run in its place and say at which index of `runs` it now is."""
@@ -34,6 +36,7 @@ class RunQueue:
         self.count += run.count
         if not runs or run.deadline_at_ms >= runs[-1].deadline_at_ms:
             runs.append(run)
+            self.tail_at_ms = run.deadline_at_ms
             return len(runs) - 1
         index = bisect_right(runs, run.deadline_at_ms, key=_deadline_at_ms)
         runs.insert(index, run)
