@@ -22,9 +22,10 @@ from fabric.messages import (
     SliceSpec,
 )
 from roles.core import SCHEDULER, Handle, Heard, Send, Tick
-from roles.gpu_worker.core import AGENT, WorkerCore, WorkerIdentity
+from roles.gpu_worker.core import AGENT, WorkerCore
 from roles.gpu_worker.events import InputsCame, SchedulerAnswers, WorkerAction
 from roles.gpu_worker.executors.base import Loaded
+from roles.gpu_worker.introductions import WorkerIdentity
 
 SLICE = SliceId("node-0/gpu0/0")
 MODEL = ModelId("resnet50")
@@ -73,7 +74,7 @@ def loaded(spec: SliceSpec | None = None) -> Loaded:
 
 
 def serving_core(*slices: SliceSpec) -> WorkerCore:
-    """Hosts the slices, all ready, and knows a scheduler; time is 0."""
+    """Hosts the slices, all ready, and a scheduler lists them; time is 0."""
     core = worker_core()
     specs = slices or (slice_spec(),)
     core.handle(Tick(), 0.0)
@@ -81,6 +82,7 @@ def serving_core(*slices: SliceSpec) -> WorkerCore:
     core.handle(SchedulerAnswers(), 0.0)
     for spec in specs:
         core.handle(loaded(spec), 0.0)
+    core.handle(worker_directory(*(spec.slice_id for spec in specs)), 0.0)
     return core
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from fabric.ids import Incarnation, NodeId, PeerId, SliceId
+from fabric.ids import PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
     Directory,
@@ -24,7 +23,6 @@ from fabric.messages import (
     Preempt,
     RunBatch,
     SliceFailed,
-    SliceReady,
     SliceReport,
     SliceSpec,
     StatusAsked,
@@ -59,6 +57,7 @@ from roles.gpu_worker.events import (
     WorkerEvent,
 )
 from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed
+from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 
 AGENT: Final = PeerId("agent")
@@ -67,18 +66,7 @@ HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
-WORD_ON_ITS_WAY_MS: Final = 1_000.0
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
-
-
-@dataclass(slots=True, frozen=True)
-class WorkerIdentity:
-    """Who this process is; `addresses` are those of its payload socket."""
-
-    worker_id: str
-    incarnation: Incarnation
-    pid: int
-    addresses: tuple[str, ...]
 
 
 class WorkerCore:
@@ -88,12 +76,11 @@ class WorkerCore:
         self.counters: Counter[str] = Counter()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
+        self._introductions = Introductions(identity, self._slices)
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
-        self._node_id = NodeId("")
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
-        self._is_scheduler_there = False
         self._hello_at_ms: float | None = 0.0
         self._hello_until_ms: float | None = None
         self._stop_by_ms: float | None = None
@@ -123,11 +110,10 @@ class WorkerCore:
             case RunAborted():
                 return self._aborted(event, now_ms)
             case SchedulerAnswers():
-                self._is_scheduler_there = True
-                return self._introduce(now_ms)
+                return [*self._introductions.scheduler_answers(now_ms)]
             case Lost():
                 # Granted batches run on. Only the scheduler is watched: who loses its agent dies.
-                self._is_scheduler_there = False
+                self._introductions.scheduler_gone()
                 return []
             case Tick():
                 return self._tick(now_ms)
@@ -141,6 +127,7 @@ class WorkerCore:
             heapq.heappop(self._alarms)
         moments = (
             self._hello_at_ms,
+            self._introductions.wake_at_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
             self._alarms[0][0] if self._alarms else None,
@@ -166,11 +153,11 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         self._hello_at_ms = None
-        self._node_id = host.node_id
+        self._introductions.node_id = host.node_id
         actions: list[WorkerAction] = []
         if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
             self._scheduler_addresses = host.scheduler_addresses
-            self._is_scheduler_there = False
+            self._introductions.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         for slice_ in list(self._slices.values()):
@@ -202,10 +189,8 @@ class WorkerCore:
         slice_.turn(Turn.LOADED)
         if slice_.state is SliceState.STOPPING:
             return self._forget_if_drained(slice_)
-        slice_.introduced_at_ms = now_ms
-        ready = self._ready(slice_)
-        to_scheduler = [Send(SCHEDULER, ready)] if self._is_scheduler_there else []
-        return [Send(AGENT, ready), *to_scheduler]
+        to_agent = Send(AGENT, self._introductions.word(slice_))
+        return [to_agent, *self._introductions.loaded(slice_, now_ms)]
 
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -238,42 +223,10 @@ class WorkerCore:
                 return self._preempt(message, now_ms)
             case Directory():
                 frontends = KnowFrontends(message.frontends)
-                return [frontends, *self._introduce_forgotten(message, now_ms)]
+                return [frontends, *self._introductions.heard(message, now_ms)]
             case _:
                 self.counters["messages_unexpected"] += 1
                 return []
-
-    def _introduce(self, now_ms: float) -> list[WorkerAction]:
-        """Tell the scheduler of every ready slice."""
-        actions: list[WorkerAction] = []
-        for slice_ in self._slices.values():
-            if slice_.state is SliceState.READY:
-                slice_.introduced_at_ms = now_ms
-                actions.append(Send(SCHEDULER, self._ready(slice_)))
-        return actions
-
-    def _introduce_forgotten(self, directory: Directory, now_ms: float) -> list[WorkerAction]:
-        """A scheduler that lists the world without us has restarted, or never got our word."""
-        listed = {(info.slice_id, info.incarnation) for info in directory.slices}
-        incarnation = self._identity.incarnation
-        if any(
-            slice_.state is SliceState.READY
-            and (slice_id, incarnation) not in listed
-            and now_ms - slice_.introduced_at_ms >= WORD_ON_ITS_WAY_MS
-            for slice_id, slice_ in self._slices.items()
-        ):
-            return self._introduce(now_ms)
-        return []
-
-    def _ready(self, slice_: HostedSlice) -> SliceReady:
-        return SliceReady(
-            slice_id=slice_.spec.slice_id,
-            incarnation=self._identity.incarnation,
-            node_id=self._node_id,
-            gpu=slice_.spec.gpu,
-            addresses=self._identity.addresses,
-            replicas=slice_.replicas,
-        )
 
     # ------------------------------------------------ batches
 
@@ -416,6 +369,9 @@ class WorkerCore:
         actions: list[WorkerAction] = []
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
+        repeat_at_ms = self._introductions.wake_at_ms
+        if repeat_at_ms is not None and repeat_at_ms <= now_ms:
+            actions += self._introductions.repeat(now_ms)
         expired = self._early.take_expired(now_ms)
         if expired:
             self.counters["inputs_without_batch"] += len(expired)

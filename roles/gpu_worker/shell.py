@@ -17,7 +17,7 @@ from fabric.messages import AnyMessage, FrontendInfo, Inputs, SliceFailed, Slice
 from fabric.sockets import DealerLink, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver
-from roles.gpu_worker.core import AGENT, WorkerCore, WorkerIdentity
+from roles.gpu_worker.core import AGENT, WorkerCore
 from roles.gpu_worker.events import (
     Abort,
     BatchRan,
@@ -36,6 +36,7 @@ from roles.gpu_worker.events import (
 from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
+from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads

@@ -57,6 +57,8 @@ class HostedSlice:
     queue: BatchQueue = field(default_factory=BatchQueue)
     introduced_at_ms: float = -math.inf
     """When the scheduler was told last."""
+    is_listed: bool = False
+    """Its last directory shows that it has understood."""
     alarm_at_ms: float | None = None
     """When its queue next needs a look."""
     batches: int = 0

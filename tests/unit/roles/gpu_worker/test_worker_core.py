@@ -498,6 +498,33 @@ def test_a_directory_without_us_makes_us_say_again_that_we_are_ready() -> None:
     assert sent(SliceReady, core.handle(worker_directory(), 5_001.0)) == []
 
 
+def test_readiness_is_said_every_second_until_a_directory_lists_the_slice() -> None:
+    heard, unheard = slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0")
+    core = worker_core()
+    core.handle(host(heard, unheard), 0.0)
+    core.handle(SchedulerAnswers(), 1.0)
+    core.handle(loaded(heard), 2.0)
+    core.handle(loaded(unheard), 2.0)
+    core.handle(worker_directory(heard.slice_id), 3.0)
+    for moment_ms in (1_002.0, 2_002.0):
+        assert core.wake_at_ms == moment_ms
+        again = sent(SliceReady, core.handle(Tick(), moment_ms))
+        assert [ready.slice_id for ready in again] == [unheard.slice_id]
+    core.handle(worker_directory(heard.slice_id, unheard.slice_id), 2_003.0)
+    assert core.wake_at_ms is None
+
+
+def test_readiness_is_not_said_while_the_scheduler_is_away() -> None:
+    core = worker_core()
+    core.handle(host(), 0.0)
+    core.handle(SchedulerAnswers(), 1.0)
+    core.handle(loaded(), 2.0)
+    core.handle(Lost(SCHEDULER, "silent"), 3.0)
+    assert core.wake_at_ms is None
+    assert sent(SliceReady, core.handle(SchedulerAnswers(), 5_000.0))
+    assert core.wake_at_ms == 6_000.0
+
+
 def test_a_directory_says_where_outputs_go() -> None:
     (action,) = serving_core().handle(worker_directory(SLICE), 1.0)
     assert isinstance(action, KnowFrontends)

@@ -1,0 +1,142 @@
+"""The ways to a server over real sockets: one that is not there yet, one that falls silent, one that moves."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fabric.clock import MonotonicClock
+from fabric.ids import PeerId
+from fabric.link import Received
+from fabric.liveness import Patience
+from fabric.messages import Directory, Ping, Pong, StatusAsked
+from fabric.sockets import RouterLink
+from roles.core import SCHEDULER, Heard, Lost
+from roles.gpu_worker.events import SchedulerAnswers
+from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.server_door import ServerDoor
+
+OWN = PeerId("worker-0/1")
+NEWS = Directory(1, (), (), ())
+WITHIN_MS = 20_000.0
+
+
+class Stage:
+    """A door, the server at its end, and what each has heard."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.address = f"ipc://{run_dir}/server.sock"
+        self.clock = MonotonicClock()
+        self.stack = ExitStack()
+        self.server: RouterLink | None = None
+        self.at_server: list[Received] = []
+
+    def serve(self, address: str = "") -> RouterLink:
+        self.server = RouterLink.bind([address or self.address])
+        self.stack.callback(self.server.close)
+        return self.server
+
+    def until(
+        self,
+        door: SchedulerDoor | ServerDoor,
+        is_so: Callable[[Sequence[object]], bool],
+        *,
+        answers: bool = True,
+    ) -> Sequence[object]:
+        """Turn until what the door gave is enough; pings are answered if `answers`."""
+        events: list[object] = []
+        until_ms = self.clock.now_ms() + WITHIN_MS
+        while not is_so(events):
+            assert self.clock.now_ms() < until_ms, events
+            for received in self.server.receive(64) if self.server else ():
+                self.at_server.append(received)
+                if answers and isinstance(received.message, Ping):
+                    assert self.server is not None
+                    self.server.send(received.peer, Pong(received.message.number))
+            events.extend(door.take(64, self.clock.now_ms()))
+            if not door.has_more:
+                select.select([door.fileno()], [], [], 0.002)
+        return events
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    with made.stack:
+        yield made
+
+
+def worker_door(stage: Stage) -> SchedulerDoor:
+    door = SchedulerDoor(OWN, stage.clock)
+    stage.stack.callback(door.close)
+    return door
+
+
+def test_a_worker_whose_first_word_is_refused_knocks_until_the_scheduler_answers(stage: Stage) -> None:
+    door = worker_door(stage)
+    assert not door.send(StatusAsked(), stage.clock.now_ms())  # nobody has said where the scheduler is
+    door.open([stage.address], stage.clock.now_ms())
+    assert not door.send(StatusAsked(), stage.clock.now_ms())  # it is not there yet
+    assert list(door.take(64, stage.clock.now_ms())) == []
+    stage.serve()
+    assert stage.until(door, bool) == [SchedulerAnswers()]
+    assert stage.at_server[0].message == Ping(0)
+    assert door.send(StatusAsked(), stage.clock.now_ms())
+
+
+def test_the_scheduler_answers_before_what_it_says(stage: Stage) -> None:
+    door = worker_door(stage)
+    stage.serve()
+    door.open([stage.address], stage.clock.now_ms())
+    stage.until(door, lambda _: bool(stage.at_server), answers=False)
+    assert stage.server is not None
+    assert stage.server.send(OWN, NEWS)
+    first, second = stage.until(door, bool, answers=False)
+    assert first == SchedulerAnswers()
+    assert isinstance(second, Heard)
+    assert second.message == NEWS
+
+
+def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_address(stage: Stage) -> None:
+    door = worker_door(stage)
+    stage.serve()
+    door.open([stage.address], stage.clock.now_ms())
+    stage.until(door, bool)
+    assert stage.server is not None
+    stage.server.close()
+    stage.until(door, lambda _: not door.send(StatusAsked(), stage.clock.now_ms()))
+    stage.serve()
+    assert SchedulerAnswers() in stage.until(door, bool)
+
+
+def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:
+    door = ServerDoor(OWN, SCHEDULER, stage.clock, Patience(20.0, 60.0, 200.0))
+    stage.stack.callback(door.close)
+    stage.serve()
+    door.open([stage.address])
+    lost = stage.until(door, lambda events: len(events) == 2, answers=False)
+    assert all(isinstance(event, Lost) and event.peer == SCHEDULER for event in lost)
+    stage.at_server.clear()
+    stage.until(door, lambda _: len(stage.at_server) > 1)
+    assert stage.server is not None
+    assert stage.server.send(OWN, NEWS)
+    assert any(isinstance(event, Heard) for event in stage.until(door, bool))
+
+
+def test_a_server_that_moves_is_heard_by_the_same_descriptor(stage: Stage) -> None:
+    door = ServerDoor(OWN, SCHEDULER, stage.clock)
+    stage.stack.callback(door.close)
+    descriptor = door.fileno()
+    for address in (stage.address, f"{stage.address}.moved"):
+        server = stage.serve(address)
+        door.open([address])
+        stage.until(door, lambda _: door.send(StatusAsked()))
+        stage.until(door, lambda _: any(r.message == StatusAsked() for r in stage.at_server))
+        assert server.send(OWN, NEWS)
+        stage.until(door, bool)
+        stage.at_server.clear()
+    assert door.fileno() == descriptor
