@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A deadline per example would time the machine, not the code: a busy one must not fail a property.
+hypothesis.settings.register_profile("tenuto", deadline=None)
+hypothesis.settings.load_profile("tenuto")
 
 GOLDEN_DIR = Path(__file__).parent / "golden"
 
