@@ -17,7 +17,7 @@ import msgspec
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
-from policies.options import Choice, Number, Schema, checked_options, suggestion
+from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
 from profiles.interference import INTERFERENCE_NAMES
 from profiles.model import BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
@@ -49,25 +49,6 @@ from roles.config_sections import (
 from roles.documents import read_document
 
 __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
-
-_HELD: Schema = {"drop": Choice(("window", "simple")), "pick": Choice(("lowest_id", "longest_idle"))}
-BATCHINGS: Mapping[str, Schema] = {
-    "deferred": _HELD,
-    "eager": _HELD,
-    "tenuto": _HELD,
-    "timeout": {
-        "timeout_ms": Number(None, is_minimum_allowed=True),
-        "slo_percent": Number(None, maximum=100),
-    },
-    "fixed": {
-        "max_wait_ms": Number(100.0, is_minimum_allowed=True),
-        "batch": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
-    },
-    "nexus": {"epoch_s": Number(10.0)},
-    "clockwork": {},
-    "shepherd": {"preempt_ratio": Number(3.0, minimum=1)},
-}
-"""Every batching discipline that may be named, with its options (design section 10)."""
 
 DEVICES = ("emulated", "cpu", "cuda")
 GPUS_LIMIT = 65_536
@@ -319,12 +300,7 @@ def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[
 
 
 def _batching(name: str, given: Mapping[str, Any]) -> PolicyChoice:
-    if name not in BATCHINGS:
-        raise ConfigError(f"batching: there is no discipline {name!r}{suggestion(name, BATCHINGS)}")
-    options = checked_options(BATCHINGS[name], given, f"batching.{name}")
-    if name == "timeout" and len(options) != 1:
-        raise ConfigError("batching.timeout: must have exactly one of timeout_ms and slo_percent")
-    return PolicyChoice(name, options)
+    return PolicyChoice(name, discipline_options(name, given))
 
 
 def _unique(names: Sequence[str], where: str) -> None:

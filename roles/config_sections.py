@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
+import policies.batching
 from policies.placement import DEFAULT as PLACEMENT_DEFAULT
 from roles.config_rates import Steps
-
-BATCHING_DEFAULT = "deferred"
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +117,7 @@ class Document(Section, frozen=True):
     seed: int = 1
     rate_rps: float | Steps | None = None
     popularity: PopularitySection | None = None
-    batching: str | dict[str, dict[str, Any] | None] = BATCHING_DEFAULT
+    batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
 

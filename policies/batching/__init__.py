@@ -43,8 +43,6 @@ def _central(options: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _timeout(options: Mapping[str, Any]) -> Discipline:
-    if ("timeout_ms" in options) == ("slo_percent" in options):
-        raise ConfigError("batching.timeout: give timeout_ms or slo_percent, one of the two")
     if "timeout_ms" in options:
         constant_ms: float = options["timeout_ms"]
         return Timeout(lambda _: constant_ms)
@@ -92,7 +90,10 @@ def discipline_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     registered = DISCIPLINES.get(name)
     if registered is None:
         raise ConfigError(f"batching: there is no discipline {name!r}{suggestion(name, DISCIPLINES)}")
-    return checked_options(registered.options, given, f"batching.{name}")
+    options = checked_options(registered.options, given, f"batching.{name}")
+    if name == "timeout" and len(options) != 1:
+        raise ConfigError("batching.timeout: must have exactly one of timeout_ms and slo_percent")
+    return options
 
 
 def make_discipline(name: str, options: Mapping[str, Any] | None = None) -> Discipline:

@@ -152,9 +152,9 @@ def test_a_trace_is_relative_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batching", "name", "options"),
     [
-        ("eager", "eager", {"drop": "window", "pick": "lowest_id"}),
+        ("eager", "eager", {"drop": "simple", "pick": "lowest_id"}),
         ({"deferred": {"drop": "simple"}}, "deferred", {"drop": "simple", "pick": "lowest_id"}),
-        ({"tenuto": {"pick": "longest_idle"}}, "tenuto", {"drop": "window", "pick": "longest_idle"}),
+        ({"tenuto": {"pick": "longest_idle"}}, "tenuto", {"pick": "longest_idle"}),
         ({"timeout": {"timeout_ms": 0}}, "timeout", {"timeout_ms": 0}),
         ({"timeout": {"slo_percent": 50}}, "timeout", {"slo_percent": 50}),
         ("fixed", "fixed", {"max_wait_ms": 100}),
