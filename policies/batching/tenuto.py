@@ -40,6 +40,8 @@ SUFFERING_FULL = 0.02  # when so many of the requests suffer from waiting, all G
 SUFFERING_MEMORY = 0.05  # weight of the newest 100 ms: the last 2 s count
 SHARE_POWER = 2.0
 CROWDED = 0.8
+EXCESS = 1.0
+OWN_LEFT = 1.0
 TARGET_FULL = 1.0
 IDLE = 0.2  # of the slices may be busy whatever the load, but
 IDLE_SLICES_MAX = 0.5  # no more than this: a cluster that serves anything keeps one slice anyway
@@ -99,6 +101,7 @@ class Tenuto(Central):
         self._plan_at_ms = 0.0
         self._groups: list[tuple[list[ModelId], int, Suffering]] = []
         self._group_of: dict[ModelId, Suffering] = {}
+        self._own: dict[ModelId, Suffering] = {}
         self._is_regrouped = True
 
     def _dispatch(
@@ -115,9 +118,12 @@ class Tenuto(Central):
         group = self._group_of.get(candidate.model.model.model_id)
         if group is not None:
             group.requests += size
+            own = self._own[candidate.model.model.model_id]
+            own.requests += size
             left = candidate.model.queue.count - candidate.skip_count - size
             if left and size < candidate.size_max and candidate.wanted_at_ms < now_ms:
                 group.suffered += left
+                own.suffered += left * OWN_LEFT
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
@@ -126,6 +132,9 @@ class Tenuto(Central):
             count = sum(run.count for run in runs)
             group.requests += count
             group.suffered += count
+            own = self._own[state.model.model_id]
+            own.requests += count
+            own.suffered += count
         super()._give_up(state, runs, now_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
@@ -154,7 +163,10 @@ class Tenuto(Central):
         for one in prospects:
             share = crowd * (one.work_deferred / deferred) ** SHARE_POWER
             share *= 1.0 - 1.0 / max(1.0, one.work_deferred) ** 2
+            own = self._own[one.state.model.model_id].roll()
+            excess = min(1.0, max(0.0, (own - suffering) / SUFFERING_FULL))
             hold_ms = (1.0 - share) * one.hold_ms(price) + share * one.hold_max_ms
+            hold_ms *= 1.0 - excess * EXCESS
             is_deferred = hold_ms >= 0.999 * one.hold_max_ms
             kept_ms = max(hold_ms, one.hold_ms(needed))
             others = 1.0 - one.work_deferred / deferred
@@ -184,6 +196,7 @@ class Tenuto(Central):
             slices[key] = slices.get(key, 0) + pool.size
         groups = {id(group): group for group in group_of.values()}
         self._groups = [(sorted(group), slices[key], Suffering()) for key, group in groups.items()]
+        self._own = {model_id: Suffering() for ids, _, _ in self._groups for model_id in ids}
         self._group_of = {model_id: suffering for ids, _, suffering in self._groups for model_id in ids}
 
 

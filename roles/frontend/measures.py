@@ -11,7 +11,7 @@ from roles.frontend.requests import Request
 _RETURN_START_MS = 1.0
 _RETURN_HALF_LIFE_MS = 2_000.0
 _RETURN_SHARE_MAX = 0.25
-_MARGIN_SHARE = 0.04  # for what no measurement has seen yet: a hold of two seconds need not end on a millisecond
+_MARGIN_SHARE = 0.04  # for what was not measured yet: a hold of two seconds need not end on a millisecond
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
 _PREPROCESS_WINDOW = 64
 
