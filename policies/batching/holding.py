@@ -1,0 +1,125 @@
+"""How long each of several models is held that share slices: pure planning, made for `tenuto` (ADR 0030).
+
+Of one model with rate r and l(b) = alpha·b + beta a batch opens every T + 1/r if its first request is held for T. So
+holding costs slack and saves GPU time: the model keeps alpha·r + beta/(T + 1/r) slices busy. `hold_max_ms` is the T
+that deferral has, where T and the run together just fill the SLO.
+
+Of all choices of T that keep equally many slices busy, the one that wastes the least slack has the same marginal
+saving beta/(T + 1/r)² everywhere, so T = sqrt(beta·price) - 1/r with one price for all: what batches well or is asked
+for often is held, the rest goes at once. The price follows from how many slices may be busy.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.batching.base import BatchModel
+from policies.batching.drop import target_size
+from policies.batching.moments import Table
+
+SPARE = 0.01  # of the slices may be busy beyond full deferral while nobody suffers: idle GPUs can be released
+IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …
+IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
+# Batches that find all slices busy are held longer than planned, so planning for more than there is fills them.
+FULL = 1.15
+CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
+ALL_SUFFER = 0.02  # of the requests lose by waiting: everything that is idle is used
+_NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
+_UNFAIR = 1.5  # times the mean is more than chance
+_BISECTIONS = 18  # of the price: to a part in 260,000
+
+
+@dataclass(slots=True, frozen=True)
+class Prospect:
+    """One model as planning sees it. `target`: the batch size that full deferral protects."""
+
+    per_ms: float
+    alpha_ms: float
+    beta_ms: float
+    hold_max_ms: float
+    target: int
+
+    @property
+    def work_deferred(self) -> float:
+        """The slices kept busy by full deferral."""
+        return self.alpha_ms * self.per_ms + self.opening(self.hold_max_ms)
+
+    def opening(self, hold_ms: float) -> float:
+        """The slices kept busy by opening batches alone."""
+        return self.beta_ms / (hold_ms + 1.0 / self.per_ms)
+
+    def hold_ms(self, price: float) -> float:
+        """Hold until a ms more would save less than 1 / price."""
+        return max(0.0, min(self.hold_max_ms, math.sqrt(self.beta_ms * price) - 1.0 / self.per_ms))
+
+
+class Hold(NamedTuple):
+    """A model's plan: how long the first request of a batch waits (None: until frontrun), and what drops protect."""
+
+    hold_ms: float | None
+    target: int
+
+
+def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) -> Prospect:
+    """The model at that rate (over 0), its tables linear between batches of 1 and the largest within the SLO."""
+    per_ms = rate_rps / 1000.0
+    size_max = max(1, bisect_right(cost, model.slo_ms) - 1)
+    alpha_ms = (run_times[size_max] - run_times[1]) / max(1, size_max - 1)
+    beta_ms = max(0.0, run_times[1] - alpha_ms)
+    delay = model.delay
+    each_ms = alpha_ms + delay.data_ms_per_item
+    # A batch of 1 + r·T leaves at its frontrun: T + l(2 + r·T) + its delay = SLO.
+    slack_ms = model.slo_ms - delay.control_ms - beta_ms - 2 * each_ms
+    target = target_size(run_times, rate_rps, model.slo_ms - delay.control_ms, delay.data_ms_per_item)
+    return Prospect(per_ms, alpha_ms, beta_ms, max(0.0, slack_ms / (1.0 + each_ms * per_ms)), target)
+
+
+def plan_holds(
+    prospects: Sequence[Prospect], sufferings: Sequence[float], slices: int, mean: float
+) -> list[Hold]:
+    """The holds of models that share `slices`.
+
+    `sufferings`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
+    """
+    fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
+    deferred = fixed + sum(one.opening(one.hold_max_ms) for one in prospects)
+    frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
+    lavish = max(frugal, FULL * slices)
+    price = _price(prospects, frugal + min(1.0, mean / ALL_SUFFER) * (lavish - frugal) - fixed)
+    price_of_need = _price(prospects, slices - fixed)
+    crowd = min(1.0, deferred / (CROWDED * slices))
+    holds = []
+    for one, suffering in zip(prospects, sufferings, strict=True):
+        own = one.work_deferred
+        # What follows of the same model joins its batches sooner or later: going early makes room for others only.
+        # With less than a slice's worth of work it would let its only slice idle.
+        selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
+        hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * one.hold_max_ms
+        # Who suffers more than the others stops holding and giving up heads: it lacks slack more than they do.
+        patience = 1.0 - min(1.0, max(0.0, (suffering - _UNFAIR * mean) / ALL_SUFFER))
+        hold_ms *= patience
+        if hold_ms >= _NEARLY * one.hold_max_ms:
+            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * patience))))
+        else:
+            gathered = one.per_ms * max(hold_ms, one.hold_ms(price_of_need))
+            holds.append(Hold(hold_ms, max(1, int(1 + gathered * patience))))
+    return holds
+
+
+def _price(prospects: Sequence[Prospect], allowed: float) -> float:
+    """The lowest price at which opening batches keeps no more than `allowed` slices busy, or the highest of use."""
+    if sum(one.opening(0.0) for one in prospects) <= allowed:
+        return 0.0
+    low = 0.0
+    high = max((one.hold_max_ms + 1.0 / one.per_ms) ** 2 / one.beta_ms for one in prospects if one.beta_ms)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if sum(one.opening(one.hold_ms(middle)) for one in prospects) > allowed:
+            low = middle
+        else:
+            high = middle
+    return high
