@@ -177,11 +177,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Infer(Message, frozen=True, tag=1):
-    """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO."""
+    """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO.
+
+    The budget ends when the client has the answer: `way_ms` of it go by between client and frontend, as far
+    as the client has measured, and are not the frontend's to spend.
+    """
 
     request_no: int
     model_id: ModelId
     budget_ms: float | None = None
+    way_ms: float = 0.0
 
 
 class CancelRequest(Message, frozen=True, tag=2):

@@ -22,6 +22,7 @@ from roles.frontend.directory import Known
 from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending
 
+_WAY_SHARE_MAX = 0.25
 _SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt name should not stall the loop
 _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
@@ -64,9 +65,13 @@ def admit(
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:
-    """What is left now of the budget asked for, or of the SLO."""
-    budget_ms = asked.message.budget_ms
-    return (info.slo_ms if budget_ms is None else budget_ms) - asked.late_ms
+    """What is left for us of the budget asked for, or of the SLO: the client must have the answer by its end.
+
+    What a client says of its way is believed up to a quarter of the budget: its own host may be the slow part.
+    """
+    asked_ms = asked.message.budget_ms
+    budget_ms = info.slo_ms if asked_ms is None else asked_ms
+    return budget_ms - asked.late_ms - min(asked.message.way_ms, _WAY_SHARE_MAX * budget_ms)
 
 
 def bytes_kept(asked: Asked, info: ModelInfo) -> int:

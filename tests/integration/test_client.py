@@ -135,6 +135,19 @@ def test_an_answer_brings_outputs_and_ledger(frontend: Frontend) -> None:
     assert sent == Infer(1, ModelId("echo"), 1_000.0)
 
 
+def test_a_client_says_how_long_the_way_has_been(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            for _ in range(3):
+                result = await client.infer("echo", {"input": IMAGE}, budget_ms=1_000)
+                assert result.ledger.network_ms > 0
+
+    asyncio.run(run())
+    asked = [received.message for received in frontend.seen if isinstance(received.message, Infer)]
+    assert asked[0].way_ms == 0
+    assert 0 < asked[1].way_ms < 1_000
+
+
 def test_two_hundred_requests_at_once_get_an_answer_each(frontend: Frontend) -> None:
     async def run() -> None:
         async with Client(frontend.address) as client:

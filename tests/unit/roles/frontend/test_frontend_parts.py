@@ -6,9 +6,11 @@ import pytest
 
 from fabric.ids import ModelId
 from fabric.messages import SeqRun, Withdraw
+from roles.frontend.admission import budget_left_ms
 from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return
 from roles.frontend.requests import NEXT, Stage, Step
 from roles.frontend.runs import AnnouncedRun, coded
+from tests.builders import asked, model_info
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,10 @@ def test_every_stage_leads_to_an_answer_and_an_answer_leads_nowhere() -> None:
             assert not any(left is stage for left, _ in NEXT)
         else:
             assert NEXT[stage, Step.ANSWER] is Stage.ANSWERED
+
+
+def test_the_way_of_the_client_is_not_ours_to_spend_up_to_a_quarter() -> None:
+    info = model_info(slo_ms=100.0)
+    assert budget_left_ms(asked(way_ms=3.0), info) == 97.0
+    assert budget_left_ms(asked(budget_ms=40.0, way_ms=3.0, late_ms=1.0), info) == 36.0
+    assert budget_left_ms(asked(way_ms=90.0), info) == 75.0
