@@ -21,13 +21,15 @@ from policies.batching.base import BatchModel
 from policies.batching.drop import target_size
 from policies.batching.moments import Table
 
-SPARE = 0.01  # of the slices may be busy beyond full deferral while nobody suffers: idle GPUs can be released
+SPARE = (
+    0.003  # of the slices may be busy beyond full deferral while nobody suffers: idle GPUs can be released
+)
 IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …
 IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
 # Batches that find all slices busy are held longer than planned, so planning for more than there is fills them.
 FULL = 1.15
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
-ALL_SUFFER = 0.02  # of the requests lose by waiting: everything that is idle is used
+ALL_SUFFER = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000

@@ -22,8 +22,8 @@ from policies.batching.holding import plan_holds, prospect
 from policies.batching.pools import Slice
 
 PLAN_EVERY_MS = 100.0
-_MEMORY = 0.05  # of the whole group: the last 2 s count
-_OWN_MEMORY = 0.02  # of one model, which has fewer requests: the last 5 s
+LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
+_MEMORY = 0.02  # of the newest count: the last 5 s, as for the rates
 
 
 def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Want` asks for
@@ -40,13 +40,13 @@ class Suffering:
 
     share: float = 0.0
     requests: int = 0
-    suffered: int = 0
+    suffered: float = 0.0
 
     def roll(self, memory: float) -> float:
         """Take over what was counted since the last time."""
         if self.requests:
             self.share += memory * (self.suffered / self.requests - self.share)
-            self.requests = self.suffered = 0
+            self.requests, self.suffered = 0, 0.0
         return self.share
 
 
@@ -98,7 +98,7 @@ class Tenuto(Central):
         left = 0
         if candidate.wanted_at_ms < now_ms and size < candidate.size_max:
             left = candidate.model.queue.count - candidate.skip_count - size
-        self._count(candidate.model.model.model_id, size, left)
+        self._count(candidate.model.model.model_id, size, LEFT_BEHIND * left)
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
@@ -110,7 +110,7 @@ class Tenuto(Central):
         self._is_regrouped = True  # also where only the number of slices has changed
         super()._repool(model_ids, now_ms, out)
 
-    def _count(self, model_id: ModelId, requests: int, suffered: int) -> None:
+    def _count(self, model_id: ModelId, requests: int, suffered: float) -> None:
         group = self._group_of.get(model_id)
         if group is not None:
             for one in (group.suffering, self._own[model_id]):
@@ -135,7 +135,7 @@ class Tenuto(Central):
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            sufferings = [self._own[state.model.model_id].roll(_OWN_MEMORY) for state, _ in asked]
+            sufferings = [self._own[state.model.model_id].roll(_MEMORY) for state, _ in asked]
             holds = plan_holds(prospects, sufferings, group.slices, group.suffering.roll(_MEMORY))
             for (state, _), (hold_ms, target) in zip(asked, holds, strict=True):
                 _set(state, NEVER_MS if hold_ms is None else hold_ms, target if self._plans_target else 0)
