@@ -1,0 +1,147 @@
+"""Tenuto's discipline: what is held, for how long, and who stops holding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.batching import make_discipline
+from policies.batching.base import BatchModel
+from policies.batching.holding import Prospect, plan_holds, prospect
+from policies.batching.moments import cost_table, exec_table, lead_table
+from tests.batching_stage import Stage, hosted, linear
+
+TABLE = linear(1, 5, 64)
+SLO_MS = 25.0
+
+
+def stage(slices: int, models: tuple[str, ...] = ("m",), **options: Any) -> Stage:
+    made = Stage(make_discipline("tenuto", options))
+    for name in models:
+        made.model(name, SLO_MS)
+    for order in range(slices):
+        made.slice(f"s{order}", *(hosted(name, TABLE) for name in models), order=order)
+    return made
+
+
+def feed(to: Stage, gaps_ms: dict[str, float], until_ms: float) -> None:
+    """Each model's requests come at its constant gap."""
+    next_at_ms = {name: to.now_ms + gap_ms for name, gap_ms in gaps_ms.items()}
+    while True:
+        name = min(next_at_ms, key=lambda name: next_at_ms[name])
+        if next_at_ms[name] >= until_ms:
+            break
+        to.until(next_at_ms[name], is_inclusive=False)
+        to.arrive(name, SLO_MS)
+        next_at_ms[name] += gaps_ms[name]
+
+
+def prospect_of(
+    rate_rps: float, alpha_ms: float = 1.0, beta_ms: float = 5.0, slo_ms: float = SLO_MS
+) -> Prospect:
+    model = BatchModel("m", slo_ms)  # type: ignore[arg-type]  # a name is a name
+    run_times = exec_table([alpha_ms * size + beta_ms for size in range(1, 65)])
+    return prospect(model, run_times, cost_table(run_times, lead_table(model.delay, 64)), rate_rps)
+
+
+def holds_ms(prospects: list[Prospect], slices: int, suffering: float = 0.0) -> list[float]:
+    planned = plan_holds(prospects, [suffering] * len(prospects), slices, suffering)
+    return [
+        one.hold_max_ms if hold.hold_ms is None else hold.hold_ms
+        for one, hold in zip(prospects, planned, strict=True)
+    ]
+
+
+def test_a_lone_request_on_an_idle_cluster_goes_at_once() -> None:
+    to = stage(2)
+    for moment_ms in (0.0, 700.0, 1500.0, 9000.0):
+        to.until(moment_ms)
+        to.arrive("m", SLO_MS)
+        assert to.batches[-1].sent_at_ms == moment_ms
+
+
+def test_a_long_slo_is_no_reason_to_wait() -> None:
+    to = Stage(make_discipline("tenuto"))
+    to.model("m", 2000.0)
+    to.slice("s0", hosted("m", TABLE))
+    for second in range(12):
+        to.until(second * 100.0)
+        to.arrive("m", 2000.0)
+        assert to.batches[-1].sent_at_ms == second * 100.0
+
+
+def test_a_busy_single_model_is_deferred() -> None:
+    to, rival = stage(4), Stage(make_discipline("deferred"))
+    rival.model("m", SLO_MS)
+    for order in range(4):
+        rival.slice(f"s{order}", hosted("m", TABLE), order=order)
+    for one in (to, rival):
+        feed(one, {"m": 0.4}, 1500.0)
+    settled = [len(batch.seqs) for batch in to.batches if batch.sent_at_ms > 1000.0]
+    deferred = [len(batch.seqs) for batch in rival.batches if batch.sent_at_ms > 1000.0]
+    assert sum(settled) / len(settled) == pytest.approx(sum(deferred) / len(deferred), rel=0.05)
+
+
+def test_what_gains_most_by_holding_is_held_longest() -> None:
+    rare, popular = holds_ms([prospect_of(20.0), prospect_of(400.0)], 2, suffering=1.0)
+    assert rare < popular
+    weak, strong = holds_ms([prospect_of(100.0, 5.0, 0.5), prospect_of(100.0, 0.5, 9.0)], 1, suffering=1.0)
+    assert weak == 0.0 < strong
+
+
+def test_while_nobody_suffers_idle_gpus_stay_idle() -> None:
+    many = [prospect_of(100.0) for _ in range(8)]
+    longest = many[0].hold_max_ms
+    assert min(holds_ms(many, 16)) > 0.8 * longest
+    assert max(holds_ms(many, 16, suffering=0.01)) < 0.1 * longest
+
+
+def test_holding_is_longer_the_fewer_slices_there_are() -> None:
+    many = [prospect_of(100.0) for _ in range(8)]
+    found = [holds_ms(many, slices, suffering=0.01)[0] for slices in (2, 3, 4, 6, 8)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_who_suffers_more_than_the_others_stops_holding_and_giving_up_heads() -> None:
+    many = [prospect_of(300.0) for _ in range(4)]
+    calm, unlucky = plan_holds(many, [0.0, 0.1, 0.0, 0.0], 3, mean=0.01)[:2]
+    assert calm.hold_ms is None or calm.hold_ms > 0.0
+    assert calm.target > 1
+    assert (unlucky.hold_ms, unlucky.target) == (0.0, 1)
+
+
+def test_models_that_share_no_slice_are_planned_apart() -> None:
+    """The idle one's request goes at once, however busy the other is."""
+    to = Stage(make_discipline("tenuto"))
+    for order, name in enumerate(("busy", "idle")):
+        to.model(name, SLO_MS)
+        to.slice(f"s{order}", hosted(name, TABLE), order=order)
+    feed(to, {"busy": 1.6, "idle": 400.0}, 2500.0)
+    idle = [batch for batch in to.batches if batch.model_id == "idle"]
+    assert len(idle) == 6
+    assert all(batch.sent_at_ms % 400.0 == 0.0 for batch in idle)
+
+
+def test_a_model_that_comes_later_is_planned_too() -> None:
+    to = stage(1)
+    feed(to, {"m": 8.0}, 500.0)
+    to.model("late", SLO_MS)
+    to.slice("s0", hosted("m", TABLE), hosted("late", TABLE))
+    feed(to, {"m": 8.0, "late": 8.0}, 1500.0)
+    to.drain()
+    assert to.count("waiting") == 0
+    assert to.count("ran") > 0.95 * len(to.fates)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop": "window"}], ids=str)
+def test_overload_is_flat(options: dict[str, Any]) -> None:
+    served = []
+    for gap_ms in (1.0, 0.5, 0.25):
+        to = stage(1, ("a", "b"), **options)
+        feed(to, {"a": 2 * gap_ms, "b": 2 * gap_ms}, 3000.0)
+        to.drain()
+        served.append(to.count("ran"))
+    assert served[1] >= 0.97 * served[0]
+    assert served[2] >= 0.97 * served[1]
