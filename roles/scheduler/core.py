@@ -12,7 +12,7 @@ that is alive is given up `OVERDUE_AFTER_MS` after its time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -28,6 +28,7 @@ from fabric.messages import (
     Part,
     Ping,
     Pong,
+    ReplicaInfo,
     Returned,
     RunBatch,
     SeqRun,
@@ -101,8 +102,9 @@ class SchedulerCore:
         self._flights: dict[BatchId, Flight] = {}
         self._on_slice: dict[SliceId, list[BatchId]] = {}
         self._next_batch = 1
-        self._speed: dict[tuple[SliceId, ModelId], SpeedCorrection] = {}
-        self._exec_ms: dict[tuple[SliceId, ModelId], Sequence[float]] = {}
+        self._speed: dict[SliceId, dict[ModelId, SpeedCorrection]] = {}  # of those that left their table
+        self._hinted = {slice_id for slice_id, _ in settings.hints}
+        self._hosted: dict[int, tuple[HostedModel, ...]] = {}
         self._transfer: dict[ModelId, TransferCorrection] = {}
         self._guard = LatenessGuard(settings.guard_ms)
         discipline.set_guard_ms(settings.guard_ms)
@@ -360,8 +362,16 @@ class SchedulerCore:
         model_id, slice_id = flight.model_id, flight.slice_id
         if self._transfer[model_id].observe(message.transfer_ms, message.ran):
             self._discipline.add_model(self._batch_model(model_id), now_ms)
-        table_ms = self._exec_ms[slice_id, model_id]
-        return self._speed[slice_id, model_id].observe(message.exec_ms, table_ms[message.ran - 1])
+        table_ms = self._fleet.slices[slice_id].exec_ms[model_id][message.ran - 1]
+        speeds = self._speed.get(slice_id)
+        if speeds is None:
+            if message.exec_ms == table_ms:
+                return False
+            speeds = self._speed[slice_id] = {}
+        speed = speeds.get(model_id)
+        if speed is None:
+            speed = speeds[model_id] = SpeedCorrection()
+        return speed.observe(message.exec_ms, table_ms)
 
     # ------------------------------------------------------------ the fleet
 
@@ -398,9 +408,7 @@ class SchedulerCore:
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
-        for replica in record.replicas:
-            self._speed[message.slice_id, replica.model_id] = SpeedCorrection()
-            self._exec_ms[message.slice_id, replica.model_id] = replica.exec_ms
+        self._speed.pop(message.slice_id, None)
         self._news(now_ms)
         decisions = self._discipline.add_slice(self._batch_slice(record, now_ms), now_ms)
         actions.extend(self._carry_out(decisions, now_ms))
@@ -408,13 +416,25 @@ class SchedulerCore:
 
     def _batch_slice(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
         slice_id = record.spec.slice_id
-        hosted = []
-        for replica in record.replicas:
-            factor = self._speed[slice_id, replica.model_id].factor
-            exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
-            target, weight = self._settings.hints.get((slice_id, replica.model_id), (None, 1.0))
-            hosted.append(HostedModel(replica.model_id, exec_ms, target, weight))
-        return BatchSlice(slice_id, record.order, tuple(hosted), free_at_ms)
+        speeds = self._speed.get(slice_id)
+        if speeds is not None or slice_id in self._hinted:
+            hosted = tuple(self._hosted_model(slice_id, one, speeds or {}) for one in record.replicas)
+        else:
+            key = id(record.replicas)  # one object for all that are equal, and the fleet keeps it
+            hosted = self._hosted.get(key, ())
+            if not hosted:
+                hosted = tuple(HostedModel(one.model_id, one.exec_ms) for one in record.replicas)
+                self._hosted[key] = hosted
+        return BatchSlice(slice_id, record.order, hosted, free_at_ms)
+
+    def _hosted_model(
+        self, slice_id: SliceId, replica: ReplicaInfo, speeds: Mapping[ModelId, SpeedCorrection]
+    ) -> HostedModel:
+        speed = speeds.get(replica.model_id)
+        factor = 1.0 if speed is None else speed.factor
+        exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
+        target, weight = self._settings.hints.get((slice_id, replica.model_id), (None, 1.0))
+        return HostedModel(replica.model_id, exec_ms, target, weight)
 
     def _batch_model(self, model_id: ModelId) -> BatchModel:
         transfer = self._transfer[model_id]

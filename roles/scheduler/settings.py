@@ -55,7 +55,8 @@ def settings_from(
         seen[planned.gpu] += 1
         slices.append((gpu.node_id, _slice_spec(config, planned, gpu, slice_id)))
         for model in planned.models:
-            hints[slice_id, model.model_id] = (model.batch, model.rate_rps or 1.0)
+            if model.batch is not None or model.rate_rps:
+                hints[slice_id, model.model_id] = (model.batch, model.rate_rps or 1.0)
     hosted = {model.model_id for planned in placement.slices for model in planned.models}
     return SchedulerSettings(
         models=tuple(_model_spec(model, None, None) for model in config.models),
