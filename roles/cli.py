@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 3, 5
+EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 5, 130
 
 COMMANDS = {
     "config": "roles.commands_config:config",
@@ -83,7 +83,10 @@ def main() -> None:
     from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
 
     try:
-        tenuto()
+        sys.exit(tenuto(standalone_mode=False) or 0)
+    except click.ClickException as error:  # a usage error: exit code 2
+        error.show()
+        sys.exit(error.exit_code)
     except (ConfigError, ProfileError) as error:
         click.echo(f"tenuto: {error}", err=True)
         sys.exit(EXIT_CONFIG)
@@ -93,8 +96,8 @@ def main() -> None:
     except FabricError as error:
         click.echo(f"tenuto: {error}", err=True)
         sys.exit(EXIT_FAILURE)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`tenuto status | head`): nothing to say, nobody to hear it
         sys.exit(EXIT_FAILURE)

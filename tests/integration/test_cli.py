@@ -1,0 +1,54 @@
+"""Exit codes and messages of the `tenuto` command as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKLOAD = """
+models: [{name: a, slo_ms: 25, rate_rps: 100, profile: {alpha_ms: 1, beta_ms: 5}}]
+cluster: {gpus: 1}
+"""
+
+
+def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "roles.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+        env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TENUTO_RUN_DIR": str(cwd / "run")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--help",), 0, "simulate"),
+        (("--version",), 0, "tenuto"),
+        (("nonsense",), 2, "nonsense"),
+        (("simulate", "--nonsense"), 2, "nonsense"),
+        (("simulate", "missing.yaml"), 3, "missing.yaml"),
+        (("simulate", "good.yaml", "--duration", "2", "--json"), 0, "goodput_rps"),
+        (("config", "show", "good.yaml"), 0, "slo_ms"),
+        (("status",), 5, "no cluster"),
+        (("infer", "a", "good.yaml"), 5, "no cluster"),
+        (("infer", "a", "missing.png"), 2, "missing.png"),
+        (("doctor", "--json"), 0, "python"),
+    ],
+)
+def test_a_command_ends_with_its_code_and_a_readable_word(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    (tmp_path / "good.yaml").write_text(WORKLOAD, encoding="utf-8")
+    ended = tenuto(*arguments, cwd=tmp_path)
+    assert ended.returncode == code, ended.stderr
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    if "--json" in arguments:
+        assert ended.stdout.count("\n") == 1, "stdout holds the JSON alone"
