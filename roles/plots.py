@@ -36,7 +36,7 @@ def plot_run(path: Path, run: SimulatedRun, loads: Sequence[AtLoad]) -> None:
 def _draw_batch_sizes(axes: Axes, run: SimulatedRun) -> None:
     sizes = batch_sizes_in(run.batches, run.window)
     largest = max((max(of_model) for of_model in sizes.values()), default=1)
-    bins = np.arange(0.5, largest + 1.5)
+    bins = [size + 0.5 for size in range(largest + 1)]
     for model_id, of_model in sizes.items():
         axes.hist(of_model, bins=bins, histtype="step", label=model_id)
     _describe(axes, "batch sizes", "requests in a batch", "batches")
