@@ -26,8 +26,10 @@ SPARE = (
 )
 IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …
 IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
-# Batches that find all slices busy are held longer than planned, so planning for more than there is fills them.
-FULL = 1.15
+# Batches that find all slices busy are held longer than planned, the longer the more models wait for a slice. So
+# planning for more than there is fills them: for so much more per model and slice, but …
+OVERBOOKED = 0.15
+OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
 ALL_SUFFER = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
@@ -87,10 +89,13 @@ def plan_holds(
 
     `sufferings`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
     """
+    if not prospects:
+        return []
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
     deferred = fixed + sum(one.opening(one.hold_max_ms) for one in prospects)
     frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
-    lavish = max(frugal, FULL * slices)
+    models = deferred**2 / sum(one.work_deferred**2 for one in prospects)  # equally large ones, as it were
+    lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
     price = _price(prospects, frugal + min(1.0, mean / ALL_SUFFER) * (lavish - frugal) - fixed)
     price_of_need = _price(prospects, slices - fixed)
     crowd = min(1.0, deferred / (CROWDED * slices))
