@@ -21,7 +21,7 @@ from policies.batching.tenuto import Tenuto
 from policies.batching.timeout import Timeout
 from policies.options import Choice, Number, Schema, checked_options, suggestion
 
-DEFAULT = "deferred"
+DEFAULT = "tenuto"
 
 
 @dataclass(frozen=True, slots=True)

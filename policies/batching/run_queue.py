@@ -105,12 +105,14 @@ class RunQueue:
         if removed:
             # A run whose tight end was taken out may now be looser than its neighbour.
             self.runs = deque(sorted(kept, key=_deadline_at_ms))
+            self.tail_at_ms = max((run.deadline_at_ms for run in kept), default=-math.inf)
             self.count -= removed
         return removed
 
     def _reseat_head(self) -> None:
-        """What is left of a cut run may be looser than the runs behind it."""
+        """What is left of a cut run may be looser than the runs behind it, and than the tail was."""
         runs = self.runs
+        self.tail_at_ms = max(self.tail_at_ms, runs[0].deadline_at_ms)
         if len(runs) > 1 and runs[0].deadline_at_ms > runs[1].deadline_at_ms:
             run = runs.popleft()
             self.count -= run.count

@@ -301,6 +301,14 @@ def test_a_second_up_is_refused_and_the_first_serves_on(tmp_path: Path) -> None:
             assert client.infer("fast", {"input": np.zeros(1, np.float32)}).ledger.batch_size == 1
 
 
+def test_a_lone_request_on_an_idle_cluster_is_answered_long_before_its_last_moment(tmp_path: Path) -> None:
+    by_default = TWO_MODELS.replace("batching: eager", "# batching: the default").replace("400", "4000")
+    with cluster_of(tmp_path, by_default) as cluster, BlockingClient(cluster.endpoints["client"]) as client:
+        for _ in range(20):
+            ledger = client.infer("fast", {"input": np.zeros(1, np.float32)}).ledger
+            assert ledger.held_ms < 1_000
+
+
 def test_status_lists_processes_slices_and_models(tmp_path: Path) -> None:
     with cluster_of(tmp_path, TWO_MODELS) as cluster:
         listed = tenuto("status", "--json", TENUTO_RUN_DIR=str(cluster.run_dir))

@@ -43,8 +43,8 @@ def refused(written: dict[str, Any]) -> str:
 def test_the_smallest_file_has_every_default_of_the_contract() -> None:
     config = parse_config(document(), HERE)
     assert (config.seed, config.frontends, config.interference) == (1, 1, "none")
-    assert config.batching.name == "deferred"
-    assert config.batching.options == {"drop": "window", "pick": "lowest_id"}
+    assert config.batching.name == "tenuto"
+    assert config.batching.options == {"pick": "lowest_id"}
     assert config.placement.name == "symphony"
     assert config.listen.client == "tcp://127.0.0.1:0"
     assert [node.host for node in config.nodes] == ["local"]

@@ -55,6 +55,20 @@ def test_the_rest_of_a_cut_run_takes_its_place_by_deadline() -> None:
     assert seqs(queue.pop(3)) == [10, 2, 3]
 
 
+def test_what_is_left_of_the_last_run_moves_the_tail() -> None:
+    """A tighter arrival must not be appended behind it by a caller who looks at the tail only."""
+    queues = (RunQueue(), RunQueue())
+    for queue in queues:
+        queue.push(run(0, 5, 10.0, span_ms=1.0))
+    queues[0].pop(3)
+    queues[1].drop_before(10.5)
+    for queue in queues:
+        assert queue.runs[-1].deadline_at_ms > 10.0
+        assert queue.tail_at_ms >= queue.runs[-1].deadline_at_ms
+    queues[0].withdraw(FrontendId("f"), 3, 1)
+    assert queues[0].tail_at_ms == queues[0].runs[-1].deadline_at_ms == 11.0
+
+
 def test_dropping_takes_exactly_those_due_before_the_moment() -> None:
     queue = RunQueue()
     queue.push(run(1, 2, 9.0))
