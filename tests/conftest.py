@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 # A deadline per example would time the machine, not the code: a busy one must not fail a property.
 hypothesis.settings.register_profile("tenuto", deadline=None)
 hypothesis.settings.load_profile("tenuto")
+
+# The suite leaves nothing outside the checkout: matplotlib would keep its font list in the user's home.
+os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib"))
 
 GOLDEN_DIR = Path(__file__).parent / "golden"
 
