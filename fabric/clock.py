@@ -22,13 +22,3 @@ class MonotonicClock:
     def now_ms(self) -> float:
         """Milliseconds of CLOCK_MONOTONIC."""
         return time.monotonic_ns() / 1e6
-
-
-class WallClock:
-    """Calendar time, for people only: run files, logs and reports, never for a deadline."""
-
-    __slots__ = ()
-
-    def now_s(self) -> float:
-        """Seconds since 1970."""
-        return time.time_ns() / 1e9

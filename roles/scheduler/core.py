@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
+from fabric.ids import BatchId, FrontendId, ModelId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     Done,
@@ -70,11 +70,8 @@ class Flight:
     """A batch between its dispatch and its `Done`."""
 
     slice_id: SliceId
-    incarnation: Incarnation
     model_id: ModelId
-    batch_size: int
     exec_ms: float
-    parts: tuple[Part, ...]
 
 
 class SchedulerCore:
@@ -243,15 +240,7 @@ class SchedulerCore:
         batch_id = BatchId(self._next_batch)
         self._next_batch += 1
         parts = tuple([Part(known[PeerId(name)], runs) for name, runs in runs_of.items()])
-        flight = Flight(
-            dispatch.slice_id,
-            record.incarnation,
-            dispatch.model_id,
-            dispatch.batch_size,
-            dispatch.exec_ms,
-            parts,
-        )
-        self._flights[batch_id] = flight
+        self._flights[batch_id] = Flight(dispatch.slice_id, dispatch.model_id, dispatch.exec_ms)
         waiting = self._on_slice.setdefault(dispatch.slice_id, [])
         waiting.append(batch_id)
         record.batches += 1

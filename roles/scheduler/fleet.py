@@ -58,10 +58,10 @@ class Fleet:
         self.nodes: dict[NodeId, PeerId] = {}
         self._slo_ms = slo_ms
         self.replicas = dict.fromkeys(slo_ms, 0)
+        """Ready slices that host each model."""
         self._hostings: dict[
             tuple[ReplicaInfo, ...], tuple[tuple[ReplicaInfo, ...], Mapping[ModelId, Sequence[float]]]
         ] = {}
-        """Ready slices that host each model."""
 
     def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
         """What should exist on a node."""
