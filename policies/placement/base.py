@@ -7,7 +7,7 @@ What it cannot place it says, with the reason; it never fails because a workload
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fabric.ids import ModelId, NodeId
@@ -80,13 +80,41 @@ class Unplaced:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """An option that a policy looked at and did not take; `metrics` are what it was judged by."""
+
+    option: str
+    reason: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a policy did what it did: for `subject` (a model, a group) it chose `chosen` (`tenuto plan --why`).
+
+    `metrics` are the values that led there, named with their unit; `rejected` the options beside it, the
+    closest ones first, at most a handful.
+    """
+
+    subject: str
+    chosen: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """What should run where. `expected_goodput_rps` is the policy's own prediction."""
+    """What should run where. `expected_goodput_rps` is the policy's own prediction.
+
+    `violations` are promises that the policy's own model says it breaks (only policies whose paper does so);
+    `decisions` say why.
+    """
 
     slices: tuple[PlannedSlice, ...]
     unplaced: tuple[Unplaced, ...] = ()
     violations: tuple[str, ...] = ()
     expected_goodput_rps: float | None = None
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def gpus_used(self) -> tuple[int, ...]:
