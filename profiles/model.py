@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
+from profiles.requirements import Bandwidths, Requirements, Usage
 
 BATCH_SIZE_LIMIT = 65_536  # beyond any device; keeps a slip of the pen from filling memory with l(b)
 BATCH_SIZE_MAX_DEFAULT = 512  # the contract's max_batch where a line does not say
@@ -26,12 +27,17 @@ class ModelProfile(ABC):
     """What a model costs on one type of GPU, alone on it. `source` says where the numbers come from."""
 
     def __init__(
-        self, source: str, batch_size_max: int, memory_by_batch: Mapping[int, float] | None = None
+        self,
+        source: str,
+        batch_size_max: int,
+        memory_by_batch: Mapping[int, float] | None = None,
+        usage: Usage | None = None,
     ) -> None:
         if not 1 <= batch_size_max <= BATCH_SIZE_LIMIT:
             raise ProfileError(f"max_batch is {batch_size_max}; it must be from 1 to {BATCH_SIZE_LIMIT}")
         self.source = source
         self.batch_size_max = batch_size_max
+        self.usage = usage or Usage()
         self._memory = _Points(memory_by_batch or {1: 0.0})
         self._tables: dict[float | None, tuple[float, ...]] = {}
 
@@ -72,6 +78,22 @@ class ModelProfile(ABC):
     def memory_bytes(self, batch_size: int) -> int:
         """Device memory in use while a batch of that size runs; 0 where the source does not say."""
         return math.ceil(self._memory.clamped(batch_size))
+
+    @property
+    def requirements(self) -> Mapping[int, Requirements]:
+        """Usher's metrics at the batch sizes that were profiled; empty where the source is silent."""
+        return self.usage.requirements
+
+    def bandwidths(self, batch_size: int, share_percent: float | None = None) -> Bandwidths | None:
+        """What a batch uses of the L2 cache and memory at that MPS share (None: no limit).
+
+        None where the source does not say. Linear between measured batch sizes and shares, the nearest
+        measured one outside.
+        """
+        table = self.usage.bandwidths
+        if table is None:
+            return None
+        return table.at(batch_size, WHOLE_GPU_PERCENT if share_percent is None else share_percent)
 
     @property
     def share_percent_min(self) -> float:
@@ -123,6 +145,7 @@ class TableProfile(ModelProfile):
         source: str = "given as a table",
         memory_by_batch: Mapping[int, float] | None = None,
         is_padded: bool = False,
+        usage: Usage | None = None,
     ) -> None:
         if not columns:
             raise ProfileError(f"the table is empty ({source})")
@@ -134,7 +157,7 @@ class TableProfile(ModelProfile):
         self._columns = [_checked(columns[share], is_padded=is_padded) for share in self._shares]
         if len({tuple(column.keys) for column in self._columns}) > 1:
             raise ProfileError(f"every share must be measured at the same batch sizes ({source})")
-        super().__init__(source, self._columns[0].keys[-1], memory_by_batch)
+        super().__init__(source, self._columns[0].keys[-1], memory_by_batch, usage)
 
     @property
     def columns(self) -> dict[float, dict[int, float]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fabric.errors import ProfileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,69 @@ class Bandwidths:
 
     l2_percent: float
     dram_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCoefficients:
+    """gpulet's linear model of how two gpulets of one GPU disturb each other (gpulet section 4.2).
+
+    The factor on the solo run time is `constant` plus each coefficient times its utilisation as a fraction of 1.
+    `is_scaled_by_share`: the utilisations were measured on the whole GPU, so each counts times its own share.
+    """
+
+    l2_self: float
+    l2_other: float
+    dram_self: float
+    dram_other: float
+    constant: float
+    is_scaled_by_share: bool
+
+
+class BandwidthTable:
+    """Measured bandwidths by share and batch size: linear between them, the nearest measured one outside.
+
+    `columns[share_percent][batch_size]`; one column holds for every share. `linear` are the coefficients that
+    were fitted on the same GPU with these utilisations.
+    """
+
+    def __init__(self, columns: Mapping[float, Mapping[int, Bandwidths]], linear: LinearCoefficients) -> None:
+        if not columns or not all(columns.values()):
+            raise ProfileError("a table of bandwidths needs at least one batch size at each of its shares")
+        self.linear = linear
+        self._shares = sorted(columns)
+        self._columns = [columns[share] for share in self._shares]
+        self._batch_sizes = [sorted(column) for column in self._columns]
+
+    def at(self, batch_size: int, share_percent: float) -> Bandwidths:
+        """What a batch of that size uses at that share."""
+        low, high, weight = _between(self._shares, share_percent)
+        return _mixed(self._in_column(low, batch_size), self._in_column(high, batch_size), weight)
+
+    def _in_column(self, place: int, batch_size: int) -> Bandwidths:
+        column, batch_sizes = self._columns[place], self._batch_sizes[place]
+        low, high, weight = _between(batch_sizes, batch_size)
+        return _mixed(column[batch_sizes[low]], column[batch_sizes[high]], weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is known of a model beside its run time and its memory; empty where the source is silent."""
+
+    requirements: Mapping[int, Requirements] = field(default_factory=dict)
+    bandwidths: BandwidthTable | None = None
+
+
+def _between(keys: Sequence[float], key: float) -> tuple[int, int, float]:
+    """The places of the keys around `key`, and how far it is from the first to the second; ends are kept."""
+    high = bisect_left(keys, key)
+    if high == 0 or high == len(keys):
+        place = min(high, len(keys) - 1)
+        return place, place, 0.0
+    return high - 1, high, (key - keys[high - 1]) / (keys[high] - keys[high - 1])
+
+
+def _mixed(low: Bandwidths, high: Bandwidths, weight: float) -> Bandwidths:
+    return Bandwidths(
+        low.l2_percent + (high.l2_percent - low.l2_percent) * weight,
+        low.dram_percent + (high.dram_percent - low.dram_percent) * weight,
+    )

@@ -19,6 +19,7 @@ from fabric.errors import ProfileError
 from profiles.gpu import MIB, gpu_profile
 from profiles.igniter import IgniterProfile, read_coefficients, read_hardware
 from profiles.model import WHOLE_GPU_PERCENT, LinearProfile, ModelProfile, TableProfile
+from profiles.requirements import Bandwidths, BandwidthTable, LinearCoefficients, Requirements, Usage
 
 FILE_VERSION: Final = 1
 
@@ -60,14 +61,22 @@ def _thesis() -> dict[str, ModelProfile]:
     source = f"{data['source']} {data['gpu']}. Batches below 4 were not measured: padded to 4."
     latency: dict[str, dict[int, float]] = {}
     memory: dict[str, dict[int, float]] = {}
+    needs: dict[str, dict[int, Requirements]] = {}
     for row in data["rows"]:
         model, batch_size = row["model"], row["batch"]
         latency.setdefault(model, {})[batch_size] = round(row["latency_s"] * 1000, 1)  # printed to 0.1 ms
         if row["mem_pct"] is not None:  # one cell is unreadable; its neighbours are joined by a line
             memory.setdefault(model, {})[batch_size] = row["mem_pct"] / 100 * gpu_bytes
+        needs.setdefault(model, {})[batch_size] = Requirements(
+            row["ach_occ_pct"], row["wavg_ach_occ_pct"], row["wavg_sm_util_pct"], row["mem_pct"]
+        )
     return {
         model: TableProfile(
-            {WHOLE_GPU_PERCENT: column}, source=source, memory_by_batch=memory[model], is_padded=True
+            {WHOLE_GPU_PERCENT: column},
+            source=source,
+            memory_by_batch=memory[model],
+            is_padded=True,
+            usage=Usage(needs[model]),
         )
         for model, column in latency.items()
     }
@@ -94,26 +103,58 @@ def _igniter_t4() -> dict[str, ModelProfile]:
 def _gpulet_2080ti() -> dict[str, ModelProfile]:
     data = shipped_data("gpulet_2080ti")
     source = f"SYNTHETIC, not measured: {data['latency_ms_synthetic_note']}. {data['source']}"
+    used = data["util_2080ti"] | {"lenet1": data["util_2080ti"]["lenet"]}  # the repository's two names for it
+    constants = data["interference"]["constants_2080ti"]
+    linear = LinearCoefficients(
+        constants["c1_l2_self"],
+        constants["c2_l2_other"],
+        constants["c3_dram_self"],
+        constants["c4_dram_other"],
+        constants["c5_const"],
+        is_scaled_by_share=True,
+    )
     return {
         model: TableProfile(
             _by_share(column, data["partition_sizes_pct"]),
             source=source,
             memory_by_batch={1: data["models"][model]["mem_mb"] * MIB},
+            usage=Usage(bandwidths=_gpulet_bandwidths(used[model], linear)),
         )
         for model, column in data["latency_ms_synthetic"].items()
     }
+
+
+def _gpulet_bandwidths(rows: Mapping[str, Mapping[str, float]], linear: LinearCoefficients) -> BandwidthTable:
+    """Measured on the whole GPU; the authors' code looks at powers of two only, up to 32."""
+    column = {
+        batch_size: Bandwidths(rows[str(batch_size)]["l2_util_pct"], rows[str(batch_size)]["dram_util_pct"])
+        for batch_size in (1, 2, 4, 8, 16, 32)
+    }
+    return BandwidthTable({WHOLE_GPU_PERCENT: column}, linear)
 
 
 def _gpulet_v100() -> dict[str, ModelProfile]:
     """Measured at gpulet's partition sizes below 100 %; the 100 % column is the file's interpolation."""
     data = shipped_data("igniter_gpulet_profiles_v100")
     source = f"{data['source']}. At 100 %: {data['latency_ms_p100_note']}"
+    l2_self, l2_other, dram_self, dram_other, added = data["linear_interference_fit"]["coefficients"]
+    linear = LinearCoefficients(  # fitted to utilisations in percent, as what is added to 1
+        100 * l2_self, 100 * l2_other, 100 * dram_self, 100 * dram_other, 1 + added, is_scaled_by_share=False
+    )
     profiles: dict[str, ModelProfile] = {}
     for model, entries in data["latency_ms"].items():
         columns = _by_share(entries, [20, 40, 50, 60, 80])
         whole = data["latency_ms_p100_interpolated"][model]
         columns[WHOLE_GPU_PERCENT] = {int(batch_size): exec_ms for batch_size, exec_ms in whole.items()}
-        profiles[model] = TableProfile(columns, source=source)
+        dram = data["dram_util_pct"][model]
+        bandwidths: dict[float, dict[int, Bandwidths]] = {}
+        for batch_size, by_share in data["l2_util_pct"][model].items():
+            for share, l2_percent in by_share.items():
+                used = Bandwidths(l2_percent, dram[batch_size][share])
+                bandwidths.setdefault(float(share), {})[int(batch_size)] = used
+        profiles[model] = TableProfile(
+            columns, source=source, usage=Usage(bandwidths=BandwidthTable(bandwidths, linear))
+        )
     return profiles
 
 

@@ -8,6 +8,7 @@ import pytest
 from fabric.errors import ProfileError
 from profiles.igniter import Resident, predict_ms, read_coefficients, read_hardware
 from profiles.model import LinearProfile, TableProfile
+from profiles.requirements import Requirements
 from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs, write_profile
 
 
@@ -144,3 +145,36 @@ def test_a_broken_profile_file_is_a_profile_error(text: str, tmp_path: Path) -> 
         read_profile(path)
     with pytest.raises(ProfileError, match="cannot be read"):
         read_profile(tmp_path / "absent.json")
+
+
+def test_usher_requirements_of_table_a1_by_hand() -> None:
+    """Rows resnet50/4, inception_v3/128 (its occupancy is unreadable) and resnext50/8 (two cells unreadable)."""
+    assert shipped_profile("thesis-v100/resnet50").requirements[4] == Requirements(87.39, 17.55, 36.26, 1.16)
+    assert shipped_profile("thesis-v100/inception_v3").requirements[128] == Requirements(
+        None, 40.4, 93.04, 15.04
+    )
+    assert shipped_profile("thesis-v100/resnext50_32x4d").requirements[8] == Requirements(90.8, None, 68.28)
+    assert sorted(shipped_profile("thesis-v100/gpt2").requirements) == [4, 8, 16, 32]
+    assert shipped_profile("symphony-a100/resnet50").requirements == {}
+
+
+def test_gpulet_bandwidths_are_linear_between_powers_of_two_and_capped_at_32() -> None:
+    """UTIL.CSV, bert: batch 8 has 16.2517 and 30.2014 percent, 16 has 18.0093 and 34.4063; 12 is not looked at."""
+    bert = shipped_profile("gpulet-2080ti/bert")
+    at_12 = bert.bandwidths(12)
+    assert at_12 is not None
+    assert at_12.l2_percent == pytest.approx((16.2517 + 18.0093) / 2, abs=1e-3)
+    assert at_12.dram_percent == pytest.approx((30.2014 + 34.4063) / 2, abs=1e-3)
+    assert bert.bandwidths(32, 20) == bert.bandwidths(48)
+
+
+def test_bandwidths_measured_by_share_are_joined_by_lines() -> None:
+    """alexnet at batch 1: L2 5.0084 % at share 20 and 8.0773 % at 40; at batch 2 and 20: 5.0161 %."""
+    alexnet = shipped_profile("gpulet-v100/alexnet")
+    between, smallest = alexnet.bandwidths(1, 30), alexnet.bandwidths(2, 5)
+    assert between is not None
+    assert smallest is not None
+    assert between.l2_percent == pytest.approx((5.0084 + 8.0773) / 2, abs=1e-3)
+    assert smallest.l2_percent == pytest.approx(5.0161, abs=1e-3)
+    assert alexnet.bandwidths(4, 80) == alexnet.bandwidths(4)
+    assert shipped_profile("thesis-v100/alexnet").bandwidths(4) is None
