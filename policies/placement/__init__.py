@@ -12,6 +12,7 @@ from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
 from policies.placement.given import Given
 from policies.placement.symphony import Symphony
+from policies.placement.third_party import third_party_names, third_party_policy
 
 DEFAULT = "symphony"
 
@@ -35,14 +36,22 @@ PLACEMENTS: Mapping[str, Registered] = {
 
 
 def placement_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a policy with the defaults filled in; ConfigError where name or options are wrong."""
+    """The options of a policy with the defaults filled in; ConfigError where name or options are wrong.
+
+    Those of another distribution's policy are its own to check.
+    """
     registered = PLACEMENTS.get(name)
     if registered is None:
-        raise ConfigError(f"placement: there is no policy {name!r}{suggestion(name, PLACEMENTS)}")
+        if name not in third_party_names():
+            known = [*PLACEMENTS, *third_party_names()]
+            raise ConfigError(f"placement: there is no policy {name!r}{suggestion(name, known)}")
+        return dict(given)
     return checked_options(registered.options, given, f"placement.{name}")
 
 
 def placement_policy(name: str, options: Mapping[str, Any] | None = None) -> PlacementPolicy:
-    """The policy of that name; ConfigError where name or options are wrong."""
+    """The policy of that name, ours or another distribution's; ConfigError where name or options are wrong."""
     checked = placement_options(name, options or {})
-    return PLACEMENTS[name].build(checked)
+    policy = PLACEMENTS[name].build(checked) if name in PLACEMENTS else third_party_policy(name, checked)
+    assert policy is not None, "its options were found under its name"
+    return policy

@@ -1,0 +1,27 @@
+"""Experiments of the papers, re-run here: `tenuto reproduce NAME`. One file a paper.
+
+An experiment is a function without arguments that returns a `Reproduction` (`report.py`). Its module is imported
+when it is run, because some need solvers and all need time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+from fabric.errors import ConfigError
+from policies.options import suggestion
+from roles.reproduce.report import Reproduction
+
+EXPERIMENTS: Mapping[str, str] = {}
+"""Name to ``module:function``, in the order of the document."""
+
+
+def run_experiment(name: str) -> Reproduction:
+    """Run one; ConfigError with the closest name where there is none of that name."""
+    target = EXPERIMENTS.get(name)
+    if target is None:
+        raise ConfigError(f"there is no experiment {name!r}{suggestion(name, EXPERIMENTS)}")
+    module, _, attribute = target.partition(":")
+    experiment: Callable[[], Reproduction] = getattr(importlib.import_module(module), attribute)
+    return experiment()

@@ -1,0 +1,108 @@
+"""Policies of other distributions, found by their metadata on sys.path as an installed one's would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId, NodeId
+from policies.placement import placement_options, placement_policy
+from policies.placement.base import GpuSlot, PlacedModelInput, Placement
+from profiles.model import LinearProfile
+
+MODULE = """
+from policies.placement.base import Placement, PlannedModel, PlannedSlice
+
+def last_gpu(models, gpus, profiles, current=None):
+    return Placement((PlannedSlice(gpus[-1].index, None, tuple(PlannedModel(m.model_id) for m in models)),))
+
+class Nth:
+    def __init__(self, gpu=0):
+        self.gpu = gpu
+    def place(self, models, gpus, profiles, current=None):
+        return Placement((PlannedSlice(self.gpu, 50.0, tuple(PlannedModel(m.model_id) for m in models)),))
+
+class Dreamer:
+    def place(self, models, gpus, profiles, current=None):
+        return Placement((PlannedSlice(0, None, (PlannedModel("unicorn"),)),))
+
+fifth = Nth(5)
+a_number = 7
+
+def nothing(models, gpus, profiles, current=None):
+    return []
+"""
+
+POINTS = {
+    "last": "their_policies:last_gpu",
+    "nth": "their_policies:Nth",
+    "fifth": "their_policies:fifth",
+    "dreamer": "their_policies:Dreamer",
+    "number": "their_policies:a_number",
+    "nothing": "their_policies:nothing",
+    "broken": "their_missing_module:Policy",
+    "symphony": "their_policies:last_gpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def _distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_policies.py").write_text(MODULE, encoding="utf-8")
+    info = tmp_path / "their_policies-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policies\nVersion: 1.0\n")
+    points = "\n".join(f"{name} = {value}" for name, value in POINTS.items())
+    (info / "entry_points.txt").write_text(f"[tenuto.placement]\n{points}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def place(name: str, options: dict[str, object] | None = None) -> Placement:
+    model = PlacedModelInput(ModelId("a"), slo_ms=25, rate_rps=100)
+    gpus = [GpuSlot(index, "generic", 2**34, NodeId("local"), index) for index in range(3)]
+    profiles = {(model.model_id, "generic"): LinearProfile(1, 5)}
+    return placement_policy(name, options).place([model], gpus, profiles)
+
+
+def test_a_function_is_a_policy() -> None:
+    assert place("last").gpus_used == (2,)
+
+
+def test_a_class_takes_the_options_of_the_configuration() -> None:
+    assert place("nth").gpus_used == (0,)
+    assert place("nth", {"gpu": 1}).gpus_used == (1,)
+    assert placement_options("nth", {"gpu": 1}) == {"gpu": 1}
+
+
+def test_our_own_name_stays_ours() -> None:
+    assert place("symphony").gpus_used == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("lats", {}, "did you mean last"),
+        ("last", {"gpu": 1}, "takes no options"),
+        ("nth", {"gpus": 1}, "does not take these options.*gpus"),
+        ("fifth", {}, "planned for GPU 5, which is not there"),
+        ("dreamer", {}, "placed 'unicorn', which is not a model here"),
+        ("number", {}, "neither a policy nor a function"),
+        ("nothing", {}, "returned list, not a Placement"),
+        ("broken", {}, "their_missing_module:Policy of their-policies cannot be imported"),
+    ],
+)
+def test_what_cannot_be_is_said_with_whose_it_is(
+    name: str, options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        place(name, options)
+
+
+def test_two_offers_of_one_name_are_refused(tmp_path: Path) -> None:
+    info = tmp_path / "rival-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tenuto.placement]\nlast = their_policies:Nth\n")
+    with pytest.raises(ConfigError, match=r"'last' is offered twice, by .*rival"):
+        place("last")
