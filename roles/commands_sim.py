@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fabric.errors import PeerLost
@@ -24,6 +23,7 @@ from roles.config import load_config
 from roles.goodput import DURATION_S_MIN, Goodput, find_goodput, question_of
 from roles.outcomes import Outcome, Window
 from roles.process import PARENT_VARIABLE, child_environment, die_with_parent
+from roles.progress import progress
 from roles.sim.loads import AtLoad, play_loads
 from roles.sim.simulation import SimulatedRun
 from roles.sim.simulation import simulate as play
@@ -80,7 +80,7 @@ def simulate(
     if trace_path is not None:
         write_trace(trace_path, run.batches, run.slices)
     if plot_path is not None and plot_run is not None:
-        with _progress("other loads") as on_step:
+        with progress("other loads") as on_step:
             plot_run(plot_path, run, play_loads(config, workload, window, on_step))
     if as_json:
         click.echo(json.dumps(run.outcome.as_json()))
@@ -134,7 +134,7 @@ def goodput(
     config = load_config(file)
     question = question_of(config, warmup_s, duration_s)
     wanted = [config.seed + number for number in range(seeds)]
-    with _executor(workers, dask) as (executor, size), _progress("bisecting") as on_step:
+    with _executor(workers, dask) as (executor, size), progress("bisecting") as on_step:
         found = find_goodput(question, wanted, executor, size, on_step)
     if as_json:
         click.echo(json.dumps(found.as_json()))
@@ -188,21 +188,6 @@ def _dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
         if workers == 0:
             raise PeerLost(f"the Dask cluster at {address} has no workers")
         yield client.get_executor(pure=False), workers
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr, while it is looked at."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=1.0)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _print_outcome(outcome: Outcome) -> None:
