@@ -208,21 +208,12 @@ class ClusterConfig:
     ) -> Placement:
         """The placement of this workload by its own policy, or by another one.
 
-        Raises ConfigError where the policy's options do not fit this cluster, or where batching is `fixed`
-        and neither its options nor the plan say how large a batch is.
+        Raises ConfigError where the policy's options do not fit this cluster.
         """
         policy = placement_policy(
             name or self.placement.name, self.placement.options if name is None else options
         )
-        placed = policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
-        if self.batching.name == "fixed" and "batch" not in self.batching.options:
-            without = [m.model_id for s in placed.slices for m in s.models if m.batch is None]
-            if without:
-                raise ConfigError(
-                    f"batching.fixed: there is no batch size for {without[0]}: write batching: "
-                    "{fixed: {batch: 8}}, or choose a placement that plans one"
-                )
-        return placed
+        return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
 
     def device_model(self, gpu_type: str) -> DeviceModel:
         """What a slice of a GPU of that type takes for a batch.

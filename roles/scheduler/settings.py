@@ -10,7 +10,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import ModelSpec, SliceSpec
 from policies.batching.base import Delay
-from policies.placement.base import GpuSlot, Placement, PlannedSlice
+from policies.placement.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from roles.cluster import ClusterConfig, ModelConfig
 
 BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
@@ -42,9 +42,12 @@ def settings_from(
 ) -> SchedulerSettings:
     """Place the models (unless a placement is given) and write down what the scheduler needs of it.
 
-    Raises ConfigError where a planned model can neither be loaded nor emulated on its GPU.
+    Raises ConfigError where a planned model can neither be loaded nor emulated on its GPU, and where batching
+    is `fixed` and neither its options nor the plan say how large a batch is.
     """
     placement = placement or config.place()
+    _check_fixed(config, placement)
+    unrated = {m.model_id for planned in placement.slices for m in planned.models if not m.rate_rps}
     gpus = {gpu.index: gpu for gpu in config.gpus}
     slices: list[tuple[NodeId, SliceSpec]] = []
     hints: dict[tuple[SliceId, ModelId], tuple[int | None, float]] = {}
@@ -56,7 +59,7 @@ def settings_from(
         slices.append((gpu.node_id, _slice_spec(config, planned, gpu, slice_id)))
         for model in planned.models:
             if model.batch is not None or model.rate_rps:
-                hints[slice_id, model.model_id] = (model.batch, model.rate_rps or 1.0)
+                hints[slice_id, model.model_id] = (model.batch, _weight(model, unrated))
     hosted = {model.model_id for planned in placement.slices for model in planned.models}
     return SchedulerSettings(
         models=tuple(_model_spec(model, None, None) for model in config.models),
@@ -71,6 +74,27 @@ def settings_from(
         },
         pid=pid,
     )
+
+
+def _check_fixed(config: ClusterConfig, placement: Placement) -> None:
+    if config.batching.name != "fixed" or "batch" in config.batching.options:
+        return
+    without = [m.model_id for planned in placement.slices for m in planned.models if m.batch is None]
+    if without:
+        raise ConfigError(
+            f"batching.fixed: there is no batch size for {without[0]}: write batching: "
+            "{fixed: {batch: 8}}, or choose a placement that plans one"
+        )
+
+
+def _weight(model: PlannedModel, unrated: set[ModelId]) -> float:
+    """How much of its model's load a replica takes: the plan's share, else in proportion to its batch.
+
+    The latter is what the thesis' router does with every plan (thesis section 4.3.3): one batch a turn.
+    """
+    if model.model_id not in unrated and model.rate_rps:
+        return model.rate_rps
+    return float(model.batch or 1)
 
 
 def _slice_spec(config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, slice_id: SliceId) -> SliceSpec:

@@ -16,6 +16,7 @@ from fabric.messages import LoaderSpec
 from profiles.interference import Running
 from roles.config import config_origins, load_config, parse_config
 from roles.config_rates import model_rates
+from roles.scheduler.settings import settings_from
 
 HERE = Path("/nowhere")
 LINE = {"alpha_ms": 1.053, "beta_ms": 5.072, "max_batch": 64}
@@ -173,9 +174,10 @@ def test_every_discipline_has_the_options_of_the_contract(
 
 def test_fixed_batching_takes_the_plans_batch_or_its_own() -> None:
     with pytest.raises(ConfigError, match="no batch size for resnet50"):
-        parse_config(document(batching="fixed"), HERE).place()
-    assert parse_config(document(batching={"fixed": {"batch": 8}}), HERE).place().slices
-    assert parse_config(document(batching="fixed", placement="exclusive"), HERE).place().slices
+        settings_from(parse_config(document(batching="fixed"), HERE))
+    assert parse_config(document(batching="fixed"), HERE).place().slices, "a plan alone needs no batch"
+    assert settings_from(parse_config(document(batching={"fixed": {"batch": 8}}), HERE)).slices
+    assert settings_from(parse_config(document(batching="fixed", placement="exclusive"), HERE)).slices
 
 
 def test_given_slices_are_checked_with_the_cluster() -> None:
