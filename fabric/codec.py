@@ -22,12 +22,13 @@ from fabric.messages import (
     SliceReady,
     StatusListed,
     Want,
+    WorkerHello,
 )
 
 HEADER_BYTES_MAX: Final = 1 << 20
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
-BULKY: Final = (Directory, Host, ModelsListed, NodeHello, SliceReady, StatusListed, Want)
+BULKY: Final = (Directory, Host, ModelsListed, NodeHello, SliceReady, StatusListed, Want, WorkerHello)
 
 Buffer = bytes | memoryview
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from fabric.messages import Done, Envelope, Ledger, Message, SeqRun, SliceStatus, TensorInfo, Value
+from fabric.messages import Done, Envelope, GpuSharing, Ledger, Message, SeqRun, SliceStatus, TensorInfo, Value
 
 NAME_CHARS_MAX: Final = 512
 REASON_CHARS_MAX: Final = 2_000  # an exception's text: clipped by the sender, see `clipped`
@@ -44,6 +44,7 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "sent_at_ms": (-1e18, 1e18),  # a moment on a foreign clock
 }
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
+    (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (SliceStatus, "state"): ("starting", "ready", "failed", "lost", "stopped"),
 }

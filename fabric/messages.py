@@ -141,12 +141,52 @@ class ReplicaInfo(Value, frozen=True):
 
 
 class GpuInfo(Value, frozen=True):
-    """One device of a node, in the node's own order."""
+    """One device of a node, in the node's own order. What follows `memory_bytes` is known of NVIDIA GPUs only.
+
+    `gpu_type` is the configuration's word, which profiles go by; `name` is what the driver calls it.
+    """
 
     gpu: int
     gpu_type: str
     device: str
     memory_bytes: int = 0
+    uid: str = ""  # of the physical GPU, as in CUDA_VISIBLE_DEVICES
+    name: str = ""
+    sm_count: int = 0  # 0: not known
+    compute_capability: str = ""  # such as "8.0"
+    is_mig: bool = False
+    driver: str = ""
+
+
+class GpuSharing(Value, frozen=True):
+    """How the slices of a GPU share it. `reason`: why not by MPS, or what else a person should know."""
+
+    gpu: int
+    mode: str  # mps | time-sharing | mig | starting
+    reason: str = ""
+
+
+class GpuSample(Value, frozen=True):
+    """What a GPU's own sensors say; None where it has no such sensor."""
+
+    gpu: int
+    busy_percent: float | None = None  # of the last sampling period some kernel ran
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle: tuple[str, ...] = ()  # why the clocks are lower than they could be, such as sw_power_cap
+
+
+class GpuReport(Value, frozen=True):
+    """One GPU as the scheduler knows it. `sampled_ago_ms` None: nothing was ever measured."""
+
+    node_id: NodeId
+    info: GpuInfo
+    sharing: GpuSharing | None = None
+    sample: GpuSample | None = None
+    sampled_ago_ms: float | None = None
 
 
 class Ledger(Value, frozen=True):
@@ -427,12 +467,16 @@ class SliceStatus(Value, frozen=True):
 
 
 class NodeHello(Message, frozen=True, tag=40):
-    """Agent -> scheduler: first message, and again after a reconnect: what is there and what runs."""
+    """Agent -> scheduler: first message, and again after a reconnect: what is there and what runs.
+
+    `workers_outlive_agent`: when this agent is lost, its workers are not, until they are silent themselves.
+    """
 
     node_id: NodeId
     incarnation: Incarnation
     gpus: tuple[GpuInfo, ...]
     slices: tuple[SliceStatus, ...]
+    workers_outlive_agent: bool = False
 
 
 class Want(Message, frozen=True, tag=41):
@@ -449,15 +493,27 @@ class SliceChanged(Message, frozen=True, tag=42):
     status: SliceStatus
 
 
+class Telemetry(Message, frozen=True, tag=43):
+    """Agent -> scheduler: what its GPUs do, once a second, and when their sharing changes. NVIDIA GPUs only."""
+
+    node_id: NodeId
+    samples: tuple[GpuSample, ...]
+    sharing: tuple[GpuSharing, ...]
+
+
 # worker <-> node agent
 
 
 class WorkerHello(Message, frozen=True, tag=50):
-    """Worker -> agent: the process named `worker_id` is up and asks what to host."""
+    """Worker -> agent: the process named `worker_id` is up and asks what to host.
+
+    With `slices` it hosts them already, for an agent that is gone, and asks this one to adopt it.
+    """
 
     worker_id: str
     incarnation: Incarnation
     pid: int
+    slices: tuple[SliceSpec, ...] = ()
 
 
 class Host(Message, frozen=True, tag=51):
@@ -508,6 +564,7 @@ class StatusListed(Message, frozen=True, tag=61):
     slices: tuple[SliceReport, ...]
     models: tuple[ModelInfo, ...]
     counters: dict[str, float]
+    gpus: tuple[GpuReport, ...] = ()
 
 
 AnyMessage = (
@@ -536,6 +593,7 @@ AnyMessage = (
     | NodeHello
     | Want
     | SliceChanged
+    | Telemetry
     | WorkerHello
     | Host
     | SliceFailed
