@@ -11,25 +11,37 @@ from profiles.model import ModelProfile
 
 
 class DeviceModel:
-    """One GPU of one type: the solo profiles of its models, and how neighbours disturb each other."""
+    """One GPU of one type: the profiles of its models, and how neighbours disturb each other."""
 
     def __init__(
         self, profiles: Mapping[ModelId, ModelProfile], interference: Interference | None = None
     ) -> None:
         self._profiles = profiles
         self._interference = interference or NoInterference()
+        self._tables: dict[tuple[ModelId, float | None], tuple[float, ...]] = {}
 
     def exec_ms(self, running: Running, neighbours: Sequence[Running] = ()) -> float:
         """Run time in ms of a batch that starts now, beside what runs on the GPU's other slices.
 
         Raises ProfileError where the model's profile is missing or silent.
         """
-        solo_ms = self._profile(running.model_id).exec_ms(running.batch_size, running.share_percent)
-        return solo_ms * self._interference.slowdown(running, neighbours)
+        profile_ms = self._profile(running.model_id).exec_ms(running.batch_size, running.share_percent)
+        return profile_ms * self._interference.slowdown(running, neighbours)
 
     def exec_table(self, model_id: ModelId, share_percent: float | None = None) -> tuple[float, ...]:
-        """Solo l(b) at index b - 1: what the scheduler is told of a replica before anything was measured."""
-        return self._profile(model_id).exec_table(share_percent)
+        """l(b) without neighbours at index b - 1: what the scheduler is told before anything was measured."""
+        key = (model_id, share_percent)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._profile(model_id).exec_table(share_percent)
+            factors = [
+                self._interference.slowdown(Running(model_id, batch_size, share_percent), ())
+                for batch_size in range(1, len(table) + 1)
+            ]
+            if any(factor != 1.0 for factor in factors):
+                table = tuple(ms * factor for ms, factor in zip(table, factors, strict=True))
+            self._tables[key] = table
+        return table
 
     def _profile(self, model_id: ModelId) -> ModelProfile:
         profile = self._profiles.get(model_id)

@@ -14,11 +14,17 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
+from policies.options import Number, Schema, checked_options, suggestion
 from policies.placement import placement_options, placement_policy
 from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.device import DeviceModel
-from profiles.interference import interference_named
+from profiles.interference import INTERFERENCE_NAMES, interference_named
 from profiles.model import ModelProfile
+
+INTERFERENCE_OPTIONS: Mapping[str, Schema] = {
+    "sm": {"strength": Number(1.0, maximum=10.0, is_minimum_allowed=True)},
+}
+"""Options of the interference models that have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ class ClusterConfig:
     seed: int = 1
     frontends: int = 1
     network: NetworkConfig = NetworkConfig()
-    interference: str = "none"
+    interference: PolicyChoice = PolicyChoice("none")
     listen: ListenConfig = ListenConfig()
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 
@@ -218,14 +224,16 @@ class ClusterConfig:
     def device_model(self, gpu_type: str) -> DeviceModel:
         """What a slice of a GPU of that type takes for a batch.
 
-        Raises ConfigError where the interference model that was asked for does not exist here.
+        Raises ConfigError where a model's profile lacks what the interference model needs.
         """
+        found = {model.model_id: model.find_profile(gpu_type) for model in self.models}
+        profiles = {model_id: profile for model_id, profile in found.items() if profile is not None}
+        name, options = self.interference.name, self.interference.options
         try:
-            interference = interference_named(self.interference)
+            interference = interference_named(name, profiles, gpu_type, options)
         except ProfileError as error:
             raise ConfigError(f"cluster.interference: {error}") from error
-        found = {model.model_id: model.find_profile(gpu_type) for model in self.models}
-        return DeviceModel({key: p for key, p in found.items() if p is not None}, interference)
+        return DeviceModel(profiles, interference)
 
 
 def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]:
@@ -247,3 +255,11 @@ def placement_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
     """A placement policy's name with checked options; the policy itself checks what it alone understands."""
     placement_policy(name, options)
     return PolicyChoice(name, placement_options(name, options))
+
+
+def interference_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
+    """An interference model's name with checked options; ConfigError where there is none of that name."""
+    if name not in INTERFERENCE_NAMES:
+        raise ConfigError(f"cluster.interference: there is no {name!r}{suggestion(name, INTERFERENCE_NAMES)}")
+    schema = INTERFERENCE_OPTIONS.get(name, {})
+    return PolicyChoice(name, checked_options(schema, options, f"cluster.interference.{name}"))

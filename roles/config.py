@@ -19,7 +19,6 @@ from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
-from profiles.interference import INTERFERENCE_NAMES
 from profiles.model import BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
 from profiles.store import read_profile, shipped_profile
 from roles.cluster import (
@@ -30,6 +29,7 @@ from roles.cluster import (
     NetworkConfig,
     NodeConfig,
     PolicyChoice,
+    interference_choice,
     placement_choice,
 )
 from roles.config_checks import check_endpoint, finite, name_like, one_of, translated
@@ -92,7 +92,6 @@ def _cluster_config(
         _model(section, f"models[{place}]", rates[place], base_dir)
         for place, section in enumerate(read.models)
     )
-    one_of(read.cluster.interference, INTERFERENCE_NAMES, "cluster.interference")
     if not 1 <= read.cluster.frontends <= 1024:
         raise ConfigError(f"cluster.frontends: is {read.cluster.frontends}; it must be from 1 to 1024")
     if not 0 <= read.seed < 2**63:
@@ -103,6 +102,8 @@ def _cluster_config(
     batching = _policy(read.batching, "batching")
     placement = _policy(read.placement, "placement")
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
+    interference_given = _policy(read.cluster.interference, "cluster.interference")
+    interference = interference_choice(*interference_given)
     return ClusterConfig(
         models=models,
         nodes=_nodes(read.cluster),
@@ -113,7 +114,7 @@ def _cluster_config(
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
-        interference=read.cluster.interference,
+        interference=interference,
         listen=_listen(read.listen),
         settings=(
             *section_settings(read, document, "", source),
@@ -121,6 +122,13 @@ def _cluster_config(
                 "batching", batching_choice, batching[1], source, is_named="batching" in document
             ),
             *policy_settings("placement", placed, placement[1], source, is_named="placement" in document),
+            *policy_settings(
+                "cluster.interference",
+                interference,
+                interference_given[1],
+                source,
+                is_named="interference" in document["cluster"],
+            ),
         ),
     )
 

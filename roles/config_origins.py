@@ -14,7 +14,7 @@ def section_settings(section: Section, written: Any, path: str, source: str) -> 
     """Every value below a section, and whether the file says it."""
     found: list[Setting] = []
     for field in section.__struct_fields__:
-        if path == "" and field in ("batching", "placement"):
+        if named(path, field) in ("batching", "placement", "cluster.interference"):
             continue  # named with their options' defaults by `policy_settings`
         value = getattr(section, field)
         here = named(path, field)

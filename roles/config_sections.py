@@ -92,7 +92,7 @@ class ClusterSection(Section, frozen=True):
     nodes: tuple[NodeSection, ...] | None = None
     frontends: int = 1
     network: NetworkSection = NetworkSection()
-    interference: str = "none"
+    interference: str | dict[str, dict[str, Any] | None] = "none"
 
 
 class PopularitySection(Section, frozen=True):

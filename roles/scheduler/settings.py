@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
@@ -11,6 +11,7 @@ from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import ModelSpec, SliceSpec
 from policies.batching.base import Delay
 from policies.placement.base import GpuSlot, Placement, PlannedModel, PlannedSlice
+from profiles.device import DeviceModel
 from roles.cluster import ClusterConfig, ModelConfig
 
 BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
@@ -49,6 +50,7 @@ def settings_from(
     _check_fixed(config, placement)
     unrated = {m.model_id for planned in placement.slices for m in planned.models if not m.rate_rps}
     gpus = {gpu.index: gpu for gpu in config.gpus}
+    devices = {gpu_type: config.device_model(gpu_type) for gpu_type in config.gpu_types}
     slices: list[tuple[NodeId, SliceSpec]] = []
     hints: dict[tuple[SliceId, ModelId], tuple[int | None, float]] = {}
     seen: Counter[int] = Counter()
@@ -56,13 +58,13 @@ def settings_from(
         gpu = gpus[planned.gpu]
         slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.local_index}/{seen[planned.gpu]}")
         seen[planned.gpu] += 1
-        slices.append((gpu.node_id, _slice_spec(config, planned, gpu, slice_id)))
+        slices.append((gpu.node_id, _slice_spec(config, planned, gpu, devices[gpu.gpu_type], slice_id)))
         for model in planned.models:
             if model.batch is not None or model.rate_rps:
                 hints[slice_id, model.model_id] = (model.batch, _weight(model, unrated))
     hosted = {model.model_id for planned in placement.slices for model in planned.models}
     return SchedulerSettings(
-        models=tuple(_model_spec(model, None, None) for model in config.models),
+        models=tuple(_model_spec(model) for model in config.models),
         slices=tuple(slices),
         delay=Delay(config.network.control_ms, config.network.data_ms_per_item),
         priorities={model.model_id: model.priority for model in config.models},
@@ -97,14 +99,22 @@ def _weight(model: PlannedModel, unrated: set[ModelId]) -> float:
     return float(model.batch or 1)
 
 
-def _slice_spec(config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, slice_id: SliceId) -> SliceSpec:
+def _slice_spec(
+    config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, device: DeviceModel, slice_id: SliceId
+) -> SliceSpec:
     models = tuple(
-        _model_spec(config.model(model.model_id), gpu, planned.share_percent) for model in planned.models
+        _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent)
+        for model in planned.models
     )
     return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models)
 
 
-def _model_spec(model: ModelConfig, gpu: GpuSlot | None, share_percent: float | None) -> ModelSpec:
+def _model_spec(
+    model: ModelConfig,
+    gpu: GpuSlot | None = None,
+    exec_table: Callable[[ModelId, float | None], tuple[float, ...]] | None = None,
+    share_percent: float | None = None,
+) -> ModelSpec:
     """The model as one GPU hosts it; `gpu` None: as the scheduler knows it before anything hosts it."""
     profile = None if gpu is None else model.find_profile(gpu.gpu_type)
     if gpu is not None and gpu.is_emulated and profile is None:
@@ -118,6 +128,6 @@ def _model_spec(model: ModelConfig, gpu: GpuSlot | None, share_percent: float | 
         model.slo_ms,
         BATCH_SIZE_UNPROFILED if profile is None else profile.batch_size_max,
         model.loader,
-        () if profile is None else profile.exec_table(share_percent),
+        () if profile is None or exec_table is None else exec_table(model.model_id, share_percent),
         (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
     )

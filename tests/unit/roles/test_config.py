@@ -14,6 +14,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
 from profiles.interference import Running
+from roles.cluster import PolicyChoice
 from roles.config import config_origins, load_config, parse_config
 from roles.config_rates import model_rates
 from roles.scheduler.settings import settings_from
@@ -43,7 +44,7 @@ def refused(written: dict[str, Any]) -> str:
 
 def test_the_smallest_file_has_every_default_of_the_contract() -> None:
     config = parse_config(document(), HERE)
-    assert (config.seed, config.frontends, config.interference) == (1, 1, "none")
+    assert (config.seed, config.frontends, config.interference) == (1, 1, PolicyChoice("none"))
     assert config.batching.name == "tenuto"
     assert config.batching.options == {"pick": "lowest_id"}
     assert config.placement.name == "symphony"
@@ -198,11 +199,24 @@ def test_the_device_model_is_that_of_the_gpu_type() -> None:
     assert device.exec_ms(Running(ModelId("resnet50"), 1)) == pytest.approx(6.125)
 
 
-@pytest.mark.parametrize("name", ["igniter", "gpulet", "sm"])
-def test_interference_that_is_not_built_is_refused_when_it_is_needed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("igniter", "iGniter coefficients"), ("gpulet", "L2 and DRAM bandwidths"), ("sm", "SM utilisation")],
+)
+def test_a_profile_that_lacks_what_interference_needs_is_refused_by_name(name: str, missing: str) -> None:
     config = parse_config(document(cluster={"gpus": 1, "interference": name}), HERE)
-    with pytest.raises(ConfigError, match="available: none"):
+    with pytest.raises(ConfigError, match=f"^cluster.interference: .*model resnet50 has no {missing}"):
         config.device_model("generic")
+
+
+def test_interference_is_a_name_or_a_name_with_options() -> None:
+    plain = parse_config(document(cluster={"gpus": 1, "interference": "sm"}), HERE)
+    assert plain.interference == PolicyChoice("sm", {"strength": 1.0})
+    half = document(cluster={"gpus": 1, "interference": {"sm": {"strength": 0.5}}})
+    config = parse_config(half, HERE, source="a.yaml")
+    assert config.interference == PolicyChoice("sm", {"strength": 0.5})
+    assert ("cluster.interference.sm.strength", 0.5, "a.yaml") in config_origins(config)
+    assert ("cluster.interference", "none", "default") in config_origins(parse_config(document(), HERE))
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -295,6 +309,8 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(cluster={"gpus": 1, "network": {"control_ms": -1}}), "cluster.network.control_ms: is -1"),
         (document(cluster={"gpus": 1, "network": {"jitter_ms": math.inf}}), "cluster.network.jitter_ms: is"),
         (document(cluster={"gpus": 1, "interference": "igniterr"}), "did you mean igniter?"),
+        (document(cluster={"gpus": 1, "interference": {"sm": {"strength": -1}}}), "sm.strength is -1"),
+        (document(cluster={"gpus": 1, "interference": {"igniter": {"strength": 1}}}), "unknown option"),
         (document(batching="defered"), "batching: there is no discipline 'defered'; did you mean deferred?"),
         (document(batching={"deferred": {"drop": "maybe"}}), "batching.deferred.drop is 'maybe'"),
         (document(batching={"deferred": {"dorp": "simple"}}), "did you mean drop?"),
