@@ -60,6 +60,19 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    default: bool
+
+    def check(self, value: Any, where: str) -> bool:
+        """The flag; ConfigError for anything else, 0 and 1 too."""
+        if isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where} is {value!r}; it must be true or false")
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """Anything; the policy itself checks it. It has no default."""
 
@@ -70,7 +83,7 @@ class Free:
         return value
 
 
-Option = Choice | Number | Free
+Option = Choice | Number | Flag | Free
 Schema = Mapping[str, Option]
 
 

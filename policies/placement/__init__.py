@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
@@ -11,8 +12,12 @@ from policies.options import Free, Number, Schema, checked_options, suggestion
 from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
 from policies.placement.given import Given
+from policies.placement.milp import OPTIONS as MILP_OPTIONS
+from policies.placement.milp import Milp
 from policies.placement.symphony import Symphony
 from policies.placement.third_party import third_party_names, third_party_policy
+from policies.placement.usher import OPTIONS as USHER_OPTIONS
+from policies.placement.usher import Usher
 
 DEFAULT = "symphony"
 
@@ -32,6 +37,11 @@ PLACEMENTS: Mapping[str, Registered] = {
     ),
     "exclusive": Registered({}, lambda _: Exclusive()),
     "given": Registered({"slices": Free()}, Given),
+    "usher": Registered(USHER_OPTIONS, partial(Usher, "usher", "achieved_occupancy_percent")),
+    "wao-usher": Registered(USHER_OPTIONS, partial(Usher, "wao-usher", "weighted_occupancy_percent")),
+    "wsm-usher": Registered(USHER_OPTIONS, partial(Usher, "wsm-usher", "weighted_sm_percent")),
+    "ao-milp": Registered(MILP_OPTIONS, partial(Milp, "ao-milp", "achieved_occupancy_percent")),
+    "wsm-milp": Registered(MILP_OPTIONS, partial(Milp, "wsm-milp", "weighted_sm_percent")),
 }
 
 

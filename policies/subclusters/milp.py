@@ -1,20 +1,19 @@
 """Partition by mixed integer linear programming, exactly as in Symphony appendix A, with a limit on the time.
 
-PuLP writes the program; HiGHS solves it, CBC where HiGHS is not installed. Both belong to the extra `plan`.
+Solvers and PuLP belong to the extra `plan` (`policies/solver.py`).
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
+from policies.solver import TIME_LIMIT_S, quiet_pulp, solve
 from policies.subclusters.base import Partition, Problem
 
 if TYPE_CHECKING:
     import pulp
 
-TIME_LIMIT_S = 10.0  # the paper's own, for re-partitioning every few minutes
 # In fractions of the average: nobody needs a partition that is proven closer than that.
 _GAP = 1e-5
 
@@ -25,45 +24,22 @@ def solve_partition(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Par
     None: no solver is installed, the bounds cannot be kept, or the time was too short for any solution. A
     solution places every model. Stopped by the clock, the answer may differ from run to run.
     """
-    try:
-        import pulp  # noqa: PLC0415  an extra: without it the search alone partitions
-    except ImportError:
-        return None
-    with warnings.catch_warnings():
-        # PuLP 3.3 warns of all that 4.0 will do otherwise; we hold to 3, and also work with 2.7.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return _solve(pulp, problem, time_limit_s)
+    with quiet_pulp() as pulp:
+        return None if pulp is None else _solve(pulp, problem, time_limit_s)
 
 
 def _solve(pulp: Any, problem: Problem, time_limit_s: float) -> Partition | None:
     program, chosen = _program(pulp, problem)
-    highs = pulp.HiGHS(
-        msg=False, timeLimit=time_limit_s, threads=1, gapAbs=_GAP, gapRel=0.0
-    )  # one thread: the same path each time, and the other cores serve requests
-    solver = (
-        highs
-        if highs.available()
-        else pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1, gapAbs=_GAP, gapRel=0.0)
-    )
-    if not solver.available():
-        return None
-    try:
-        program.solve(solver)
-    except pulp.PulpSolverError:
-        return None  # CBC says so when the clock stopped it before its first solution
-    # `status` calls whatever a clock stopped optimal; only `sol_status` tells the two apart.
-    if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+    solved = solve(pulp, program, time_limit_s, _GAP)
+    if solved is None:
         return None
     places = _places(problem, chosen)
     if places is None or not problem.is_within_bounds(places):
         return None  # HiGHS calls it feasible too when the clock stopped it before its first solution
-    method = "highs" if solver is highs else "cbc"
-    found = problem.judge(places, method)
-    if program.sol_status == pulp.LpSolutionOptimal:
-        bound_percent = found.objective_percent - 100 * _GAP
-    else:
-        bound_percent = 100 * _dual_bound(program) if solver is highs else 0.0
-    return problem.judge(places, method, min(found.objective_percent, max(0.0, bound_percent)))
+    found = problem.judge(places, solved.solver)
+    proven_percent = found.objective_percent - 100 * _GAP
+    bound_percent = proven_percent if solved.is_proven else 100 * (solved.bound or 0.0)
+    return problem.judge(places, solved.solver, min(found.objective_percent, max(0.0, bound_percent)))
 
 
 def _program(pulp: Any, problem: Problem) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable | None]]]:
@@ -138,8 +114,3 @@ def _places(problem: Problem, chosen: list[list[Any]]) -> list[int] | None:
             return None
         places.append(ones[0])
     return places if len(places) == len(problem.models) else None
-
-
-def _dual_bound(program: Any) -> float:
-    bound = float(program.solverModel.getInfo().mip_dual_bound)
-    return bound if math.isfinite(bound) else 0.0

@@ -1,0 +1,232 @@
+"""AO-MILP and WSM-MILP: the placement with the highest expected goodput (thesis section 5.4.3).
+
+All models at once, no groups, no order, no multiples of c_min; replicas get no MPS share (section 6.1.3). The
+metric of compute is the achieved occupancy (`ao-milp`) or the time-weighted SM utilisation (`wsm-milp`).
+Fairness, queueing and the time to form a batch are not modelled. Only a proven optimum is the same in every
+run, and only between proven optima does another GPU never lower the goodput.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fabric.ids import ModelId
+from policies.options import Flag, Number, Schema
+from policies.placement.base import (
+    Decision,
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Rejected,
+    Unplaced,
+)
+from policies.placement.demands import (
+    Demand,
+    GpuClass,
+    Metric,
+    check_inputs,
+    gpu_classes,
+    profiled_demands,
+    rate_of,
+    why_unservable,
+    within_slo,
+)
+from policies.placement.milp.model import Answer, Task, solve_task
+from policies.solver import TIME_LIMIT_S
+
+OPTIONS: Schema = {
+    "time_limit_s": Number(TIME_LIMIT_S),
+    "second_stage": Flag(default=True),
+    "max_replicas": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+    "build_filter": Flag(default=False),
+    "max_wait_ms": Number(100.0),
+}
+_REJECTED_MAX = 5
+
+
+class Milp:
+    """The thesis' MILP with the given metric. Options: see `OPTIONS`.
+
+    `time_limit_s` is the solver's, for all its stages. `second_stage` chooses among equal goodputs (`model.py`).
+    `max_replicas` bounds a model's replicas. `build_filter` refuses more replicas with a batch size than get it
+    filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas).
+    """
+
+    def __init__(self, name: str, metric: Metric, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._metric = metric
+        self._time_limit_s: float = options["time_limit_s"]
+        self._has_second_stage: bool = options["second_stage"]
+        self._max_replicas: int | None = options.get("max_replicas")
+        self._max_wait_ms: float = options["max_wait_ms"] if options["build_filter"] else math.inf
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,  # noqa: ARG002  nothing is kept: the program alone decides
+    ) -> Placement:
+        """Place; what the replicas of a model cannot carry is unplaced as a part of its rate.
+
+        Raises ConfigError for a model without a rate, no GPU, or no solver.
+        """
+        check_inputs(models, gpus, self._name)
+        classes = gpu_classes(gpus)
+        offers, reasons = self._offers(models, classes, profiles)
+        if not any(offers):
+            return Placement(
+                (), tuple(Unplaced(m.model_id, m.rate_rps, reasons[m.model_id]) for m in models), (), 0.0
+            )
+        rates_rps = [rate_of(model) for model in models]
+        replicas_max = [
+            self._replicas_max(model, offered, len(gpus)) for model, offered in _by_model(models, offers)
+        ]
+        task = Task(rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage)
+        answer = solve_task(task)
+        if answer is None:
+            reason = f"the solver found no placement within {self._time_limit_s:g} s"
+            return Placement(
+                (),
+                tuple(Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, reason)) for m in models),
+                (),
+                0.0,
+            )
+        return _placement(models, task, answer, reasons)
+
+    def _offers(
+        self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
+    ) -> tuple[list[dict[int, tuple[Demand, ...]]], dict[ModelId, str]]:
+        """By class of GPUs and model what may run there; why not, for models that may run nowhere."""
+        has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
+        offers: list[dict[int, tuple[Demand, ...]]] = [{} for _ in classes]
+        reasons: dict[ModelId, str] = {}
+        for m, model in enumerate(models):
+            why_not: list[str] = []
+            for k, gpus in enumerate(classes):
+                reason = why_unservable(model, gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus)
+                if reason is None:
+                    demands = within_slo(model, profiled_demands(model, gpus.slot, profiles, self._metric))
+                    kept = tuple(d for d in demands if self._built_in_time(model, d.batch))
+                    if kept:
+                        offers[k][m] = kept
+                        continue
+                    reason = f"no batch within its SLO is full within {self._max_wait_ms:g} ms at its rate"
+                why_not.append(reason)
+            if len(why_not) == len(classes):
+                reasons[model.model_id] = why_not[0]
+        return offers, reasons
+
+    def _built_in_time(self, model: PlacedModelInput, batch: int) -> int:
+        """How many replicas with that batch size get it filled within the wait."""
+        if math.isinf(self._max_wait_ms):
+            return self._max_replicas or 10**9
+        return math.floor(rate_of(model) * self._max_wait_ms / 1000 / batch * (1 + 1e-9))
+
+    def _replicas_max(
+        self, model: PlacedModelInput, batches: Sequence[int], gpu_count: int
+    ) -> dict[int, int]:
+        most = min(gpu_count, self._max_replicas or gpu_count)
+        return {batch: min(most, self._built_in_time(model, batch)) for batch in batches}
+
+
+def _by_model(
+    models: Sequence[PlacedModelInput], offers: Sequence[Mapping[int, Sequence[Demand]]]
+) -> list[tuple[PlacedModelInput, list[int]]]:
+    """Each model with the batch sizes it is offered anywhere."""
+    return [
+        (model, sorted({demand.batch for offered in offers for demand in offered.get(m, ())}))
+        for m, model in enumerate(models)
+    ]
+
+
+def _placement(
+    models: Sequence[PlacedModelInput], task: Task, answer: Answer, reasons: Mapping[ModelId, str]
+) -> Placement:
+    """The answer as slices: each replica alone on its slice, fullest GPUs first."""
+    replicas: dict[int, list[tuple[GpuSlot, Demand]]] = {m: [] for m in range(len(models))}
+    for gpus, offers, patterns in zip(task.classes, task.offers, answer.patterns, strict=True):
+        for gpu, pattern in zip(gpus.gpus, patterns, strict=False):  # the GPUs left over stay empty
+            for m, option in pattern:
+                replicas[m].append((gpu, offers[m][option]))
+    slices: list[PlannedSlice] = []
+    unplaced: list[Unplaced] = []
+    decisions = [_overall(task, answer)]
+    for m, model in enumerate(models):
+        rate_rps, placed = rate_of(model), replicas[m]
+        carried_rps = sum(demand.throughput_rps for _, demand in placed)
+        served_rps = min(rate_rps, carried_rps)
+        for gpu, demand in placed:
+            # One batch size a model: the router's shares of the load are equal.
+            entry = PlannedModel(
+                model.model_id, demand.batch, served_rps / len(placed), predicted_ms=demand.exec_ms
+            )
+            slices.append(PlannedSlice(gpu.index, None, (entry,)))
+        if rate_rps - served_rps > 1e-9 * rate_rps:
+            reason = reasons.get(model.model_id) or _shortfall([demand for _, demand in placed])
+            unplaced.append(Unplaced(model.model_id, rate_rps - served_rps, reason))
+        if model.model_id not in reasons:
+            decisions.append(_choice(model, [demand for _, demand in placed], _offered(task, m)))
+    slices.sort(key=lambda planned: planned.gpu)
+    return Placement(tuple(slices), tuple(unplaced), (), answer.goodput_rps, tuple(decisions))
+
+
+def _offered(task: Task, m: int) -> list[Demand]:
+    by_batch = {demand.batch: demand for offers in reversed(task.offers) for demand in offers.get(m, ())}
+    return [by_batch[batch] for batch in sorted(by_batch)]
+
+
+def _shortfall(placed: Sequence[Demand]) -> str:
+    if not placed:
+        return "other models bring more goodput on these GPUs"
+    carried_rps = sum(demand.throughput_rps for demand in placed)
+    return (
+        f"its {len(placed)} replicas of batch {placed[0].batch} carry {carried_rps:.1f} requests per second; "
+        "other models bring more goodput than another one"
+    )
+
+
+def _overall(task: Task, answer: Answer) -> Decision:
+    """What the solver came to; the gap is 0 where the optimum is proven."""
+    if not answer.is_proven:
+        chosen = f"the best that {answer.solver} found in {task.time_limit_s:g} s"
+    elif answer.is_tidied:
+        chosen = f"the proven optimum ({answer.solver}), of equal ones the one with the least run time"
+    else:
+        chosen = f"a proven optimum ({answer.solver})"
+    metrics = {"expected_goodput_rps": answer.goodput_rps, "gap_rps": answer.gap_rps}
+    return Decision("placement", chosen, metrics)
+
+
+def _choice(model: PlacedModelInput, placed: Sequence[Demand], offered: Sequence[Demand]) -> Decision:
+    """The model's batch size beside the others within its SLO, those nearest in goodput per Creq first."""
+    chosen = placed[0] if placed else None
+    rejected = [
+        Rejected(
+            f"batch {demand.batch}",
+            "the whole placement serves no more with it, or takes longer",
+            _metrics(demand),
+        )
+        for demand in offered
+        if chosen is None or demand.batch != chosen.batch
+    ]
+    rejected.sort(key=lambda other: -other.metrics["goodput_per_creq"])
+    what = f"{len(placed)} of batch {chosen.batch}" if chosen else "not served"
+    return Decision(
+        str(model.model_id), what, _metrics(chosen) if chosen else {}, tuple(rejected[:_REJECTED_MAX])
+    )
+
+
+def _metrics(demand: Demand) -> dict[str, float]:
+    return {
+        "throughput_rps": demand.throughput_rps,
+        "exec_ms": demand.exec_ms,
+        "creq_percent": demand.compute_percent,
+        "mreq_percent": demand.memory_percent,
+        "goodput_per_creq": demand.throughput_rps / max(demand.compute_percent, 1e-9),
+    }

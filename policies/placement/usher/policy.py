@@ -1,0 +1,325 @@
+"""Usher's placement as the thesis completes it (section 5.2), for three metrics of compute.
+
+Models are put in groups of balanced requirements; one group after another gets the configuration (degree and
+batch size of each model) that serves most when its replicas are placed by Usher's rule on what is left. The
+metric is the achieved occupancy (`usher`, section 5.2.2), its time-weighted mean (`wao-usher`, 5.3.1) or the
+time-weighted SM utilisation (`wsm-usher`, 5.3.2); the MPS share of a replica is its Creq (section 5.2.2).
+
+Points that paper and thesis leave open, and how they are settled: ties of the matching go by name; computed
+groups are placed by descending Σ min(rate, GPUs · throughput), as the thesis' implementation happens to do,
+given ones as given; each type of GPU is planned by itself, with the models for which it is the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from policies.options import Choice, Free, Schema, suggestion
+from policies.placement.base import (
+    Decision,
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Rejected,
+    Unplaced,
+)
+from policies.placement.demands import (
+    Demand,
+    GpuClass,
+    Metric,
+    check_inputs,
+    gpu_classes,
+    profiled_demands,
+    rate_of,
+    why_unservable,
+    within_slo,
+)
+from policies.placement.usher.configurations import (
+    Candidate,
+    Option,
+    options_of,
+    smallest_degree,
+    usher_batches,
+)
+from policies.placement.usher.grouping import GROUP_SIZE_MAX, Group, balanced_groups
+from policies.placement.usher.interleaving import Room
+from policies.placement.usher.search import Found, Tried, best_configuration
+
+OPTIONS: Schema = {
+    "groups": Free(),
+    "group_order": Choice(("goodput", "given"), is_default_given=False),
+    "c_min": Choice(("thesis", "cap")),
+    "cluster": Choice(("fixed", "growing")),
+}
+
+
+class Usher:
+    """Usher with the given metric. Options: see `OPTIONS`.
+
+    `groups` lists model names in lists of at most four, every model once; `group_order` is `given` for given
+    groups unless it says otherwise. `c_min`: a model whose rate needs more GPUs than there are is not served
+    (`thesis`) or may take all (`cap`). `cluster: growing` meets all rates with the fewest GPUs of those listed.
+    """
+
+    def __init__(self, name: str, metric: Metric, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._metric = metric
+        self._groups = _read_groups(options.get("groups"), f"placement.{name}.groups")
+        default_order = "goodput" if self._groups is None else "given"
+        self._is_ordered = options.get("group_order", default_order) == "goodput"
+        self._is_capped = options["c_min"] == "cap"
+        self._is_growing = options["cluster"] == "growing"
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,  # noqa: ARG002  nothing is kept: the rule alone decides
+    ) -> Placement:
+        """Place; what the replicas of a model cannot carry is unplaced as a part of its rate.
+
+        Raises ConfigError for a model without a rate, no GPU, types of GPU without prices, or `groups` that
+        name a model twice, not at all, or one that does not exist.
+        """
+        check_inputs(models, gpus, self._name)
+        self._check_groups([model.model_id for model in models])
+        homes, reasons, decisions = self._homes(models, gpu_classes(gpus), profiles)
+        slices: list[PlannedSlice] = []
+        served: dict[ModelId, float] = {}
+        for home in homes:
+            for group in self._ordered_groups(home):
+                found = self._place_group(home, group)
+                decisions.append(_decision(home, group, found))
+                for candidate, option, places in zip(
+                    (home.candidates[model_id] for model_id in group),
+                    found.tried.options,
+                    found.hosts,
+                    strict=True,
+                ):
+                    model_id = candidate.model.model_id
+                    served[model_id] = min(candidate.rate_rps, len(places) * option.demand.throughput_rps)
+                    slices += _slices(candidate, option, places, home.gpus, served[model_id])
+                    reasons[model_id] = _shortfall(option, len(places))
+        slices.sort(key=lambda planned: planned.gpu)
+        unplaced = tuple(
+            Unplaced(model.model_id, missing, reasons[model.model_id])
+            for model in models
+            if (missing := rate_of(model) - served.get(model.model_id, 0.0)) > 1e-9 * rate_of(model)
+        )
+        return Placement(tuple(slices), unplaced, (), sum(served.values()), tuple(decisions))
+
+    def _check_groups(self, model_ids: Sequence[ModelId]) -> None:
+        where = f"placement.{self._name}.groups"
+        named = [model_id for group in self._groups or () for model_id in group]
+        for model_id in named:
+            if model_id not in model_ids:
+                raise ConfigError(f"{where}: there is no model {model_id!r}{suggestion(model_id, model_ids)}")
+        for model_id in model_ids if self._groups is not None else ():
+            if model_id not in named:
+                raise ConfigError(f"{where}: model {model_id} is in no group")
+
+    def _homes(
+        self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
+    ) -> tuple[list[_Home], dict[ModelId, str], list[Decision]]:
+        """Each class of GPUs with its models: the class where the model's c_min GPUs cost least."""
+        is_priced = len({gpus.slot.gpu_type for gpus in classes}) > 1
+        if is_priced:
+            for gpus in classes:
+                if gpus.slot.price_per_hour is None:
+                    raise ConfigError(
+                        f"placement.{self._name}: GPU type {gpus.slot.gpu_type} has no price_per_hour; "
+                        "among several types each model goes to the cheapest"
+                    )
+        has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
+        homes = [_Home(gpus, Room.empty(len(gpus.gpus))) for gpus in classes]
+        reasons: dict[ModelId, str] = {}
+        decisions: list[Decision] = []
+        for model in models:
+            offers: list[tuple[float, int, _Home, Candidate]] = []
+            for home in homes:
+                reason = why_unservable(
+                    model, home.gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus
+                )
+                profiled = profiled_demands(model, home.gpus.slot, profiles, self._metric)
+                demands = usher_batches(within_slo(model, profiled))
+                if reason is None and not demands:
+                    reason = "Usher's batch sizes of 4 to 128 all take longer than its SLO"
+                if reason is not None:
+                    reasons.setdefault(model.model_id, reason)
+                    continue
+                gpu_count = len(home.gpus.gpus)
+                needed = smallest_degree(model, demands)
+                options = options_of(model, demands, gpu_count, is_capped=self._is_capped)
+                if not options:
+                    reasons[model.model_id] = (
+                        f"its rate needs {needed} GPUs at its largest batch within the SLO, there are {gpu_count}"
+                    )
+                    continue
+                home.balance[model.model_id] = _balance(profiled)
+                cost = min(needed, gpu_count) * (home.gpus.slot.price_per_hour or 0.0)
+                offers.append((cost, needed, home, Candidate(model, options)))
+            if not offers:
+                continue
+            _, _, home, candidate = min(offers, key=lambda offer: offer[:2])  # the first of equals
+            home.candidates[model.model_id] = candidate
+            if is_priced:
+                decisions.append(_type_decision(model, home, offers))
+        return [home for home in homes if home.candidates], reasons, decisions
+
+    def _ordered_groups(self, home: _Home) -> list[Group]:
+        """The groups of a class of GPUs: given ones less what is not placed here, or computed ones."""
+        if self._groups is None:
+            groups = balanced_groups({model_id: home.balance[model_id] for model_id in home.candidates})
+        else:
+            kept = (tuple(m for m in group if m in home.candidates) for group in self._groups)
+            groups = [group for group in kept if group]
+        # The order of the input inside a group: it settles ties between configurations.
+        places = {model_id: place for place, model_id in enumerate(home.candidates)}
+        groups = [tuple(sorted(group, key=places.__getitem__)) for group in groups]
+        if self._is_ordered:
+            groups.sort(key=lambda group: (-_achievable_rps(home, group), min(group)))
+        elif self._groups is None:
+            groups.sort(key=lambda group: min(places[model_id] for model_id in group))
+        return groups
+
+    def _place_group(self, home: _Home, group: Group) -> Found:
+        candidates = [home.candidates[model_id] for model_id in group]
+        found = best_configuration(candidates, home.room, is_growing=self._is_growing)
+        home.room = found.room
+        return found
+
+
+@dataclass(slots=True)
+class _Home:
+    """A class of GPUs, what is left of them, and the models that are placed there.
+
+    `balance` is a model's mean Creq - Mreq over all profiled batches, whatever their run time.
+    """
+
+    gpus: GpuClass
+    room: Room
+    candidates: dict[ModelId, Candidate] = field(default_factory=dict)
+    balance: dict[ModelId, int] = field(default_factory=dict)
+
+
+def _balance(profiled: Sequence[Demand]) -> int:
+    return round(sum(d.compute_units - d.memory_units for d in profiled) / len(profiled))
+
+
+def _achievable_rps(home: _Home, group: Group) -> float:
+    """What the group could serve if every model of it had all the GPUs."""
+    gpu_count = len(home.gpus.gpus)
+    total = 0.0
+    for model_id in group:
+        candidate = home.candidates[model_id]
+        fastest = max(option.demand.throughput_rps for option in candidate.options)
+        total += min(candidate.rate_rps, gpu_count * fastest)
+    return total
+
+
+def _slices(
+    candidate: Candidate, option: Option, places: Sequence[int], gpus: GpuClass, served_rps: float
+) -> list[PlannedSlice]:
+    """One slice per replica. All have the same batch, so the router's shares of the load are equal."""
+    demand = option.demand
+    return [
+        PlannedSlice(
+            gpus.gpus[place].index,
+            demand.compute_percent or None,
+            (
+                PlannedModel(
+                    candidate.model.model_id,
+                    demand.batch,
+                    served_rps / len(places),
+                    predicted_ms=demand.exec_ms,
+                ),
+            ),
+        )
+        for place in places
+    ]
+
+
+def _shortfall(option: Option, placed: int) -> str:
+    if not placed:
+        return f"none of its {option} fits what the models before it left"
+    carried_rps = placed * option.demand.throughput_rps
+    return (
+        f"{placed} of its {option.degree} replicas of batch {option.demand.batch} are placed and carry "
+        f"{carried_rps:.1f} requests per second"
+    )
+
+
+def _decision(home: _Home, group: Group, found: Found) -> Decision:
+    metrics = {
+        "expected_goodput_rps": found.tried.goodput_rps,
+        "added_gpus": float(found.tried.added_gpus),
+        "configurations": float(found.configurations),
+        "configurations_placed": float(found.placed),
+    }
+    for model_id, option in zip(group, found.tried.options, strict=True):
+        metrics[f"{model_id}_creq_percent"] = option.demand.compute_percent
+        metrics[f"{model_id}_mreq_percent"] = option.demand.memory_percent
+    rejected = tuple(
+        Rejected(
+            _described(group, tried),
+            "it serves less"
+            if tried.goodput_rps < found.tried.goodput_rps
+            else "it serves no more with no fewer GPUs, and comes later",
+            {"expected_goodput_rps": tried.goodput_rps, "added_gpus": float(tried.added_gpus)},
+        )
+        for tried in found.runners_up
+    )
+    subject = f"group {', '.join(group)} on {home.gpus.slot.gpu_type}"
+    return Decision(subject, _described(group, found.tried), metrics, rejected)
+
+
+def _described(group: Group, tried: Tried) -> str:
+    return "; ".join(f"{m}: {option}" for m, option in zip(group, tried.options, strict=True))
+
+
+def _type_decision(
+    model: PlacedModelInput, home: _Home, offers: Sequence[tuple[float, int, _Home, Candidate]]
+) -> Decision:
+    costs = {offered.gpus.slot.gpu_type: cost for cost, _, offered, _ in offers}
+    chosen = home.gpus.slot.gpu_type
+    return Decision(
+        f"GPU type of {model.model_id}",
+        chosen,
+        {"price_per_hour": costs[chosen]},
+        tuple(
+            Rejected(gpu_type, "its GPUs for the whole rate cost more", {"price_per_hour": cost})
+            for gpu_type, cost in costs.items()
+            if gpu_type != chosen
+        ),
+    )
+
+
+def _read_groups(value: Any, where: str) -> tuple[Group, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ConfigError(f"{where} must list the groups: [[bert, gpt2], [resnet50]]")
+    groups = []
+    for place, group in enumerate(value):
+        if not isinstance(group, Sequence) or isinstance(group, str) or not group:
+            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
+        if not all(isinstance(name, str) for name in group):
+            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
+        if len(group) > GROUP_SIZE_MAX:
+            raise ConfigError(
+                f"{where}[{place}] has {len(group)} models; Usher's groups have at most {GROUP_SIZE_MAX}"
+            )
+        groups.append(tuple(ModelId(name) for name in group))
+    named = [model_id for group in groups for model_id in group]
+    for model_id in named:
+        if named.count(model_id) > 1:
+            raise ConfigError(f"{where}: model {model_id} is listed twice; it belongs to one group")
+    return tuple(groups)

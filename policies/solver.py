@@ -1,0 +1,78 @@
+"""Mixed integer programs: PuLP writes them, HiGHS solves them, CBC where HiGHS is not installed.
+
+All of it belongs to the extra `plan`. Solvers run on one thread: the same path each time, and the other cores
+serve requests. What a clock stopped may differ from run to run; whoever calls says so in its result.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+TIME_LIMIT_S = 10.0  # Symphony's own, for re-partitioning every few minutes (appendix A)
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A program has a solution, in its variables, found in `time_s`. `bound` is the solver's on the objective.
+
+    `is_proven`: nothing better exists, within the gap asked for. `bound` is None where it is proven, or where
+    the solver keeps it to itself (CBC).
+    """
+
+    solver: Literal["highs", "cbc"]
+    is_proven: bool
+    time_s: float
+    bound: float | None = None
+
+
+@contextmanager
+def quiet_pulp() -> Iterator[Any]:
+    """PuLP, to write and solve programs with; None where it is not installed.
+
+    PuLP 3.3 warns of all that 4.0 will do otherwise; we hold to 3, and also work with 2.7.
+    """
+    try:
+        import pulp  # noqa: PLC0415  an extra
+    except ImportError:
+        pulp = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield pulp
+
+
+def solve(pulp: Any, program: Any, time_limit_s: float, gap: float) -> Solved | None:
+    """Solve to within `gap` of the objective (absolute), or as far as the time goes.
+
+    None: no solver is installed, there is no solution, or the time was too short for any. The caller still
+    has to check the variables: stopped by the clock, HiGHS may call feasible what is not.
+    """
+    highs = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapAbs=gap, gapRel=0.0)
+    solver = (
+        highs
+        if highs.available()
+        else pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1, gapAbs=gap, gapRel=0.0)
+    )
+    if not solver.available():
+        return None
+    try:
+        program.solve(solver)
+    except pulp.PulpSolverError:
+        return None  # CBC says so when the clock stopped it before its first solution
+    # `status` calls whatever a clock stopped optimal; only `sol_status` tells the two apart.
+    if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return None
+    name: Literal["highs", "cbc"] = "highs" if solver is highs else "cbc"
+    if program.sol_status == pulp.LpSolutionOptimal:
+        return Solved(name, is_proven=True, time_s=program.solutionTime)
+    bound = _dual_bound(program) if solver is highs else None
+    return Solved(name, is_proven=False, time_s=program.solutionTime, bound=bound)
+
+
+def _dual_bound(program: Any) -> float | None:
+    bound = float(program.solverModel.getInfo().mip_dual_bound)
+    return bound if math.isfinite(bound) else None
