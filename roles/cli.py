@@ -17,6 +17,7 @@ import click
 EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 5, 130
 
 COMMANDS = {
+    "compare": "roles.commands_compare:compare",
     "config": "roles.commands_config:config",
     "demo": "roles.demo.command:demo",
     "doctor": "roles.doctor:doctor",
@@ -25,6 +26,8 @@ COMMANDS = {
     "goodput": "roles.commands_sim:goodput",
     "infer": "roles.commands_infer:infer",
     "node-agent": "roles.commands_cluster:node_agent",
+    "plan": "roles.commands_plan:plan",
+    "reproduce": "roles.commands_reproduce:reproduce",
     "scheduler": "roles.commands_roles:scheduler",
     "simulate": "roles.commands_sim:simulate",
     "status": "roles.commands_cluster:status",

@@ -37,6 +37,16 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
+def read_value(text: str, where: str) -> Any:
+    """A value written on the command line, as YAML or JSON; ConfigError names `where`."""
+    try:
+        return _read_yaml(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: cannot be parsed: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: is nested too deeply") from error
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML, plus two repairs: duplicate keys are refused, and 1e4 is a number (YAML 1.1 reads text)."""
 

@@ -1,8 +1,8 @@
-"""Pictures of a run. The only room for matplotlib, which is an extra (`plots`)."""
+"""Pictures of runs, plans and comparisons. The only room for matplotlib, which is an extra (`plots`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,13 +10,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fabric.ids import ModelId
+from policies.placement.base import WHOLE_PERCENT, GpuSlot, Placement, PlannedSlice
+from roles.compare import Compared
 from roles.outcomes import batch_sizes_in
+from roles.reproduce.document import rows_with_numbers
+from roles.reproduce.report import Reproduction
 from roles.sim.loads import AtLoad
 from roles.sim.simulation import SimulatedRun
 
 GANTT_BATCHES = 12  # of the GPU that has most: enough to see the staggered pattern
 GANTT_GPUS = 32  # more rows than that are a grey wall
 SECOND_MS = 1000.0
+PLAN_GPUS = 48  # columns that can still be read
+NAME_LENGTH = 40  # of a combination, in a legend
+LINES_IN_A_SLICE = 6  # more names than that would cover each other
 
 
 def plot_run(path: Path, run: SimulatedRun, loads: Sequence[AtLoad]) -> None:
@@ -111,6 +119,117 @@ def _draw_batches(axes: Axes, run: SimulatedRun) -> None:
         )
     axes.invert_yaxis()
     _describe(axes, "batches", "ms", "GPU")
+
+
+def plot_placement(path: Path, placement: Placement, gpus: Sequence[GpuSlot], policy: str) -> None:
+    """Draw a plan into a PNG: one column per GPU, its slices stacked by share, labelled with model and batch.
+
+    Slices without a limit divide what the others leave, and are hatched: their height says nothing.
+    """
+    mpl.use("Agg")
+    shown = gpus[:PLAN_GPUS]
+    figure = Figure(figsize=(max(4.0, 1.6 * len(shown) + 1.5), 6), layout="constrained")
+    axes = figure.subplots()
+    names = dict.fromkeys(model.model_id for planned in placement.slices for model in planned.models)
+    colours = {model_id: f"C{number % 10}" for number, model_id in enumerate(names)}
+    for column, gpu in enumerate(shown):
+        bottom = 0.0
+        own = [planned for planned in placement.slices if planned.gpu == gpu.index]
+        for planned, height in zip(own, _heights(own), strict=True):
+            _draw_slice(axes, column, bottom, height, planned, colours)
+            bottom += height
+    axes.axhline(WHOLE_PERCENT, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(shown)), [f"GPU {gpu.index}\n{gpu.gpu_type}" for gpu in shown])
+    axes.set_xlim(-0.6, len(shown) - 0.4)
+    title = policy
+    if placement.expected_goodput_rps is not None:
+        title += f": {placement.expected_goodput_rps:.1f} requests/s expected"
+    if len(shown) < len(gpus):
+        title += f" (the first {len(shown)} of {len(gpus)} GPUs)"
+    axes.set_title(title, wrap=True)
+    axes.set_ylabel("share of the GPU, %")
+    figure.savefig(path, format="png", dpi=100)
+
+
+def _heights(slices: Sequence[PlannedSlice]) -> list[float]:
+    """The shares; slices without one divide the rest, and where there is none they are a tenth each."""
+    without = sum(planned.share_percent is None for planned in slices)
+    left = WHOLE_PERCENT - sum(planned.share_percent or 0.0 for planned in slices)
+    each = max(left / without, WHOLE_PERCENT / 10) if without else 0.0
+    return [each if planned.share_percent is None else planned.share_percent for planned in slices]
+
+
+def _draw_slice(
+    axes: Axes,
+    column: int,
+    bottom: float,
+    height: float,
+    planned: PlannedSlice,
+    colours: Mapping[ModelId, str],
+) -> None:
+    """A slice; models that take turns on it stand side by side."""
+    width = 0.8 / len(planned.models)
+    for place, model in enumerate(planned.models):
+        axes.bar(
+            column - 0.4 + (place + 0.5) * width,
+            height,
+            width,
+            bottom,
+            color=colours[model.model_id],
+            edgecolor="white",
+            hatch="//" if planned.share_percent is None else None,
+            alpha=0.75,
+        )
+    lines = [
+        model.model_id if model.batch is None else f"{model.model_id} b={model.batch}"
+        for model in planned.models
+    ]
+    if len(lines) > LINES_IN_A_SLICE:
+        lines = [*lines[: LINES_IN_A_SLICE - 1], f"and {len(lines) - LINES_IN_A_SLICE + 1} more"]
+    if planned.share_percent is not None:
+        lines.append(f"{planned.share_percent:g} %")
+    axes.text(column, bottom + height / 2, "\n".join(lines), ha="center", va="center", fontsize="small")
+
+
+def plot_comparison(path: Path, rows: Sequence[Compared]) -> None:
+    """Draw a comparison into a PNG: each model's goodput as a group of bars, one bar a combination."""
+    mpl.use("Agg")
+    played = [row for row in rows if row.outcome is not None]
+    names = list(played[0].offered_by_model_rps) if played else []
+    bars = max(1, len(played))
+    figure = Figure(figsize=(max(4.0, 0.2 * bars * len(names)) + 6, 5), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(names), dtype=np.float64)
+    for number, row in enumerate(played):
+        heights = [row.goodput_by_model_rps[name] for name in names]
+        name = f"{row.placement} / {row.batching}"
+        if len(name) > NAME_LENGTH:
+            name = f"{name[:NAME_LENGTH]}…"
+        label = f"{name}: {sum(heights):.1f}"
+        axes.bar(places + (number + 0.5) * 0.8 / bars - 0.4, heights, 0.8 / bars, label=label)
+    if played:
+        offered_rps = [played[0].offered_by_model_rps[name] for name in names]
+        axes.hlines(offered_rps, places - 0.42, places + 0.42, color="black", linewidth=1, label="offered")
+    axes.set_xticks(places, names, rotation=30 if len(names) > 4 else 0)
+    axes.set_title("goodput by model")
+    axes.set_ylabel("requests/s")
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, format="png", dpi=100)
+
+
+def plot_reproduction(path: Path, found: Reproduction) -> None:
+    """Draw the rows that have two numbers into a PNG: the paper's beside ours."""
+    mpl.use("Agg")
+    rows = rows_with_numbers(found)
+    figure = Figure(figsize=(9, max(3.0, 0.45 * len(rows) + 1.5)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(rows), dtype=np.float64)
+    axes.barh(places - 0.2, [paper for _, paper, _ in rows], 0.4, label="paper")
+    axes.barh(places + 0.2, [ours for _, _, ours in rows], 0.4, label="ours")
+    axes.set_yticks(places, [what for what, _, _ in rows])
+    axes.invert_yaxis()
+    _describe(axes, found.title, "", "")
+    figure.savefig(path, format="png", dpi=100)
 
 
 def _describe(axes: Axes, title: str, x_label: str, y_label: str) -> None:

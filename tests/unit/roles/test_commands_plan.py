@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fabric.errors import ConfigError
+from policies.placement import PLACEMENTS
+from roles.commands_plan import plan
+
+LINE = {"alpha_ms": 1, "beta_ms": 5, "max_batch": 32}
+GIVEN = {
+    "given": {
+        "slices": [
+            {"gpu": 2, "share_percent": 40, "models": [{"model": "a", "batch": 8, "rate_rps": 60}]},
+            {"gpu": 0, "models": [{"model": "b"}]},
+            {"gpu": 2, "share_percent": 60, "models": [{"model": "b", "batch": 4}]},
+        ]
+    }
+}
+FILE: dict[str, Any] = {
+    "models": [
+        {"name": "a", "slo_ms": 25, "rate_rps": 100, "profile": LINE},
+        {"name": "b", "slo_ms": 50, "rate_rps": 50, "profile": LINE},
+    ],
+    "cluster": {
+        "nodes": [
+            {"host": "x", "gpus": 2, "type": "v100", "price_per_hour": 3.06},
+            {"host": "y", "gpus": 1, "type": "t4", "price_per_hour": 0.526},
+        ]
+    },
+    "placement": GIVEN,
+}
+
+
+def run_plan(folder: Path, document: object, *options: str) -> Result:
+    path = folder / "cluster.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return CliRunner().invoke(plan, [str(path), *options])
+
+
+def planned(folder: Path, document: object, *options: str) -> dict[str, Any]:
+    result = run_plan(folder, document, "--json", *options)
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def complaint_of(result: Result) -> str:
+    assert isinstance(result.exception, ConfigError)
+    return str(result.exception)
+
+
+def test_the_json_is_the_contract(tmp_path: Path) -> None:
+    # l(b) = b + 5: 13 ms at 8, 9 ms at 4. GPUs 0 (v100) and 2 (t4) are in use: 3.06 + 0.526 an hour.
+    by_b = {"model": "b", "batch": None, "rate_rps": None, "duty_ms": None, "predicted_ms": None}
+    assert planned(tmp_path, FILE) == {
+        "policy": "given",
+        "gpu_count": 2,
+        "gpus": [
+            {"gpu": 0, "type": "v100", "slices": [{"share_percent": None, "models": [by_b]}]},
+            {"gpu": 1, "type": "v100", "slices": []},
+            {
+                "gpu": 2,
+                "type": "t4",
+                "slices": [
+                    {
+                        "share_percent": 40,
+                        "models": [
+                            {"model": "a", "batch": 8, "rate_rps": 60, "duty_ms": None, "predicted_ms": 13}
+                        ],
+                    },
+                    {
+                        "share_percent": 60,
+                        "models": [{**by_b, "batch": 4, "predicted_ms": 9}],
+                    },
+                ],
+            },
+        ],
+        "expected_goodput_rps": None,
+        "cost_per_hour": 3.586,
+        "unplaced": [],
+        "violations": [],
+    }
+
+
+def test_the_cost_is_null_where_nothing_in_use_has_a_price(tmp_path: Path) -> None:
+    nodes = [{"host": "x", "gpus": 2}, {"host": "y", "price_per_hour": 2}]
+    document = {**FILE, "cluster": {"nodes": nodes}}
+    assert planned(tmp_path, document, "--placement", "symphony")["cost_per_hour"] == 2
+    slices = [{"gpu": 0, "models": [{"model": "a"}]}]
+    assert (
+        planned(tmp_path, {**document, "placement": {"given": {"slices": slices}}})["cost_per_hour"] is None
+    )
+
+
+def test_another_policy_may_be_named_with_its_options(tmp_path: Path) -> None:
+    answer = planned(tmp_path, FILE, "--placement", "{symphony: {subclusters: 2}}")
+    assert answer["policy"] == "symphony"
+    assert {len(gpu["slices"][0]["models"]) for gpu in answer["gpus"]} == {1}
+    assert planned(tmp_path, FILE, "--placement", "exclusive")["gpu_count"] == 2
+    assert planned(tmp_path, FILE, "--placement", "given") == planned(tmp_path, FILE), (
+        "with the file's options"
+    )
+
+
+def test_a_plan_needs_no_batch_even_where_batching_would(tmp_path: Path) -> None:
+    assert planned(tmp_path, {**FILE, "batching": "fixed", "placement": "symphony"})["gpu_count"] == 3
+
+
+def test_what_found_no_place_is_in_the_answer_and_exit_4_only_when_checked(tmp_path: Path) -> None:
+    models = [*FILE["models"], {"name": "c", "slo_ms": 2, "rate_rps": 7, "profile": LINE}]
+    document = {**FILE, "models": models, "placement": "symphony"}
+    [left] = planned(tmp_path, document)["unplaced"]
+    assert (left["model"], left["rate_rps"]) == ("c", 7)
+    assert "SLO of 2 ms" in left["reason"]
+    assert run_plan(tmp_path, document).exit_code == 0
+    checked = run_plan(tmp_path, document, "--check", "--json")
+    assert checked.exit_code == 4
+    assert json.loads(checked.stdout)["unplaced"]
+    assert run_plan(tmp_path, FILE, "--check").exit_code == 0
+
+
+def test_an_expected_latency_over_the_slo_fails_the_check(tmp_path: Path) -> None:
+    # l(32) = 37 ms against an SLO of 25 ms.
+    slices = [
+        {"gpu": 0, "models": [{"model": "a", "batch": 32}]},
+        {"gpu": 1, "models": [{"model": "b", "batch": 32}]},
+    ]
+    result = run_plan(tmp_path, {**FILE, "placement": {"given": {"slices": slices}}}, "--check")
+    assert result.exit_code == 4
+    assert "over its SLO: a on GPU 0: 37.00 ms expected, SLO 25 ms" in result.stderr
+    assert "b on GPU 1" not in result.stderr
+
+
+def test_people_get_a_table(tmp_path: Path) -> None:
+    text = run_plan(tmp_path, FILE, "--why").stdout
+    for word in ("2 t4", "40", "13.00", "GPUs used: 2 of 3", "3.59 per hour", "why: "):
+        assert word in text
+
+
+def test_why_is_in_the_json_when_asked(tmp_path: Path) -> None:
+    assert "why" not in planned(tmp_path, FILE)
+    why = planned(tmp_path, FILE, "--placement", "igniter", "--why")["why"] if "igniter" in PLACEMENTS else []
+    for decision in why:
+        assert set(decision) == {"subject", "chosen", "metrics", "rejected"}
+    assert planned(tmp_path, FILE, "--why")["why"] == []
+
+
+@pytest.mark.parametrize("policy", [{"exclusive": None}, GIVEN, "symphony"])
+def test_a_picture_is_drawn(tmp_path: Path, policy: object) -> None:
+    pytest.importorskip("matplotlib")
+    models = [{**FILE["models"][0], "name": f"m{number}"} for number in range(9)]
+    path = tmp_path / "plan.png"
+    document = {**FILE, "models": [*FILE["models"], *models], "placement": policy}
+    result = run_plan(tmp_path, document, "--plot", str(path))
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("symfony", "did you mean symphony"),
+        ("{symphony: {subcluster: 2}}", "subcluster: unknown option; did you mean subclusters"),
+        ("{symphony: {subclusters: 2}, exclusive: {}}", "is not a policy"),
+        ("7", "is not a policy"),
+        ("{symphony: 7}", "is not a policy"),
+        ("{symphony", "cannot be parsed"),
+        ("", "is empty"),
+        ("given, given", "there twice"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_in_words(tmp_path: Path, written: str, complaint: str) -> None:
+    assert complaint in complaint_of(run_plan(tmp_path, FILE, "--placement", written))
+
+
+def test_one_plan_has_one_policy(tmp_path: Path) -> None:
+    assert run_plan(tmp_path, FILE, "--placement", "given,symphony").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"profile": {"ref": "thesis-v100/resnet5"}}, "did you mean thesis-v100/resnet50"),
+        ({"profile": {"ref": "nowhere/resnet50"}}, "no shipped profile 'nowhere/resnet50'"),
+        ({"slo_ms": 0}, "slo_ms"),
+        ({"rate_rps": -1}, "rate_rps"),
+    ],
+)
+def test_a_file_that_cannot_be_names_what_is_wrong(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    models = [{**FILE["models"][0], **changes}, FILE["models"][1]]
+    assert complaint in complaint_of(run_plan(tmp_path, {**FILE, "models": models}))
+
+
+def test_a_cluster_without_gpus_is_refused(tmp_path: Path) -> None:
+    assert "no GPU" in complaint_of(run_plan(tmp_path, {**FILE, "cluster": {"gpus": 0}}))
+
+
+# What a policy of ours needs to be asked at all; the others need nothing.
+OPTIONS = {"given": GIVEN["given"]}
+REF = {"ref": "thesis-v100/resnet50"}
+
+
+@pytest.mark.parametrize("name", sorted(PLACEMENTS))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slo_ms": 1},
+        {"rate_rps": 0},
+        {"rate_rps": None},
+        {"profile": {"by_type": {"v100": REF}}},
+        {"profile": {"by_type": {"a100": REF}}},
+        {"memory_mb": 100_000},
+        {"rate_rps": 1e7},
+    ],
+    ids=lambda changes: "-".join(f"{key}" for key in changes),
+)
+def test_every_policy_answers_odd_input_with_a_reason_and_keeps_the_rest(
+    tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    """A typed error that names the model, or a plan; a model that is nowhere in it is listed as unplaced."""
+    models = [{**FILE["models"][0], "profile": REF, **changes}, {**FILE["models"][1], "profile": REF}]
+    result = run_plan(
+        tmp_path,
+        {**FILE, "models": models, "placement": {name: OPTIONS.get(name, {})}},
+        "--json",
+    )
+    if result.exception is not None:
+        assert isinstance(result.exception, ConfigError), repr(result.exception)
+        assert "a" in str(result.exception).split() or "model" in str(result.exception)
+        return
+    answer = json.loads(result.stdout)
+    hosted = {model["model"] for gpu in answer["gpus"] for part in gpu["slices"] for model in part["models"]}
+    left = {one["model"]: one["reason"] for one in answer["unplaced"]}
+    assert {"a", "b"} <= hosted | set(left)
+    assert all(left.values())

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner, Result
+
+import roles.reproduce
+from fabric.errors import ConfigError
+from roles.commands_reproduce import reproduce
+from roles.reproduce.document import markdown
+from roles.reproduce.report import Reproduction, Row
+
+FOUND = Reproduction(
+    "test-table",
+    "A table | of a test",
+    "Test paper, table 1.",
+    (
+        Row("GPUs", 6, 6),
+        Row("goodput, r/s", 1092.04, 1092.0385, "rounded | there"),
+        Row("plan", "A(10 %, 4)", "A(10 %, 4)"),
+        Row("unstated", None, 3.0),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def _experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("experiments_of_a_test")
+    words = Reproduction("words", "Only words", "Test paper.", (Row("plan", "a", "b"),))
+    vars(module).update(table=lambda: FOUND, words=lambda: words)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = {"test-table": "experiments_of_a_test:table", "words": "experiments_of_a_test:words"}
+    monkeypatch.setattr(roles.reproduce, "EXPERIMENTS", names)
+    monkeypatch.setattr("roles.commands_reproduce.EXPERIMENTS", names)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(reproduce, list(arguments))
+
+
+def test_without_a_name_the_names_are_listed() -> None:
+    assert run().stdout.split() == ["test-table", "words"]
+    assert json.loads(run("--json").stdout) == ["test-table", "words"]
+
+
+def test_an_experiment_is_a_table_of_the_papers_numbers_beside_ours() -> None:
+    text = run("test-table").stdout
+    for word in ("1092.04", "A(10 %, 4)", "Test paper, table 1."):
+        assert word in text
+
+
+def test_the_json_has_every_row() -> None:
+    printed = json.loads(run("test-table", "--json").stdout)
+    assert printed["rows"][1] == {
+        "what": "goodput, r/s",
+        "paper": 1092.04,
+        "ours": 1092.0385,
+        "note": "rounded | there",
+    }
+    assert [one["name"] for one in json.loads(run("--all", "--json").stdout)] == ["test-table", "words"]
+
+
+def test_all_of_them_are_written_as_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "reproduction.md"
+    assert run("--all", "--write", str(path)).exit_code == 0
+    text = path.read_text(encoding="utf-8")
+    assert text == markdown([FOUND, roles.reproduce.run_experiment("words")])
+    assert "| goodput, r/s | 1092.04 | 1092.04 | rounded \\| there |" in text
+    assert "| unstated |  | 3 |  |" in text
+    assert "- [Only words](#words)" in text
+
+
+def test_a_picture_shows_rows_with_two_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "table.png"
+    assert run("test-table", "--plot", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    nothing = run("words", "--plot", str(path))
+    assert nothing.exit_code == 1
+    assert "no numbers" in nothing.output
+
+
+def test_an_unknown_name_is_refused_with_the_closest_one() -> None:
+    error = run("test-tabel").exception
+    assert isinstance(error, ConfigError)
+    assert "did you mean test-table" in str(error)
+
+
+@pytest.mark.parametrize("arguments", [("words", "--all"), ("--plot", "x.png"), ("--write", "x.md")])
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
