@@ -1,9 +1,9 @@
-"""Measurements -> alpha_ms * b + beta_ms, with the residual: how well a line describes them."""
+"""What lines leave over: alpha_ms * b + beta_ms through measurements, and lines between measured points."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fabric.errors import ProfileError
@@ -48,3 +48,46 @@ def fit_linear(points: Sequence[tuple[int, float]]) -> LinearFit:
         residual_ms=math.sqrt(math.fsum(r * r for r in residuals) / len(residuals)),
         residual_max_ms=max(abs(r) for r in residuals),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InterpolationError:
+    """How far the line between two measured neighbours is from a point that was measured between them.
+
+    Relative errors, as fractions; `points` is how many were left out in turn, 0 where none has neighbours.
+    """
+
+    points: int
+    mean: float
+    largest: float
+
+
+def batch_interpolation_error(columns: Mapping[float, Mapping[int, float]]) -> InterpolationError:
+    """Leave-one-out over the batch sizes of every share; `columns` as in `TableProfile.columns`.
+
+    An upper bound of what a lookup between measured sizes errs: it spans twice the distance a lookup does.
+    """
+    return _left_out(columns.values())
+
+
+def share_interpolation_error(columns: Mapping[float, Mapping[int, float]]) -> InterpolationError:
+    """Leave-one-out over the shares of every batch size; `columns` as in `TableProfile.columns`."""
+    batch_sizes = {batch_size for column in columns.values() for batch_size in column}
+    return _left_out(
+        [
+            {share: column[batch_size] for share, column in columns.items() if batch_size in column}
+            for batch_size in sorted(batch_sizes)
+        ]
+    )
+
+
+def _left_out(series: Iterable[Mapping[float, float] | Mapping[int, float]]) -> InterpolationError:
+    errors: list[float] = []
+    for values in series:
+        points = sorted(values.items())
+        for (low, low_ms), (key, ms), (high, high_ms) in zip(points, points[1:], points[2:], strict=False):
+            line_ms = low_ms + (high_ms - low_ms) * (key - low) / (high - low)
+            errors.append(abs(line_ms / ms - 1))
+    if not errors:
+        return InterpolationError(0, 0.0, 0.0)
+    return InterpolationError(len(errors), math.fsum(errors) / len(errors), max(errors))

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from profiles.model import ModelProfile
-from profiles.requirements import Usage
+from profiles.model import ModelProfile, TableProfile
 
 BATCH_SIZE_MAX = 32  # the coefficients were fitted over batches 1, 16 and 32
 # Neither the paper nor its code bounds the clock from below: a crowd that asks for enough watts would stop or
@@ -107,17 +106,8 @@ def predict_ms(hardware: Hardware, residents: Sequence[Resident]) -> list[float]
 class IgniterProfile(ModelProfile):
     """A model alone on its GPU, by iGniter's model: the data loading and result feedback are inside."""
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        coefficients: Coefficients,
-        source: str,
-        batch_size_max: int = BATCH_SIZE_MAX,
-        *,
-        memory_by_batch: Mapping[int, float] | None = None,
-        usage: Usage | None = None,
-    ) -> None:
-        super().__init__(source, batch_size_max, memory_by_batch, usage)
+    def __init__(self, hardware: Hardware, coefficients: Coefficients, source: str) -> None:
+        super().__init__(source, BATCH_SIZE_MAX)
         self.hardware = hardware
         self.coefficients = coefficients
 
@@ -128,6 +118,33 @@ class IgniterProfile(ModelProfile):
 
     def _exec_ms(self, batch_size: int, share_percent: float) -> float:
         return predict_ms(self.hardware, [Resident(self.coefficients, batch_size, share_percent)])[0]
+
+
+class EstimatedIgniterProfile(IgniterProfile):
+    """A measured table, with coefficients that were estimated from it: run times are the table's.
+
+    Only who plans by iGniter's model, or emulates by it, uses the estimates.
+    """
+
+    def __init__(
+        self, hardware: Hardware, coefficients: Coefficients, source: str, measured: TableProfile
+    ) -> None:
+        super().__init__(hardware, coefficients, source)
+        self.measured = measured
+        self.batch_size_max = measured.batch_size_max
+        self.usage = measured.usage
+
+    @property
+    def share_percent_min(self) -> float:
+        """That of the table."""
+        return self.measured.share_percent_min
+
+    def memory_bytes(self, batch_size: int) -> int:
+        """That of the table."""
+        return self.measured.memory_bytes(batch_size)
+
+    def _exec_ms(self, batch_size: int, share_percent: float) -> float:
+        return self.measured.exec_ms(batch_size, share_percent, extrapolate=True)
 
 
 def read_hardware(entry: Mapping[str, Any]) -> Hardware:

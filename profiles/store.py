@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fabric.errors import ProfileError
 from profiles.gpu import MIB, gpu_profile
-from profiles.igniter import IgniterProfile, read_coefficients, read_hardware
+from profiles.igniter import EstimatedIgniterProfile, IgniterProfile, read_coefficients, read_hardware
 from profiles.model import WHOLE_GPU_PERCENT, LinearProfile, ModelProfile, TableProfile
 from profiles.requirements import Bandwidths, BandwidthTable, LinearCoefficients, Requirements, Usage
 
@@ -54,7 +54,7 @@ def _family(family: str) -> Mapping[str, ModelProfile]:
     return _FAMILIES[family]()
 
 
-def _thesis() -> dict[str, ModelProfile]:
+def _thesis() -> dict[str, TableProfile]:
     """Table A.1: batches 4 … 128 on the whole GPU; sizes that ran out of memory are absent."""
     data = shipped_data("thesis_table_a1_v100")
     gpu_bytes = gpu_profile("v100").memory_bytes
@@ -93,6 +93,22 @@ def _igniter(data: Mapping[str, Any], source: str) -> dict[str, ModelProfile]:
 def _igniter_v100() -> dict[str, ModelProfile]:
     data = shipped_data("igniter_v100")
     return _igniter(data, f"{data['source']}; {data['gpu']}")
+
+
+def _thesis_estimate() -> dict[str, ModelProfile]:
+    """Table A.1 with estimated iGniter coefficients, which is how iGniter takes part in the thesis' settings."""
+    data = shipped_data("thesis_igniter_estimate_v100")
+    hardware = read_hardware(shipped_data("igniter_v100")["hardware"])
+    measured = _thesis()
+    return {
+        model: EstimatedIgniterProfile(
+            hardware,
+            read_coefficients(entry),
+            f"{data['source']}. {data['warning']} Run times: {measured[model].source}",
+            measured[model],
+        )
+        for model, entry in data["workload_coefficients"].items()
+    }
 
 
 def _igniter_t4() -> dict[str, ModelProfile]:
@@ -170,6 +186,7 @@ def _symphony(table: str) -> dict[str, ModelProfile]:
 
 _FAMILIES: Final[Mapping[str, Callable[[], Mapping[str, ModelProfile]]]] = {
     "thesis-v100": _thesis,
+    "thesis-v100-estimate": _thesis_estimate,
     "igniter-v100": _igniter_v100,
     "igniter-t4": _igniter_t4,
     "gpulet-2080ti": _gpulet_2080ti,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
 from profiles.device import DeviceModel
-from profiles.fit import fit_linear
+from profiles.fit import batch_interpolation_error, fit_linear, share_interpolation_error
 from profiles.gpu import GIB, gpu_profile
 from profiles.interference import Running, interference_named
 from profiles.model import LinearProfile
@@ -61,6 +61,27 @@ def test_a_fit_of_exact_points_has_no_residual(alpha_ms: float, beta_ms: float, 
     assert fit.alpha_ms == pytest.approx(alpha_ms, rel=1e-6, abs=1e-6)
     assert fit.beta_ms == pytest.approx(beta_ms, rel=1e-5, abs=1e-5)
     assert fit.residual_ms < 1e-6 * (1 + 512 * alpha_ms + beta_ms)
+
+
+def test_interpolation_errors_leave_one_point_out_by_hand() -> None:
+    """At 50 %, the line from 10 (batch 1) to 22 (batch 4) is at 14 for batch 2, where 12.5 was measured.
+
+    At batch 1, share 50 % lies between 30 (at 20 %) and 6 (at 100 %) at 21 where 10 was measured: off by 1.1; at 2,
+    between 40 and 8 at 28, where 12.5 was measured: 1.24; at 4, between 64 and 12 at 44.5, where 22 was: 1.022727.
+    """
+    columns = {
+        20.0: {1: 30.0, 2: 40.0, 4: 64.0},
+        50.0: {1: 10.0, 2: 12.5, 4: 22.0},
+        100.0: {1: 6.0, 2: 8.0, 4: 12.0},
+    }
+    only = batch_interpolation_error({50.0: columns[50.0]})
+    assert only.points == 1
+    assert only.mean == only.largest == pytest.approx(14 / 12.5 - 1)
+    by_share = share_interpolation_error(columns)
+    assert by_share.points == 3
+    assert by_share.mean == pytest.approx((1.1 + 1.24 + 1.022727) / 3, abs=1e-6)
+    assert by_share.largest == pytest.approx(1.24)
+    assert share_interpolation_error({100.0: columns[100.0]}).points == 0
 
 
 @pytest.mark.parametrize("points", [[], [(1, 5.0)], [(2, 5.0), (2, 6.0)], [(1, 5.0), (2, 0.0)]])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import ProfileError
-from profiles.igniter import Resident, predict_ms, read_coefficients, read_hardware
+from profiles.igniter import IgniterProfile, Resident, predict_ms, read_coefficients, read_hardware
 from profiles.model import LinearProfile, TableProfile
 from profiles.requirements import Requirements
 from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs, write_profile
@@ -178,3 +178,29 @@ def test_bandwidths_measured_by_share_are_joined_by_lines() -> None:
     assert smallest.l2_percent == pytest.approx(5.0161, abs=1e-3)
     assert alexnet.bandwidths(4, 80) == alexnet.bandwidths(4)
     assert shipped_profile("thesis-v100/alexnet").bandwidths(4) is None
+
+
+def test_estimated_igniter_coefficients_say_so_and_leave_run_times_as_measured() -> None:
+    measured = shipped_profile("thesis-v100/resnet50")
+    estimate = shipped_profile("thesis-v100-estimate/resnet50")
+    assert isinstance(estimate, IgniterProfile)
+    assert estimate.source.startswith("ESTIMATE, not measured")
+    assert estimate.exec_table() == measured.exec_table()
+    assert estimate.memory_bytes(64) == measured.memory_bytes(64)
+    assert estimate.requirements == measured.requirements
+
+
+@pytest.mark.parametrize("ref", [r for r in shipped_refs() if r.startswith("thesis-v100-estimate/")])
+def test_estimates_follow_table_a1_on_the_whole_gpu_and_slow_down_with_less_of_it(ref: str) -> None:
+    profile = shipped_profile(ref)
+    assert isinstance(profile, IgniterProfile)
+
+    def predicted_ms(batch_size: int, share: float) -> float:
+        return predict_ms(profile.hardware, [Resident(profile.coefficients, batch_size, share)])[0]
+
+    errors = [abs(predicted_ms(b, 100) / profile.exec_ms(b) - 1) for b in profile.requirements]
+    assert sum(errors) / len(errors) < 0.11
+    for batch_size in (1, 4, 16):
+        by_share = [predicted_ms(batch_size, share) for share in (2.5, 10, 25, 50, 100)]
+        assert by_share == sorted(by_share, reverse=True)
+        assert by_share[-1] > 0
