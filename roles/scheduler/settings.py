@@ -21,7 +21,11 @@ NO_DELAY = Delay()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """`slices` in order of rank: low ones are filled first. `hints`: the plan's target batch and weight."""
+    """What a scheduler starts with.
+
+    `slices` are in order of rank, low ones are filled first: those that fewest models share, then by GPU.
+    `hints`: the plan's target batch and weight.
+    """
 
     models: tuple[ModelSpec, ...]
     slices: tuple[tuple[NodeId, SliceSpec], ...]
@@ -62,6 +66,8 @@ def settings_from(
         for model in planned.models:
             if model.batch is not None or model.rate_rps:
                 hints[slice_id, model.model_id] = (model.batch, _weight(model, unrated))
+    # A model that can go elsewhere leaves the slice it shares to those that cannot (ADR 0011).
+    slices.sort(key=lambda ranked: len(ranked[1].models))
     hosted = {model.model_id for planned in placement.slices for model in planned.models}
     return SchedulerSettings(
         models=tuple(_model_spec(model) for model in config.models),

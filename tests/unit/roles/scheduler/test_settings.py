@@ -1,0 +1,123 @@
+"""What the scheduler is told of a plan: rank, target batches, weights; and what becomes of them in a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.config import ClusterConfig, parse_config
+from roles.outcomes import Window
+from roles.scheduler.settings import settings_from
+from roles.sim.simulation import SimulatedRun, simulate
+from roles.workload import workload_of
+
+WINDOW = Window(1_000, 6_000)
+
+
+def config(slices: list[dict[str, Any]], batching: object = "fixed", **model: Any) -> ClusterConfig:
+    written = {"name": "a", "slo_ms": 100, "rate_rps": 600, "profile": {"alpha_ms": 1, "beta_ms": 5}, **model}
+    document = {
+        "models": [written, {**written, "name": "b", "rate_rps": 50}],
+        "cluster": {"gpus": 3},
+        "batching": batching,
+        "placement": {"given": {"slices": slices}},
+    }
+    return parse_config(document, Path())
+
+
+def on(gpu: int, *models: dict[str, Any], share: float | None = None) -> dict[str, Any]:
+    return {"gpu": gpu, "share_percent": share, "models": list(models)}
+
+
+def of(model: str, batch: int | None = None, rate_rps: float | None = None) -> dict[str, Any]:
+    named = {"model": model, "batch": batch, "rate_rps": rate_rps}
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def weights(cluster: ClusterConfig) -> list[float]:
+    return [weight for _, weight in settings_from(cluster).hints.values()]
+
+
+def served(run: SimulatedRun, model: str) -> dict[str, int]:
+    """Requests of a model by slice, in the window."""
+    counts: Counter[str] = Counter()
+    for batch in run.batches:
+        if batch.model_id == model and WINDOW.from_ms <= batch.started_at_ms < WINDOW.until_ms:
+            counts[batch.slice_id] += batch.batch_size
+    return dict(counts)
+
+
+def play(cluster: ClusterConfig) -> SimulatedRun:
+    return simulate(cluster, workload_of(cluster), WINDOW)
+
+
+def test_a_plan_without_rates_weighs_replicas_by_their_batches() -> None:
+    cluster = config([on(0, of("a", 8)), on(1, of("a", 4)), on(2, of("b", 2))])
+    assert weights(cluster) == [8, 4, 2]
+
+
+def test_a_plan_with_rates_weighs_replicas_by_them() -> None:
+    assert weights(config([on(0, of("a", 8, 450)), on(1, of("a", 8, 150))])) == [450, 150]
+
+
+def test_one_missing_rate_makes_the_others_incomparable() -> None:
+    assert weights(config([on(0, of("a", 8, 450)), on(1, of("a", 4))])) == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "part"),
+    [
+        # One batch a turn: 8 of every 12 requests (thesis section 4.3.3).
+        ((of("a", 8), of("a", 4)), 8 / 12),
+        # The plan's rates rule, whatever the batches.
+        ((of("a", 8, 150), of("a", 8, 450)), 150 / 600),
+    ],
+)
+def test_the_router_shares_requests_as_the_plan_says(
+    replicas: tuple[dict[str, Any], dict[str, Any]], part: float
+) -> None:
+    # Shares and slices beside each other change run times, not turns.
+    run = play(config([on(0, replicas[0], share=50), on(0, of("b", 4), share=50), on(1, replicas[1])]))
+    by_slice = served(run, "a")
+    assert by_slice["local/gpu0/0"] / sum(by_slice.values()) == pytest.approx(part, abs=0.01)
+    assert run.outcome.bad_rate < 0.01
+
+
+def test_the_router_waits_at_most_100_ms_for_its_target() -> None:
+    # 5 requests/s never fill a batch of 64: one goes 100 ms after its first request, and takes 5 ms and 1 for each.
+    run = play(config([on(0, of("a", 64)), on(1, of("b", 64))], slo_ms=200, rate_rps=5))
+    latency_ms = run.outcome.models[run.traffic[0].model_id].p99_ms
+    assert latency_ms is not None
+    assert 100 < latency_ms <= 100 + 5 + 6
+
+
+def test_slices_that_fewest_models_share_come_first() -> None:
+    cluster = config([on(0, of("a"), of("b")), on(1, of("a")), on(2, of("a"))], "deferred")
+    ids = [spec.slice_id for _, spec in settings_from(cluster).slices]
+    assert ids == ["local/gpu1/0", "local/gpu2/0", "local/gpu0/0"]
+
+
+@pytest.mark.parametrize("batching", ["deferred", "tenuto"])
+def test_a_model_with_slices_of_its_own_leaves_the_shared_one_to_who_has_no_other(batching: str) -> None:
+    """`a` needs most of three GPUs, `b` can only go to the one they share."""
+    run = play(config([on(0, of("a"), of("b")), on(1, of("a")), on(2, of("a"))], batching, slo_ms=30))
+    assert run.outcome.worst_bad_rate < 0.01
+
+
+@pytest.mark.parametrize("batching", ["deferred", {"fixed": {"batch": 4}}])
+def test_a_share_is_played_with_its_own_run_times(batching: object) -> None:
+    """The igniter profile of ResNet50 knows every share: a smaller one takes longer, and no batch is faster."""
+    from profiles.store import shipped_profile
+
+    ref = "igniter-v100/resnet50"
+    slices = [on(0, of("a", 4), share=30), on(0, of("b", 4), share=50)]
+    cluster = config(slices, batching, profile={"ref": ref}, slo_ms=200, rate_rps=100)
+    run = play(cluster)
+    profile = shipped_profile(ref)
+    for batch in run.batches:
+        alone_ms = profile.exec_ms(batch.batch_size, 30 if batch.model_id == "a" else 50)
+        assert batch.finished_at_ms - batch.started_at_ms == pytest.approx(alone_ms)
+    assert run.outcome.bad_rate < 0.01
