@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
+import heapq
 import selectors
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -41,6 +41,7 @@ from fabric.link import NamedTensor, Received, Tensor
 from fabric.liveness import Liveness, Patience
 from fabric.messages import (
     Answer,
+    AnyMessage,
     CancelRequest,
     Infer,
     Ledger,
@@ -53,12 +54,14 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
 )
+from fabric.outbox import Outbox
 from fabric.sockets import DealerLink, LinkOptions
 from fabric.tensors import DTYPES, RANK_MAX
 
 _FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
 _GREET_EVERY_S: Final = 0.05
 _JOIN_S: Final = 5.0
+_DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
 _T = TypeVar("_T")
 
 Inputs = Mapping[str, ArrayLike | bytes]
@@ -86,11 +89,22 @@ class InferResult:
     ledger: Ledger
 
 
-@dataclass(slots=True, frozen=True)
-class _Pending:
-    future: asyncio.Future[InferResult]
-    sent_at_ms: float
-    timer: asyncio.TimerHandle
+class _Awaited(asyncio.Future[InferResult]):
+    """The answer to one request; cancelling it tells the frontend."""
+
+    def __init__(
+        self, client: Client, number: int, sent_at_ms: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(loop=loop)
+        self.number = number
+        self.sent_at_ms = sent_at_ms
+        self._client = client
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._client.forget(self.number)
+        return is_cancelled
 
 
 class _Way:
@@ -128,7 +142,10 @@ class Client:
         self._liveness = Liveness(self._options.patience)
         self._link: DealerLink | None = None
         self._greeted = asyncio.Event()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _Awaited] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap; answered requests leave it when they come up
+        self._alarm: asyncio.TimerHandle | None = None
+        self._has_sent = False  # in this turn of the loop
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
         self._requests = 0
         self._way = _Way()
@@ -144,6 +161,7 @@ class Client:
             payload_bytes_max=self._options.payload_bytes_max,
         )
         link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits)
+        self._outbox = Outbox(link, self._unsent, self._options.payload_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(link.fileno(), self._hear)
         try:
@@ -166,8 +184,9 @@ class Client:
         link, self._link = self._link, None
         self._loop.remove_reader(link.fileno())
         self._fail_all("the client was closed")
-        if self._tending is not None:
-            self._tending.cancel()
+        for timer in (self._tending, self._alarm):
+            if timer is not None:
+                timer.cancel()
         link.close()
 
     async def __aenter__(self) -> Self:
@@ -193,8 +212,9 @@ class Client:
         """Send one request; the future's `cancel()` tells the frontend to forget it.
 
         Raises at once what this side can tell: InvalidInput, TooLarge, Overloaded (too many pending), PeerLost.
+        The first request of a turn of the loop leaves at once, those after it together when the turn ends.
         """
-        link = self._connected()
+        self._connected()
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = _limit_ms(budget_ms, self._options)
@@ -202,21 +222,24 @@ class Client:
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
         self._requests += 1
-        number, sent_at_ms = self._requests, self._clock.now_ms()
+        number, now_ms = self._requests, self._clock.now_ms()
+        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.high_ms)
         try:
-            is_sent = link.send(
-                _FRONTEND, Infer(number, ModelId(model), _plain(budget_ms), self._way.high_ms), tensors
-            )
+            self._outbox.put(_FRONTEND, message, tensors)
         except LocalProtocolError as error:
             raise InvalidInput(str(error)) from error
-        if not is_sent:
-            raise self._disconnected()
-        timer = self._loop.call_later(limit_ms / 1e3, self._expire, number)
-        future: asyncio.Future[InferResult] = self._loop.create_future()
-        future.add_done_callback(functools.partial(self._cancel_if_asked, number))
-        self._pending[number] = _Pending(future, sent_at_ms, timer)
+        future = self._pending[number] = _Awaited(self, number, now_ms, self._loop)
+        self._set_alarm(now_ms + limit_ms, number, now_ms)
+        self._send_soon()
         self._watch()
+        if future.done() and (error := future.exception()) is not None:
+            raise error  # refused at once: nobody need await it to know
         return future
+
+    def forget(self, number: int) -> None:
+        """The request was cancelled on this side: tell the frontend, if it has not answered."""
+        if self._pending.pop(number, None) is not None:
+            self._tell_cancelled(number)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """What the frontend serves. Raises PeerLost if it does not say."""
@@ -226,6 +249,7 @@ class Client:
             if not self._connected().send(_FRONTEND, ModelsAsked()):
                 raise self._disconnected()
             self._watch()
+            self._hear_soon()
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
                 return await future
         except TimeoutError as error:
@@ -234,13 +258,34 @@ class Client:
             if future in self._listing:
                 self._listing.remove(future)
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ saying and hearing
+
+    def _send_soon(self) -> None:
+        if self._has_sent:
+            return
+        self._has_sent = True
+        self._outbox.flush()
+        self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._has_sent = False
+        self._outbox.flush()
+        self._hear_soon()
+
+    def _unsent(self, peer: PeerId, message: AnyMessage) -> None:
+        del peer
+        if isinstance(message, Infer):
+            self._fail(message.request_no, self._disconnected())
 
     def _hear(self) -> None:
         if self._link is None:
             return
-        for received in self._link.receive(256):
-            self._take(received)
+        came = self._link.receive(256)
+        if came:
+            now_ms = self._clock.now_ms()
+            self._liveness.heard(_FRONTEND, now_ms)
+            for received in came:
+                self._take(received, now_ms)
         self._hear_soon()
 
     def _hear_soon(self) -> None:
@@ -248,9 +293,7 @@ class Client:
         if self._link is not None and self._link.has_more:
             self._loop.call_soon(self._hear)
 
-    def _take(self, received: Received) -> None:
-        now_ms = self._clock.now_ms()
-        self._liveness.heard(_FRONTEND, now_ms)
+    def _take(self, received: Received, now_ms: float) -> None:
         match received.message:
             case Answer(number, ledger):
                 self._answer(number, ledger, received.tensors, now_ms)
@@ -268,24 +311,20 @@ class Client:
                 pass
 
     def _answer(self, number: int, ledger: Ledger, tensors: Sequence[NamedTensor], now_ms: float) -> None:
-        pending = self._pending.pop(number, None)
-        if pending is None:
+        awaited = self._pending.pop(number, None)
+        if awaited is None:
             return  # cancelled or given up before
-        pending.timer.cancel()
-        total_ms = now_ms - pending.sent_at_ms
+        total_ms = now_ms - awaited.sent_at_ms
         self._way.note(total_ms - ledger.total_ms)
-        if not pending.future.done():
-            outputs = {tensor.name: tensor.array for tensor in tensors}
-            pending.future.set_result(InferResult(outputs, _with_network(ledger, total_ms)))
+        outputs = {tensor.name: tensor.array for tensor in tensors}
+        awaited.set_result(InferResult(outputs, ledger.seen_by_client(total_ms)))
 
     # ------------------------------------------------------------ giving up
 
     def _fail(self, number: int, error: Exception) -> None:
-        pending = self._pending.pop(number, None)
-        if pending is not None:
-            pending.timer.cancel()
-            if not pending.future.done():
-                pending.future.set_exception(error)
+        awaited = self._pending.pop(number, None)
+        if awaited is not None:
+            awaited.set_exception(error)
 
     def _fail_all(self, reason: str) -> None:
         for number in list(self._pending):
@@ -294,26 +333,40 @@ class Client:
             if not future.done():
                 future.set_exception(PeerLost(reason))
 
-    def _expire(self, number: int) -> None:
-        self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
-        self._tell_cancelled(number)
+    def _set_alarm(self, deadline_at_ms: float, number: int, now_ms: float) -> None:
+        heapq.heappush(self._deadlines, (deadline_at_ms, number))
+        if self._deadlines[0][1] == number:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_later((deadline_at_ms - now_ms) / 1e3, self._expire)
+        elif len(self._deadlines) > 2 * len(self._pending) + _DEADLINES_KEPT:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._pending]
+            heapq.heapify(self._deadlines)
 
-    def _cancel_if_asked(self, number: int, future: asyncio.Future[InferResult]) -> None:
-        pending = self._pending.pop(number, None) if future.cancelled() else None
-        if pending is not None:
-            pending.timer.cancel()
-            self._tell_cancelled(number)
+    def _expire(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._deadlines and (
+            self._deadlines[0][0] <= now_ms or self._deadlines[0][1] not in self._pending
+        ):
+            _, number = heapq.heappop(self._deadlines)
+            if number in self._pending:
+                self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
+                self._tell_cancelled(number)
+        self._alarm = None
+        if self._deadlines:
+            self._alarm = self._loop.call_later((self._deadlines[0][0] - now_ms) / 1e3, self._expire)
 
     def _tell_cancelled(self, number: int) -> None:
         if self._link is not None:
-            self._link.send(_FRONTEND, CancelRequest(number))  # refused: then nobody there works on it either
-            self._hear_soon()
+            self._outbox.put(
+                _FRONTEND, CancelRequest(number)
+            )  # refused: then nobody there works on it either
+            self._send_soon()
 
     # ------------------------------------------------------------ is anybody there?
 
     def _watch(self) -> None:
         """Something is awaited: from now on silence counts."""
-        self._hear_soon()
         if self._tending is None:
             self._liveness.watch(_FRONTEND, self._clock.now_ms())
             self._tending = self._loop.call_later(self._options.patience.ping_every_ms / 1e3, self._tend)
@@ -491,11 +544,3 @@ def _limit_ms(budget_ms: float | None, options: ClientOptions) -> float:
 
 def _plain(budget_ms: float | None) -> float | None:
     return None if budget_ms is None else float(budget_ms)  # numpy's floats are not the encoder's
-
-
-def _with_network(ledger: Ledger, total_ms: float) -> Ledger:
-    """The frontend's ledger seen from here: its total becomes ours, the difference was the network."""
-    entries = {name: getattr(ledger, name) for name in ledger.__struct_fields__}
-    entries["network_ms"] = max(0.0, total_ms - ledger.total_ms)
-    entries["total_ms"] = total_ms
-    return Ledger(**entries)

@@ -19,6 +19,7 @@ from fabric.messages import (
     Host,
     ModelsListed,
     NodeHello,
+    Parcel,
     SliceReady,
     StatusListed,
     Want,
@@ -30,30 +31,41 @@ BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
 BULKY: Final = (Directory, Host, ModelsListed, NodeHello, SliceReady, StatusListed, Want, WorkerHello)
 
+PARCELS_MAX: Final = 64
+"""Messages that may travel as one."""
+
 Buffer = bytes | memoryview
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Envelope)
 
 
-def encode(envelope: Envelope) -> bytes:
-    """The header of a message. Over-long `reason`s are cut. Raises LocalProtocolError out of bounds."""
+def checked(parcel: Parcel) -> Parcel:
+    """The parcel as it may be sent: over-long `reason`s are cut. Raises LocalProtocolError out of bounds."""
     try:
         try:
-            check(envelope)
+            check(parcel)
         except OutOfBounds:
-            envelope = clipped(envelope)
-            check(envelope)
+            parcel = clipped(parcel)
+            check(parcel)
+    except OutOfBounds as error:
+        raise LocalProtocolError(f"cannot send {type(parcel.body).__name__}: {error}") from error
+    return parcel
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The header of messages that are `checked`. Raises LocalProtocolError for what cannot be encoded."""
+    try:
         header = _ENCODER.encode(envelope)
-    except (OutOfBounds, TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"cannot send {type(envelope.body).__name__}: {error}") from error
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"cannot send {_named(envelope)}: {error}") from error
     if len(header) > _header_bytes_max(envelope):
-        raise LocalProtocolError(f"header of {type(envelope.body).__name__} has {len(header)} bytes")
+        raise LocalProtocolError(f"header of {_named(envelope)} has {len(header)} bytes")
     return header
 
 
 def decode(header: Buffer) -> Envelope:
-    """Read a header. Raises RemoteProtocolError for anything but a whole message within bounds."""
+    """Read a header. Raises RemoteProtocolError for anything but whole messages within bounds."""
     if len(header) > BULKY_HEADER_BYTES_MAX:
         raise RemoteProtocolError(f"header of {len(header)} bytes")
     try:
@@ -63,10 +75,17 @@ def decode(header: Buffer) -> Envelope:
         check(envelope)
     except (msgspec.MsgspecError, OutOfBounds, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed header: {error}") from error
-    if len(header) > _header_bytes_max(envelope):
-        raise RemoteProtocolError(f"header of {type(envelope.body).__name__} has {len(header)} bytes")
+    if not 1 <= len(envelope.parcels) <= PARCELS_MAX:
+        raise RemoteProtocolError(f"{len(envelope.parcels)} messages in one")
+    if len(header) > HEADER_BYTES_MAX and len(header) > _header_bytes_max(envelope):
+        raise RemoteProtocolError(f"header of {_named(envelope)} has {len(header)} bytes")
     return envelope
 
 
 def _header_bytes_max(envelope: Envelope) -> int:
-    return BULKY_HEADER_BYTES_MAX if isinstance(envelope.body, BULKY) else HEADER_BYTES_MAX
+    is_bulky = any(isinstance(parcel.body, BULKY) for parcel in envelope.parcels)
+    return BULKY_HEADER_BYTES_MAX if is_bulky else HEADER_BYTES_MAX
+
+
+def _named(envelope: Envelope) -> str:
+    return ", ".join(sorted({type(parcel.body).__name__ for parcel in envelope.parcels}))

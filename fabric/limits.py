@@ -18,7 +18,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from fabric.messages import Done, Envelope, GpuSharing, Ledger, Message, SeqRun, SliceStatus, TensorInfo, Value
+from fabric.messages import (
+    Done,
+    Envelope,
+    GpuSharing,
+    Ledger,
+    Message,
+    Parcel,
+    SeqRun,
+    SliceStatus,
+    TensorInfo,
+    Value,
+)
 
 NAME_CHARS_MAX: Final = 512
 REASON_CHARS_MAX: Final = 2_000  # an exception's text: clipped by the sender, see `clipped`
@@ -67,9 +78,9 @@ def check(struct: Struct) -> None:
             raise OutOfBounds(f"{type(struct).__name__}.{name} is out of bounds: {value!r:.80}")
 
 
-def clipped(envelope: Envelope) -> Envelope:
+def clipped(parcel: Parcel) -> Parcel:
     """The same with every `reason` cut to its limit: an exception's text must never hold up its message."""
-    cut: Envelope = _clip(envelope)
+    cut: Parcel = _clip(parcel)
     return cut
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
-from fabric.messages import AnyMessage
+from fabric.messages import AnyMessage, Parcel
 
 NO_EPOCH = Epoch(0)
 
@@ -43,6 +43,15 @@ class Received:
     tensors: Sequence[NamedTensor] = field(default=())
     late_ms: float = 0.0
     epoch: Epoch = NO_EPOCH
+
+
+@dataclass(slots=True, frozen=True)
+class Packed:
+    """A message that may travel: held against the limits, its tensors as bytes. `size` is that of the tensors."""
+
+    parcel: Parcel
+    frames: Sequence[memoryview]
+    size: int
 
 
 class Link(Protocol):

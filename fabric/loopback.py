@@ -16,7 +16,7 @@ from fabric.clock import Clock
 from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
 from fabric.ids import Epoch, PeerId
-from fabric.link import NO_EPOCH, NamedTensor, Received
+from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.transit import TransitMeter
 
@@ -108,6 +108,7 @@ class LoopbackLink:
         self._own = own
         self._shown_as = PeerId("") if is_anonymous else own
         self._inbox: list[_Arrival] = []
+        self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._lost: list[PeerId] = []
         self._counters = dict.fromkeys(
             (
@@ -123,11 +124,15 @@ class LoopbackLink:
         )
 
     def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False as `send_packed`. Raises LocalProtocolError for what cannot be sent."""
+        return self.send_packed(peer, (frames.pack(message, tensors),))
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """False: the peer's queue is full, or nobody of that name is there (see `take_lost`)."""
         if not self._network.is_there(self._own):
             return False
         sent_at_ms = self._network.clock.now_ms()
-        parts = frames.join(message, tensors, epoch=self.epoch, sent_at_ms=sent_at_ms)
+        parts = frames.join(packed, epoch=self.epoch, sent_at_ms=sent_at_ms)
         if not self._network.is_there(peer):
             self._lost.append(peer)
             self._counters["unroutable_out"] += 1
@@ -135,23 +140,25 @@ class LoopbackLink:
         if not self._network.carry(self._own, self._shown_as, peer, [bytes(part) for part in parts]):
             self._counters["full_out"] += 1
             return False
-        self._counters["messages_out"] += 1
+        self._counters["messages_out"] += len(packed)
         self._counters["bytes_out"] += frames.size_of(parts)
         return True
 
     def receive(self, limit: int) -> Sequence[Received]:
         """What has arrived by the network's clock."""
-        received: list[Received] = []
-        for _ in range(limit):
-            if not self.has_more:
-                break
+        came, self._came = self._came, []
+        taken = len(came)
+        while taken < limit and self._has_arrived:
             _, _, peer, parts = heapq.heappop(self._inbox)
             self._counters["bytes_in"] += frames.size_of(parts)
+            taken += 1
             try:
-                received.append(self._open_up(peer, parts))
-                self._counters["messages_in"] += 1
+                came.extend(self._open_up(peer, parts))
             except RemoteProtocolError:
                 self._counters["garbage_in"] += 1
+            taken = max(taken, len(came))
+        received, self._came = came[:limit], came[limit:]
+        self._counters["messages_in"] += len(received)
         return received
 
     def arrive(self, arrival: _Arrival) -> None:
@@ -176,6 +183,10 @@ class LoopbackLink:
     @property
     def has_more(self) -> bool:
         """Whether a message has arrived."""
+        return bool(self._came) or self._has_arrived
+
+    @property
+    def _has_arrived(self) -> bool:
         return bool(self._inbox) and self._inbox[0][0] <= self._network.clock.now_ms()
 
     @property
@@ -197,9 +208,13 @@ class LoopbackLink:
         self._network.remove(self._own)
         self._inbox.clear()
 
-    def _open_up(self, peer: PeerId, parts: Sequence[Buffer]) -> Received:
+    def _open_up(self, peer: PeerId, parts: Sequence[Buffer]) -> list[Received]:
         envelope, named = frames.split(parts)
         late_ms = 0.0
         if peer:
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._network.clock.now_ms())
-        return Received(peer, envelope.body, named, late_ms, Epoch(envelope.epoch))
+        epoch = Epoch(envelope.epoch)
+        return [
+            Received(peer, parcel.body, tensors, late_ms, epoch)
+            for parcel, tensors in zip(envelope.parcels, named, strict=True)
+        ]

@@ -108,7 +108,10 @@ class LoaderSpec(Value, frozen=True):
 
 
 class ModelSpec(Value, frozen=True):
-    """A model to host on a slice. `exec_ms[b - 1]` is l(b): required on emulated devices, a hint on real ones."""
+    """A model to host on a slice. `exec_ms[b - 1]` is l(b): required on emulated devices, a hint on real ones.
+
+    `profile_ref` names the shipped profile that l(b) is from, where it is from one.
+    """
 
     model_id: ModelId
     slo_ms: float
@@ -116,16 +119,28 @@ class ModelSpec(Value, frozen=True):
     loader: LoaderSpec | None = None
     exec_ms: tuple[float, ...] = ()
     memory_bytes: int = 0
+    profile_ref: str = ""
+
+
+class InterferenceSpec(Value, frozen=True):
+    """How slices of one emulated GPU disturb each other: an interference model's name and options."""
+
+    name: str
+    options: tuple[tuple[str, float], ...] = ()
 
 
 class SliceSpec(Value, frozen=True):
-    """A slice that should exist: a share of one GPU (None: no limit) and the models on it."""
+    """A slice that should exist: a share of one GPU (None: no limit) and the models on it.
+
+    `interference` None: it feels no neighbours, or its device is real and they disturb it by themselves.
+    """
 
     slice_id: SliceId
     gpu: int
     device: str  # emulated | cpu | cuda
     share_percent: float | None
     models: tuple[ModelSpec, ...]
+    interference: InterferenceSpec | None = None
 
 
 class ReplicaInfo(Value, frozen=True):
@@ -204,6 +219,10 @@ class Ledger(Value, frozen=True):
     batch_size: int = 0
     slice_id: SliceId = SliceId("")
     reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
+
+    def seen_by_client(self, total_ms: float) -> Ledger:
+        """The frontend's ledger for one who waited `total_ms` in all: the difference was the network."""
+        return msgspec.structs.replace(self, network_ms=max(0.0, total_ms - self.total_ms), total_ms=total_ms)
 
 
 # ---------------------------------------------------------------- messages
@@ -517,11 +536,15 @@ class WorkerHello(Message, frozen=True, tag=50):
 
 
 class Host(Message, frozen=True, tag=51):
-    """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`."""
+    """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`.
+
+    `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said.
+    """
 
     node_id: NodeId
     slices: tuple[SliceSpec, ...]
     scheduler_addresses: tuple[str, ...]
+    agent_pid: int = 0
 
 
 class SliceFailed(Message, frozen=True, tag=52):
@@ -603,14 +626,23 @@ AnyMessage = (
 )
 
 
+class Parcel(Value, frozen=True):
+    """One message and the tensors that ride with it, described in their order."""
+
+    tensors: tuple[TensorSpec, ...]
+    body: AnyMessage
+
+
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The header frame. `sent_at_ms` is on the sender's clock and measures queueing only, never a deadline."""
+    """The header frame: what was sent to one peer at one moment, in order.
+
+    `sent_at_ms` is on the sender's clock and measures queueing only, never a deadline.
+    """
 
     version: int
     epoch: int
     sent_at_ms: float
-    tensors: tuple[TensorSpec, ...]
-    body: AnyMessage
+    parcels: tuple[Parcel, ...]
 
 
 WIRE_VERSION = 1

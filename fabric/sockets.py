@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,13 @@ from fabric.codec import BULKY_HEADER_BYTES_MAX, Buffer
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IpcPath, nearest
-from fabric.link import NO_EPOCH, NamedTensor, Received
+from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.transit import TransitMeter
 
-COPY_BELOW_BYTES: Final = 65_536  # below it a copy is cheaper than the book-keeping of a view
+COPY_BELOW_BYTES: Final = (
+    frames.SMALL_BELOW_BYTES
+)  # below it a copy is cheaper than the book-keeping of a view
 FLUSH_MS: Final = 100
 RECONNECT_AFTER_MS: Final = 100.0
 KEEPALIVE_S: Final = 2
@@ -70,7 +73,7 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
     return made
 
 
-class _SocketLink:
+class _SocketLink(ABC):
     """What all links over one socket share."""
 
     kind: ClassVar[int]
@@ -84,6 +87,7 @@ class _SocketLink:
         self._counters = new_counters()
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
+        self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._socket = _open(self.kind, self._options)
 
     @property
@@ -99,6 +103,8 @@ class _SocketLink:
     @property
     def has_more(self) -> bool:
         """Whether a message is waiting."""
+        if self._came:
+            return True
         return not self._socket.closed and bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def fileno(self) -> int:
@@ -111,20 +117,22 @@ class _SocketLink:
 
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
-        received: list[Received] = []
-        if self._socket.closed:
-            return received
-        for _ in range(limit):
-            try:
-                parts = _take_parts(self._socket)
-            except zmq.Again:
-                break
-            self._counters["bytes_in"] += frames.size_of(parts[self.routes :])
-            try:
-                received.append(self._open_up(parts))
-                self._counters["messages_in"] += 1
-            except RemoteProtocolError:
-                self._counters["garbage_in"] += 1
+        came, self._came = self._came, []
+        if not self._socket.closed:
+            for _ in range(limit - len(came)):
+                try:
+                    parts = _take_parts(self._socket)
+                except zmq.Again:
+                    break
+                self._counters["bytes_in"] += frames.size_of(parts[self.routes :])
+                try:
+                    came.extend(self._open_up(parts))
+                except RemoteProtocolError:
+                    self._counters["garbage_in"] += 1
+                if len(came) >= limit:
+                    break
+        received, self._came = came[:limit], came[limit:]
+        self._counters["messages_in"] += len(received)
         return received
 
     def close(self) -> None:
@@ -133,7 +141,16 @@ class _SocketLink:
         for claim in self._claims:
             claim.release()
 
-    def _open_up(self, parts: Sequence[Buffer]) -> Received:
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """Queue a message for `peer`; False as `send_packed`. Raises LocalProtocolError for what cannot be sent."""
+        packed = frames.pack(message, tensors, payload_bytes_max=self._options.payload_bytes_max)
+        return self.send_packed(peer, (packed,))
+
+    @abstractmethod
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        """Queue messages that travel as one; False: none of them is queued."""
+
+    def _open_up(self, parts: Sequence[Buffer]) -> list[Received]:
         peer = self._peer(parts)
         envelope, named = frames.split(
             parts[self.routes :], payload_bytes_max=self._options.payload_bytes_max
@@ -141,20 +158,18 @@ class _SocketLink:
         late_ms = 0.0
         if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
-        return Received(peer, envelope.body, named, late_ms, Epoch(envelope.epoch))
+        epoch = Epoch(envelope.epoch)
+        return [
+            Received(peer, parcel.body, tensors, late_ms, epoch)
+            for parcel, tensors in zip(envelope.parcels, named, strict=True)
+        ]
 
     def _peer(self, parts: Sequence[Buffer]) -> PeerId:
         del parts
         return NOBODY
 
-    def _join(self, message: AnyMessage, tensors: Sequence[NamedTensor]) -> list[Buffer]:
-        return frames.join(
-            message,
-            tensors,
-            epoch=self.epoch,
-            sent_at_ms=self._clock.now_ms(),
-            payload_bytes_max=self._options.payload_bytes_max,
-        )
+    def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
+        return frames.join(packed, epoch=self.epoch, sent_at_ms=self._clock.now_ms())
 
     def _bind(self, addresses: Sequence[str]) -> None:
         """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
@@ -196,11 +211,11 @@ class RouterLink(_SocketLink):
         link._bind(addresses)
         return link
 
-    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """False: the peer is unroutable (see `take_lost`) or its queue is full."""
         if self._socket.closed:
             return False
-        parts = self._join(message, tensors)
+        parts = self._join(packed)
         try:
             self._socket.send(frames.route_to(peer), zmq.NOBLOCK | zmq.SNDMORE)
         except zmq.Again:
@@ -214,7 +229,7 @@ class RouterLink(_SocketLink):
             self._counters["unroutable_out"] += 1
             return False
         _send_parts(self._socket, parts)
-        return _sent(self._counters, parts)
+        return _sent(self._counters, parts, len(packed))
 
     def take_lost(self) -> Sequence[PeerId]:
         """Peers that a send found gone since the last call."""
@@ -270,7 +285,7 @@ class DealerLink(_SocketLink):
         self._connected_to = ""
         self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
 
-    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """False: not connected, or the queue is full, or `peer` is not the server."""
         if self._socket.closed or peer != self._server:
             return False
@@ -278,9 +293,9 @@ class DealerLink(_SocketLink):
             if self._clock.now_ms() < self._connect_at_ms:
                 return _refused(self._counters)  # the old connection may still take messages, to nowhere
             self._connect()
-        parts = self._join(message, tensors)
+        parts = self._join(packed)
         is_in, _ = _send_parts(self._socket, parts)
-        return _sent(self._counters, parts) if is_in else _refused(self._counters)
+        return _sent(self._counters, parts, len(packed)) if is_in else _refused(self._counters)
 
     def _connect(self) -> None:
         address = nearest(self._given)
@@ -306,9 +321,9 @@ class PullLink(_SocketLink):
         link._bind(addresses)
         return link
 
-    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Nothing leaves by this link."""
-        del peer, message, tensors
+        del peer, packed
         return False
 
 
@@ -363,13 +378,8 @@ class PushPool:
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
-        parts = frames.join(
-            message,
-            tensors,
-            epoch=self.epoch,
-            sent_at_ms=now_ms,
-            payload_bytes_max=self._options.link.payload_bytes_max,
-        )
+        packed = frames.pack(message, tensors, payload_bytes_max=self._options.link.payload_bytes_max)
+        parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
         size = frames.size_of(parts)
         target.forget_delivered()
         if target.in_flight and target.in_flight_bytes + size > self._options.queue_bytes_max:
@@ -385,7 +395,7 @@ class PushPool:
         if tracker is not None:
             target.in_flight.append((tracker, size))
             target.in_flight_bytes += size
-        return _sent(self._counters, parts)
+        return _sent(self._counters, parts, 1)
 
     def drop(self, peer: PeerId) -> None:
         """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
@@ -492,7 +502,7 @@ def _take_parts(socket: zmq.Socket[bytes]) -> list[Buffer]:
     parts.append(_content(frame))
     while frame.more:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        if len(parts) <= frames.TENSORS_MAX + 2:
+        if len(parts) <= frames.FRAMES_MAX + 1:
             parts.append(_content(frame))
     return parts
 
@@ -525,8 +535,8 @@ def _send_parts(
     return is_in, tracker
 
 
-def _sent(counters: dict[str, float], parts: Sequence[Buffer]) -> bool:
-    counters["messages_out"] += 1
+def _sent(counters: dict[str, float], parts: Sequence[Buffer], messages: int) -> bool:
+    counters["messages_out"] += messages
     counters["bytes_out"] += frames.size_of(parts)
     return True
 

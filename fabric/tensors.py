@@ -40,18 +40,23 @@ def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
     return TensorSpec(name, dtype_name, array.shape), flat.data
 
 
+def size_of(spec: TensorSpec) -> int:
+    """The bytes of the array described. Raises RemoteProtocolError unless dtype is known and rank at most 8."""
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None or len(spec.shape) > RANK_MAX:
+        raise RemoteProtocolError(f"tensor of dtype {spec.dtype!r:.40} and rank {len(spec.shape)}")
+    return math.prod(spec.shape) * dtype.itemsize
+
+
 def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
     """View a frame as the array it says it is: read-only, alive as long as it is referenced.
 
     Raises RemoteProtocolError unless dtype is known, rank at most 8 and the frame exactly as long as the shape.
     """
-    dtype = DTYPES.get(spec.dtype)
-    if dtype is None or len(spec.shape) > RANK_MAX:
-        raise RemoteProtocolError(f"tensor of dtype {spec.dtype!r:.40} and rank {len(spec.shape)}")
-    if math.prod(spec.shape) * dtype.itemsize != len(frame):
+    if size_of(spec) != len(frame):
         raise RemoteProtocolError(f"tensor {spec.dtype}{list(spec.shape)} in a frame of {len(frame)} bytes")
     try:
-        array: Tensor = np.ndarray(spec.shape, dtype, buffer=frame)
+        array: Tensor = np.ndarray(spec.shape, DTYPES[spec.dtype], buffer=frame)
     except (ValueError, OverflowError) as error:  # such as shape (2**53, 2**53, 0): empty, yet beyond numpy
         raise RemoteProtocolError(f"tensor of shape {list(spec.shape)}: {error}") from error
     array.flags.writeable = False

@@ -83,8 +83,15 @@ class DriverStats:
         return 0.0
 
 
+def _nothing() -> None:
+    """For roles that gather nothing."""
+
+
 class Driver(Generic[EventT, ActionT]):
-    """Runs `core` until told to stop. `perform` does one action; it may not block."""
+    """Runs `core` until told to stop. `perform` does one action; it may not block.
+
+    `on_turn_end`: what a turn's actions gathered, such as messages to send, goes before the driver sleeps.
+    """
 
     def __init__(
         self,
@@ -92,8 +99,10 @@ class Driver(Generic[EventT, ActionT]):
         sources: Sequence[Source[EventT]],
         perform: Callable[[ActionT], None],
         clock: Clock,
+        on_turn_end: Callable[[], None] = _nothing,
     ) -> None:
         self.stats = DriverStats()
+        self._on_turn_end = on_turn_end
         self._core = core
         self._sources = list(sources)
         self._perform = perform
@@ -125,6 +134,7 @@ class Driver(Generic[EventT, ActionT]):
                     self._feed(event)
                     self._tick_if_due()
         self._tick_if_due()
+        self._on_turn_end()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, self._clock.now_ms() - began_ms)
         self._sleep()

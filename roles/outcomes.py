@@ -157,10 +157,10 @@ def model_outcome(
         good=good,
         late=ran - good,
         dropped=offered - ran,
-        p50_ms=_nearest_rank(latency_ms, 0.5),
-        p99_ms=_nearest_rank(latency_ms, 0.99),
+        p50_ms=nearest_rank(latency_ms, 0.5),
+        p99_ms=nearest_rank(latency_ms, 0.99),
         batch_mean=float(sizes.mean()) if sizes.size else None,
-        batch_p50=_nearest_rank(sizes, 0.5),
+        batch_p50=nearest_rank(sizes, 0.5),
     )
 
 
@@ -208,7 +208,7 @@ def _union_ms(spans: list[tuple[float, float]]) -> float:
     return total_ms
 
 
-def _nearest_rank(ascending: NDArray[np.float64], fraction: float) -> float | None:
+def nearest_rank(ascending: NDArray[np.float64], fraction: float) -> float | None:
     """A percentile that is one of the values: the smallest with at least that fraction at or below it."""
     if ascending.size == 0:
         return None

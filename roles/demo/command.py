@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections import Counter
@@ -22,7 +21,7 @@ from fabric.errors import DeadlineExceeded, FabricError
 from roles.cluster import ClusterConfig
 from roles.commands_infer import ledger_of, ledger_table
 from roles.config import load_config
-from roles.load.player import PlannedRequest, PlayedRequest, play
+from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.supervisor.temporary import temporary_cluster
 from roles.workload import workload_of
 
@@ -100,14 +99,23 @@ def _play(plan: Sequence[PlannedRequest], addresses: Sequence[str], console: Con
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("requests", total=len(plan))
-        return asyncio.run(_connected(plan, addresses, lambda _: progress.advance(task)))
+        return run_precisely(_connected(plan, addresses, lambda: progress.advance(task)))
 
 
 async def _connected(
-    plan: Sequence[PlannedRequest], addresses: Sequence[str], on_done: Callable[[PlayedRequest], None]
+    plan: Sequence[PlannedRequest], addresses: Sequence[str], on_done: Callable[[], None]
 ) -> list[PlayedRequest]:
+    """Every request's fate, in the order of the plan."""
+    played: dict[int, PlayedRequest] = {}
+
+    def keep(one: PlayedRequest) -> None:
+        played[id(one.planned)] = one
+        on_done()
+
+    clock = MonotonicClock()
     async with Client(addresses) as client:
-        return await play(client, plan, MonotonicClock(), on_done)
+        await play(client, plan, clock.now_ms(), clock, keep)
+    return [played[id(planned)] for planned in plan]
 
 
 def _report(

@@ -13,6 +13,7 @@ from fabric.errors import LocalProtocolError
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage, Arrivals, StatusListed
+from fabric.outbox import Outbox
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink
 from roles.core import SCHEDULER
 from roles.drive import Driver, DriverStats, Source
@@ -78,6 +79,8 @@ class FrontendShell:
             peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
         )
         self._slices = PushPool()
+        self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
+        self._to_scheduler = Outbox(self._scheduler, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)
         self._core = FrontendCore(
             FrontendSettings(
@@ -111,7 +114,7 @@ class FrontendShell:
             stop,
             TurnEnd(self._core),  # last: it says that the others have been heard
         ]
-        driver = Driver(self._core, sources, self.perform, self._clock)
+        driver = Driver(self._core, sources, self.perform, self._clock, self._flush)
         self._stats = driver.stats
         try:
             driver.run(lambda: stop.is_set)
@@ -134,10 +137,7 @@ class FrontendShell:
                 self._payloads.release(payload)
                 self._decoding.forget(payload)
             case Tell(message):
-                if not self._scheduler.send(SCHEDULER, message):
-                    self._counts["scheduler_full"] += 1
-                    if isinstance(message, Arrivals):
-                        self._refused.put(Unannounced(message))
+                self._to_scheduler.put(SCHEDULER, message)
             case Push():
                 self._push(action)
             case Preprocess(payload, image):
@@ -147,7 +147,7 @@ class FrontendShell:
             case DropSlice(slice_id):
                 self._slices.drop(_pushed_to(slice_id))
             case Report(peer):
-                self._send_to_client(peer, self._status())
+                self._to_clients.put(peer, self._status())
 
     def _reply(self, action: Reply) -> None:
         rows = (
@@ -158,12 +158,22 @@ class FrontendShell:
             if action.payload
             else []
         )
-        self._send_to_client(action.peer, action.message, rows)
+        self._to_clients.put(action.peer, action.message, rows)
 
-    def _send_to_client(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> None:
-        # A client that does not read, or is gone, loses its answers; the others do not wait for it.
-        if not self._clients.send(peer, message, tensors):
-            self._counts["answers_dropped"] += 1
+    def _flush(self) -> None:
+        self._to_scheduler.flush()
+        self._to_clients.flush()
+
+    def _undelivered(self, peer: PeerId, message: AnyMessage) -> None:
+        """A client that does not read, or is gone, loses its answers; the others do not wait for it."""
+        del peer, message
+        self._counts["answers_dropped"] += 1
+
+    def _untold(self, peer: PeerId, message: AnyMessage) -> None:
+        del peer
+        self._counts["scheduler_full"] += 1
+        if isinstance(message, Arrivals):
+            self._refused.put(Unannounced(message))
 
     def _push(self, action: Push) -> None:
         tensors = [

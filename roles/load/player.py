@@ -1,4 +1,4 @@
-"""Sends requests at the moments a plan says, whatever has become of the earlier ones.
+"""Sends requests at the moments a plan says, whatever has become of the earlier ones (open loop).
 
 Latency counts from the *intended* send time: a sender that falls behind makes requests look slower, never
 faster, and its own lateness is reported beside them.
@@ -7,15 +7,21 @@ faster, and its own lateness is reported beside them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import selectors
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fabric.client import Client, InferResult
 from fabric.clock import Clock
-from fabric.errors import FabricError, RequestError
+from fabric.errors import FabricError, PeerLost, RequestError
 from fabric.link import Tensor
 
 ANSWER_GRACE_MS = 10_000.0  # after the last send; the SDK's own deadline is earlier
+_HEAR_EVERY = 16  # a sender that is behind still hears its answers after so many sends
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,48 +36,61 @@ class PlannedRequest:
 
 @dataclass(slots=True)
 class PlayedRequest:
-    """What became of it. Exactly one of `result` and `error` is set."""
+    """What became of it, both times from the intended moment. Exactly one of `result` and `error` is set."""
 
     planned: PlannedRequest
-    late_ms: float = 0.0
-    latency_ms: float = 0.0
+    late_ms: float
+    latency_ms: float
     result: InferResult | None = None
     error: FabricError | None = None
 
 
+def run_precisely(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run on an asyncio loop that sleeps microseconds: asyncio's epoll only sleeps whole milliseconds."""
+    with asyncio.Runner(loop_factory=_precise_loop) as runner:
+        return runner.run(work)
+
+
 async def play(
     client: Client,
-    plan: Sequence[PlannedRequest],
+    plan: Iterable[PlannedRequest],
+    began_at_ms: float,
     clock: Clock,
     on_done: Callable[[PlayedRequest], None],
-) -> list[PlayedRequest]:
-    """Play a plan in order of `at_ms`; returns when every request has its fate. `on_done` hears each at once."""
-    began_ms = clock.now_ms()
-    tasks: list[asyncio.Task[PlayedRequest]] = []
-    for planned in plan:
-        ahead_ms = began_ms + planned.at_ms - clock.now_ms()
-        if ahead_ms > 0:
-            await asyncio.sleep(ahead_ms / 1e3)
-        tasks.append(asyncio.create_task(_send(client, planned, began_ms, clock, on_done)))
-    done, late = await asyncio.wait(tasks, timeout=ANSWER_GRACE_MS / 1e3) if tasks else (set(), set())
-    assert not late, "the SDK answers every request by its deadline"
-    del done
-    return [task.result() for task in tasks]
+) -> None:
+    """Play a plan in order of `at_ms`; returns when `on_done` has heard the fate of every request.
+
+    What of a request's budget the sender itself has used up is taken off it.
+    """
+    pending: set[asyncio.Future[InferResult]] = set()
+
+    def finish(planned: PlannedRequest, late_ms: float, future: asyncio.Future[InferResult]) -> None:
+        pending.discard(future)
+        latency_ms = clock.now_ms() - began_at_ms - planned.at_ms
+        error = future.exception()
+        if error is None:
+            on_done(PlayedRequest(planned, late_ms, latency_ms, result=future.result()))
+        else:
+            assert isinstance(error, FabricError), "the SDK's errors are typed"
+            on_done(PlayedRequest(planned, late_ms, latency_ms, error=error))
+
+    for sent, planned in enumerate(plan):
+        ahead_ms = began_at_ms + planned.at_ms - clock.now_ms()
+        if ahead_ms > 0 or sent % _HEAR_EVERY == 0:
+            await asyncio.sleep(max(0.0, ahead_ms) / 1e3)
+        late_ms = max(0.0, clock.now_ms() - began_at_ms - planned.at_ms)
+        budget_ms = None if planned.budget_ms is None else max(0.0, planned.budget_ms - late_ms)
+        try:
+            future = client.submit(planned.model, planned.inputs, budget_ms)
+        except (RequestError, PeerLost) as error:
+            on_done(PlayedRequest(planned, late_ms, late_ms, error=error))
+        else:
+            pending.add(future)
+            future.add_done_callback(functools.partial(finish, planned, late_ms))
+    if pending:
+        _, unanswered = await asyncio.wait(set(pending), timeout=ANSWER_GRACE_MS / 1e3)
+        assert not unanswered, "the SDK answers every request by its deadline"
 
 
-async def _send(
-    client: Client,
-    planned: PlannedRequest,
-    began_ms: float,
-    clock: Clock,
-    on_done: Callable[[PlayedRequest], None],
-) -> PlayedRequest:
-    intended_at_ms = began_ms + planned.at_ms
-    played = PlayedRequest(planned, late_ms=max(0.0, clock.now_ms() - intended_at_ms))
-    try:
-        played.result = await client.infer(planned.model, planned.inputs, budget_ms=planned.budget_ms)
-    except RequestError as error:
-        played.error = error
-    played.latency_ms = clock.now_ms() - intended_at_ms
-    on_done(played)
-    return played
+def _precise_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())

@@ -28,7 +28,15 @@ from fabric.errors import (
     WorkerLost,
 )
 from fabric.ids import FrontendId, ModelId
-from fabric.messages import WIRE_VERSION, Envelope, ImagePreprocess, ModelInfo, ModelsAsked, TensorInfo
+from fabric.messages import (
+    WIRE_VERSION,
+    Envelope,
+    ImagePreprocess,
+    ModelInfo,
+    ModelsAsked,
+    Parcel,
+    TensorInfo,
+)
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.process import RunFile, StopSignal, read_run_file
 from tests.integration.proc import CLOCK, until
@@ -313,7 +321,7 @@ def test_a_client_that_does_not_read_loses_answers_and_nobody_else_does(frontend
         deaf.setsockopt(zmq.SNDTIMEO, 10_000)
         deaf.setsockopt(zmq.IDENTITY, b"client/deaf")
         deaf.connect(frontend.addresses[0])  # ipc: the kernel keeps far less of what is unread than for tcp
-        header = encode(Envelope(WIRE_VERSION, 0, 0.0, (), ModelsAsked()))
+        header = encode(Envelope(WIRE_VERSION, 0, 0.0, (Parcel((), ModelsAsked()),)))
         sent = 0
         with BlockingClient(frontend.addresses) as client:
             while frontend.counter("answers_dropped") == 0:

@@ -19,6 +19,7 @@ from fabric.messages import (
     Envelope,
     ModelSpec,
     Outputs,
+    Parcel,
     Part,
     Ping,
     SeqRun,
@@ -34,11 +35,11 @@ ARRIVALS = [12, "m", 0, 1, 25.0, 0.0, 0.0]  # tag, model, first_seq, count, budg
 
 
 def raw(body: list[Any], version: int = WIRE_VERSION, sent_at_ms: float = 1.0) -> bytes:
-    return msgspec.msgpack.encode([version, 0, sent_at_ms, [], body])
+    return msgspec.msgpack.encode([version, 0, sent_at_ms, [[[], body]]])
 
 
 def envelope(body: AnyMessage) -> Envelope:
-    return Envelope(WIRE_VERSION, 0, 1.0, (), body)
+    return Envelope(WIRE_VERSION, 0, 1.0, (codec.checked(Parcel((), body)),))
 
 
 def changed(place: int, value: object) -> list[Any]:
@@ -47,15 +48,15 @@ def changed(place: int, value: object) -> list[Any]:
 
 def test_a_header_is_an_array_with_the_tag_first() -> None:
     header = codec.encode(envelope(Ping(5)))
-    assert msgspec.msgpack.decode(header) == [WIRE_VERSION, 0, 1.0, [], [7, 5]]
+    assert msgspec.msgpack.decode(header) == [WIRE_VERSION, 0, 1.0, [[[], [7, 5]]]]
 
 
 def test_fields_a_newer_peer_appended_are_passed_over() -> None:
-    assert codec.decode(raw([7, 5, "from the future"])).body == Ping(5)
+    assert codec.decode(raw([7, 5, "from the future"])).parcels[0].body == Ping(5)
 
 
 def test_defaults_stand_in_for_fields_an_older_peer_leaves_out() -> None:
-    assert codec.decode(raw(ARRIVALS[:5])).body == Arrivals(ModelId("m"), 0, 1, 25.0)
+    assert codec.decode(raw(ARRIVALS[:5])).parcels[0].body == Arrivals(ModelId("m"), 0, 1, 25.0)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +81,14 @@ def test_defaults_stand_in_for_fields_an_older_peer_leaves_out() -> None:
         pytest.param(raw([31, 1, "s", "m", [1, -2], 1, 0.0, 0.0, 0.0]), id="negative seq in a list"),
         pytest.param(raw([13, "m", [[0, 65_536]] * 17]), id="over a million requests in one message"),
         pytest.param(raw([22, 1, "s", "m", "sleeping", 1, [], 0.0, 0.0, 0.0]), id="status nobody knows"),
+        pytest.param(msgspec.msgpack.encode([1, 0, 1.0, []]), id="no message"),
+        pytest.param(msgspec.msgpack.encode([1, 0, 1.0, [[[], [7, 5]]] * 65]), id="too many messages"),
         pytest.param(b"", id="empty"),
         pytest.param(b"\x91" * 5_000, id="nested without end"),
-        pytest.param(msgspec.msgpack.encode([1, 0, 1.0, [], [1, 1, b"\xff", None]]), id="bytes for a string"),
-        pytest.param(b"\x95\x01\x00\x01\x90\x93\x01\x01\xa1\xff", id="not UTF-8"),
+        pytest.param(
+            msgspec.msgpack.encode([1, 0, 1.0, [[[], [1, 1, b"\xff", None]]]]), id="bytes for a string"
+        ),
+        pytest.param(b"\x94\x01\x00\x01\x91\x92\x90\x93\x01\x01\xa1\xff", id="not UTF-8"),
         pytest.param(b"\x00" * (17 << 20), id="17 MB"),
     ],
 )
@@ -122,7 +127,7 @@ def test_the_error_names_the_field() -> None:
 
 def test_an_overlong_reason_is_cut_not_refused() -> None:
     status = SliceStatus(SliceId("s"), Incarnation("i"), "failed", "x" * 100_000)
-    body = codec.decode(codec.encode(envelope(SliceChanged(NodeId("n"), status)))).body
+    body = codec.decode(codec.encode(envelope(SliceChanged(NodeId("n"), status)))).parcels[0].body
     assert isinstance(body, SliceChanged)
     assert len(body.status.reason) == REASON_CHARS_MAX
     assert body.status.reason.endswith("…")

@@ -13,8 +13,8 @@ IMAGE = NamedTensor("input", np.zeros((3, 4), np.float32))
 
 
 def joined(*named: NamedTensor, payload_bytes_max: int = 1_000) -> list[bytes]:
-    parts = frames.join(Ping(1), named, epoch=Epoch(0), sent_at_ms=0.0, payload_bytes_max=payload_bytes_max)
-    return [bytes(part) for part in parts]
+    packed = frames.pack(Ping(1), named, payload_bytes_max=payload_bytes_max)
+    return [bytes(part) for part in frames.join((packed,), epoch=Epoch(0), sent_at_ms=0.0)]
 
 
 def test_a_message_without_tensors_is_one_frame() -> None:
@@ -43,8 +43,39 @@ def test_frames_missing_or_too_many_are_the_senders_error(damaged: list[bytes]) 
 
 
 def test_endless_frames_are_the_senders_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="4098 frames"):
-        frames.split([*joined(), *[b""] * 4_097])
+    with pytest.raises(RemoteProtocolError, match="4099 frames"):
+        frames.split([*joined(), *[b""] * 4_098])
+
+
+def test_small_tensors_share_a_frame_and_large_ones_have_their_own() -> None:
+    odd = NamedTensor("odd", np.arange(3, dtype=np.uint8))
+    large = NamedTensor("large", np.ones(frames.SMALL_BELOW_BYTES, np.uint8))
+    header, small, *own = joined(odd, large, IMAGE, payload_bytes_max=1 << 20)
+    assert len(small) == 8 + 48  # each begins at a multiple of 8
+    assert [len(frame) for frame in own] == [frames.SMALL_BELOW_BYTES]
+    _, [named] = frames.split([header, small, *own])
+    assert [tensor.name for tensor in named] == ["odd", "large", "input"]
+    assert named[0].array.tolist() == [0, 1, 2]
+    assert named[1].array.all()
+    assert not named[2].array.flags.writeable
+
+
+def test_messages_to_one_peer_travel_as_one() -> None:
+    packed = [frames.pack(Ping(number), [IMAGE] * (number % 2)) for number in range(5)]
+    parts = frames.join(packed, epoch=Epoch(0), sent_at_ms=0.0)
+    assert len(parts) == 2
+    envelope, named = frames.split([bytes(part) for part in parts])
+    assert [parcel.body for parcel in envelope.parcels] == [Ping(number) for number in range(5)]
+    assert [len(tensors) for tensors in named] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("cut", [1, 8, 48])
+def test_small_tensors_that_are_cut_short_are_the_senders_error(cut: int) -> None:
+    header, small = joined(IMAGE)
+    with pytest.raises(RemoteProtocolError):
+        frames.split([header, small[:-cut]])
+    with pytest.raises(RemoteProtocolError, match="small tensors"):
+        frames.split([header, small + bytes(cut)])
 
 
 def test_a_route_is_the_peers_name() -> None:

@@ -1,0 +1,72 @@
+"""What a role has to say in one turn of its loop, gathered by peer so that it travels as one message.
+
+A message of ZeroMQ's costs its sender and its receiver more than what is in it, and under load a turn has much to
+say to the same peer. A lone message waits for nothing: the turn that made it ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from fabric import frames
+from fabric.codec import PARCELS_MAX
+from fabric.ids import PeerId
+from fabric.link import NamedTensor, Packed
+from fabric.messages import AnyMessage
+
+GATHERED_BYTES_MAX: Final = 1 << 20
+"""Of tensors that travel together; a large tensor gains nothing by company."""
+
+
+class Sending(Protocol):
+    """The part of a link that an outbox needs."""
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        """Queue messages that travel as one; False: none of them is queued."""
+        ...
+
+
+class Outbox:
+    """Messages in order for each peer. `on_refused` hears of each one that the link did not take."""
+
+    def __init__(
+        self,
+        link: Sending,
+        on_refused: Callable[[PeerId, AnyMessage], None],
+        payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX,
+    ) -> None:
+        self._link = link
+        self._on_refused = on_refused
+        self._payload_bytes_max = payload_bytes_max
+        self._gathered: dict[PeerId, list[Packed]] = {}
+        self._sizes: dict[PeerId, int] = {}
+
+    def put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> None:
+        """Say it when the turn ends. Raises LocalProtocolError for what cannot be sent.
+
+        Arrays must not change until then; large ones not until ZeroMQ is done with them.
+        """
+        packed = frames.pack(message, tensors, payload_bytes_max=self._payload_bytes_max)
+        gathered = self._gathered.setdefault(peer, [])
+        size = self._sizes.get(peer, 0) + packed.size
+        if gathered and (len(gathered) == PARCELS_MAX or size > GATHERED_BYTES_MAX):
+            self._send(peer, gathered)
+            self._gathered[peer] = gathered = []
+            size = packed.size
+        gathered.append(packed)
+        self._sizes[peer] = size
+
+    def flush(self) -> None:
+        """The turn ends: send everything."""
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, {}
+        self._sizes.clear()
+        for peer, packed in gathered.items():
+            self._send(peer, packed)
+
+    def _send(self, peer: PeerId, packed: Sequence[Packed]) -> None:
+        if not self._link.send_packed(peer, packed):
+            for one in packed:
+                self._on_refused(peer, one.parcel.body)

@@ -1,0 +1,148 @@
+"""`tenuto bench`: open-loop load at a living cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from policies.scaling import BAD_RATE_ALLOWED
+from roles.commands_infer import running_frontends
+from roles.command_parts import EXIT_SLO_MISSED
+from roles.commands_sim import print_outcome
+from roles.config import load_config
+from roles.load.run import run_load
+from roles.load.share import LoadPlan
+from roles.load.verdict import LoadRun
+from roles.outcomes import Window
+from roles.progress import progress
+from roles.workload import workload_of
+
+EXIT_INVALID = 1
+PROCESSES_MAX = 64
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
+@click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Window in s.",
+)
+@click.option(
+    "--warmup",
+    "warmup_s",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Before it, in s.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1, max=PROCESSES_MAX),
+    help="That send.  [default: one per two cores]",
+)
+@click.option(
+    "--payload-bytes",
+    type=click.IntRange(min=0),
+    default=4096,
+    show_default=True,
+    help="Of a request to a model that declares no inputs.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw latency and stages into a PNG.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+def bench(
+    *,
+    file: Path,
+    target: str | None,
+    duration_s: float,
+    warmup_s: float,
+    seed: int | None,
+    processes: int | None,
+    payload_bytes: int,
+    plot_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Send the workload of FILE to a living cluster, each request at its moment, whatever became of the others.
+
+    Latency counts from the moment a request was meant to leave. Exit 4 when a model's bad rate is 1 % or more,
+    1 when the senders themselves were so late that the run says nothing about that.
+    """
+    if target is not None and not target.startswith(("tcp://", "ipc://")):
+        raise click.UsageError(f"--target is {target!r}; it must begin with tcp:// or ipc://")
+    plot_load = None if plot_path is None else _plotter()
+    config = load_config(file)
+    window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+    plan = LoadPlan(
+        config,
+        workload_of(config, seed),
+        (target,) if target else tuple(running_frontends()),
+        window.until_ms,
+        processes or max(1, len(os.sched_getaffinity(0)) // 2),
+        payload_bytes,
+    )
+    with progress("sending") as on_step:
+        run = run_load(plan, window, on_step)
+    if plot_load is not None and plot_path is not None:
+        plot_load(plot_path, run)
+    if as_json:
+        click.echo(json.dumps(run.as_json()))
+    else:
+        _print(run)
+    if run.outcome.worst_bad_rate < BAD_RATE_ALLOWED:
+        return  # late senders make latency look worse, never better
+    if not run.is_valid:
+        click.echo(
+            f"tenuto: the senders were {run.sender_late_p99_ms:.2f} ms late at their p99 "
+            f"({run.late_allowed_ms:.2f} allowed): take more --processes or another host",
+            err=True,
+        )
+        sys.exit(EXIT_INVALID)
+    sys.exit(EXIT_SLO_MISSED)
+
+
+def _plotter() -> Callable[[Path, LoadRun], None]:
+    """The picture's painter, asked for before the run: a missing package is said at once."""
+    try:
+        from roles.load.plots import plot_load  # noqa: PLC0415  matplotlib is an extra, and slow to import
+    except ImportError as error:
+        raise click.ClickException(
+            f"--plot needs the extra 'plots': pip install 'tenuto[plots]' ({error})"
+        ) from error
+    return plot_load
+
+
+def _print(run: LoadRun) -> None:
+    print_outcome(run.outcome, f"{run.outcome.duration_s:g} s of load")
+    console = Console()
+    table = Table(title="where the time went", box=SIMPLE_HEAD)
+    table.add_column("stage")
+    for name in ("mean ms", "p50 ms", "p99 ms"):
+        table.add_column(name, justify="right")
+    for stage, spent_ms in run.breakdown_ms().items():
+        table.add_row(
+            stage.removesuffix("_ms"),
+            *("-" if value is None else f"{value:.3f}" for value in spent_ms.values()),
+        )
+    console.print(table)
+    for code, count in run.record.errors.most_common():
+        console.print(f"{code}: {count}")
+    verdict = "" if run.is_valid else ": the run says more of the senders than of the cluster"
+    console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
