@@ -23,6 +23,7 @@ GANTT_BATCHES = 12  # of the GPU that has most: enough to see the staggered patt
 GANTT_GPUS = 32  # more rows than that are a grey wall
 SECOND_MS = 1000.0
 PLAN_GPUS = 48  # columns that can still be read
+HATCHES = (None, "//", "..", "xx", "--")  # by batching; colours are by placement
 NAME_LENGTH = 40  # of a combination, in a legend
 LINES_IN_A_SLICE = 6  # more names than that would cover each other
 
@@ -200,13 +201,22 @@ def plot_comparison(path: Path, rows: Sequence[Compared]) -> None:
     figure = Figure(figsize=(max(4.0, 0.2 * bars * len(names)) + 6, 5), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(names), dtype=np.float64)
+    placements = list(dict.fromkeys(row.placement for row in played))
+    batchings = list(dict.fromkeys(row.batching for row in played))
     for number, row in enumerate(played):
         heights = [row.goodput_by_model_rps[name] for name in names]
         name = f"{row.placement} / {row.batching}"
         if len(name) > NAME_LENGTH:
             name = f"{name[:NAME_LENGTH]}…"
-        label = f"{name}: {sum(heights):.1f}"
-        axes.bar(places + (number + 0.5) * 0.8 / bars - 0.4, heights, 0.8 / bars, label=label)
+        axes.bar(
+            places + (number + 0.5) * 0.8 / bars - 0.4,
+            heights,
+            0.8 / bars,
+            color=f"C{placements.index(row.placement) % 10}",
+            hatch=HATCHES[batchings.index(row.batching) % len(HATCHES)],
+            edgecolor="white",
+            label=f"{name}: {sum(heights):.1f}",
+        )
     if played:
         offered_rps = [played[0].offered_by_model_rps[name] for name in names]
         axes.hlines(offered_rps, places - 0.42, places + 0.42, color="black", linewidth=1, label="offered")
