@@ -232,8 +232,8 @@ class Client:
         self._set_alarm(now_ms + limit_ms, number, now_ms)
         self._send_soon()
         self._watch()
-        if future.done() and (error := future.exception()) is not None:
-            raise error  # refused at once: nobody need await it to know
+        if future.done():
+            future.result()  # refused at once: raises, so that nobody need await it to know
         return future
 
     def forget(self, number: int) -> None:

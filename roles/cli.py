@@ -17,6 +17,7 @@ import click
 EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 5, 130
 
 COMMANDS = {
+    "bench": "roles.commands_bench:bench",
     "compare": "roles.commands_compare:compare",
     "config": "roles.commands_config:config",
     "demo": "roles.demo.command:demo",
