@@ -162,10 +162,10 @@ def _placement(
         carried_rps = sum(demand.throughput_rps for _, demand in placed)
         served_rps = min(rate_rps, carried_rps)
         for gpu, demand in placed:
-            # One batch size a model: the router's shares of the load are equal.
-            entry = PlannedModel(
-                model.model_id, demand.batch, served_rps / len(placed), predicted_ms=demand.exec_ms
-            )
+            # One batch size a model: on GPUs of one type the router's shares of the load are equal. Of
+            # several types the faster gets more, or the slower one would not carry what the goodput counts.
+            part_rps = served_rps * demand.throughput_rps / carried_rps
+            entry = PlannedModel(model.model_id, demand.batch, part_rps, predicted_ms=demand.exec_ms)
             slices.append(PlannedSlice(gpu.index, None, (entry,)))
         if rate_rps - served_rps > 1e-9 * rate_rps:
             reason = reasons.get(model.model_id) or _shortfall([demand for _, demand in placed])

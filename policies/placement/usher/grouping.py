@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
@@ -56,3 +57,25 @@ def _matching(groups: Sequence[Group], compute_less_memory: Mapping[ModelId, int
             tie = (j - count) * base ** (count - 1 - i) - count * base ** (count - 1 - j)
             graph.add_edge(i, j, weight=abs(balance[i] + balance[j]) * base ** (count + 1) + tie)
     return sorted((min(pair), max(pair)) for pair in nx.min_weight_matching(graph))
+
+
+def given_groups(value: Any, where: str) -> tuple[Group, ...]:
+    """Groups that a user wrote, as lists of names; ConfigError with `where` for anything else."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ConfigError(f"{where} must list the groups: [[bert, gpt2], [resnet50]]")
+    groups = []
+    for place, group in enumerate(value):
+        if not isinstance(group, Sequence) or isinstance(group, str) or not group:
+            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
+        if not all(isinstance(name, str) for name in group):
+            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
+        if len(group) > GROUP_SIZE_MAX:
+            raise ConfigError(
+                f"{where}[{place}] has {len(group)} models; Usher's groups have at most {GROUP_SIZE_MAX}"
+            )
+        groups.append(tuple(ModelId(name) for name in group))
+    named = [model_id for group in groups for model_id in group]
+    for model_id in named:
+        if named.count(model_id) > 1:
+            raise ConfigError(f"{where}: model {model_id} is listed twice; it belongs to one group")
+    return tuple(groups)

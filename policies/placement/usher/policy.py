@@ -27,7 +27,6 @@ from policies.placement.base import (
     PlannedModel,
     PlannedSlice,
     Profiles,
-    Rejected,
     Unplaced,
 )
 from policies.placement.demands import (
@@ -48,9 +47,10 @@ from policies.placement.usher.configurations import (
     smallest_degree,
     usher_batches,
 )
-from policies.placement.usher.grouping import GROUP_SIZE_MAX, Group, balanced_groups
+from policies.placement.usher.explain import group_decision, shortfall, type_decision
+from policies.placement.usher.grouping import Group, balanced_groups, given_groups
 from policies.placement.usher.interleaving import Room
-from policies.placement.usher.search import Found, Tried, best_configuration
+from policies.placement.usher.search import Found, best_configuration
 
 OPTIONS: Schema = {
     "groups": Free(),
@@ -71,7 +71,11 @@ class Usher:
     def __init__(self, name: str, metric: Metric, options: Mapping[str, Any]) -> None:
         self._name = name
         self._metric = metric
-        self._groups = _read_groups(options.get("groups"), f"placement.{name}.groups")
+        self._groups = (
+            None
+            if (given := options.get("groups")) is None
+            else given_groups(given, f"placement.{name}.groups")
+        )
         default_order = "goodput" if self._groups is None else "given"
         self._is_ordered = options.get("group_order", default_order) == "goodput"
         self._is_capped = options["c_min"] == "cap"
@@ -97,7 +101,7 @@ class Usher:
         for home in homes:
             for group in self._ordered_groups(home):
                 found = self._place_group(home, group)
-                decisions.append(_decision(home, group, found))
+                decisions.append(group_decision(group, home.gpus.slot.gpu_type, found))
                 for candidate, option, places in zip(
                     (home.candidates[model_id] for model_id in group),
                     found.tried.options,
@@ -107,7 +111,7 @@ class Usher:
                     model_id = candidate.model.model_id
                     served[model_id] = min(candidate.rate_rps, len(places) * option.demand.throughput_rps)
                     slices += _slices(candidate, option, places, home.gpus, served[model_id])
-                    reasons[model_id] = _shortfall(option, len(places))
+                    reasons[model_id] = shortfall(option, len(places))
         slices.sort(key=lambda planned: planned.gpu)
         unplaced = tuple(
             Unplaced(model.model_id, missing, reasons[model.model_id])
@@ -171,7 +175,8 @@ class Usher:
             _, _, home, candidate = min(offers, key=lambda offer: offer[:2])  # the first of equals
             home.candidates[model.model_id] = candidate
             if is_priced:
-                decisions.append(_type_decision(model, home, offers))
+                costs = {offered.gpus.slot.gpu_type: cost for cost, _, offered, _ in offers}
+                decisions.append(type_decision(model, home.gpus.slot.gpu_type, costs))
         return [home for home in homes if home.candidates], reasons, decisions
 
     def _ordered_groups(self, home: _Home) -> list[Group]:
@@ -245,81 +250,3 @@ def _slices(
         )
         for place in places
     ]
-
-
-def _shortfall(option: Option, placed: int) -> str:
-    if not placed:
-        return f"none of its {option} fits what the models before it left"
-    carried_rps = placed * option.demand.throughput_rps
-    return (
-        f"{placed} of its {option.degree} replicas of batch {option.demand.batch} are placed and carry "
-        f"{carried_rps:.1f} requests per second"
-    )
-
-
-def _decision(home: _Home, group: Group, found: Found) -> Decision:
-    metrics = {
-        "expected_goodput_rps": found.tried.goodput_rps,
-        "added_gpus": float(found.tried.added_gpus),
-        "configurations": float(found.configurations),
-        "configurations_placed": float(found.placed),
-    }
-    for model_id, option in zip(group, found.tried.options, strict=True):
-        metrics[f"{model_id}_creq_percent"] = option.demand.compute_percent
-        metrics[f"{model_id}_mreq_percent"] = option.demand.memory_percent
-    rejected = tuple(
-        Rejected(
-            _described(group, tried),
-            "it serves less"
-            if tried.goodput_rps < found.tried.goodput_rps
-            else "it serves no more with no fewer GPUs, and comes later",
-            {"expected_goodput_rps": tried.goodput_rps, "added_gpus": float(tried.added_gpus)},
-        )
-        for tried in found.runners_up
-    )
-    subject = f"group {', '.join(group)} on {home.gpus.slot.gpu_type}"
-    return Decision(subject, _described(group, found.tried), metrics, rejected)
-
-
-def _described(group: Group, tried: Tried) -> str:
-    return "; ".join(f"{m}: {option}" for m, option in zip(group, tried.options, strict=True))
-
-
-def _type_decision(
-    model: PlacedModelInput, home: _Home, offers: Sequence[tuple[float, int, _Home, Candidate]]
-) -> Decision:
-    costs = {offered.gpus.slot.gpu_type: cost for cost, _, offered, _ in offers}
-    chosen = home.gpus.slot.gpu_type
-    return Decision(
-        f"GPU type of {model.model_id}",
-        chosen,
-        {"price_per_hour": costs[chosen]},
-        tuple(
-            Rejected(gpu_type, "its GPUs for the whole rate cost more", {"price_per_hour": cost})
-            for gpu_type, cost in costs.items()
-            if gpu_type != chosen
-        ),
-    )
-
-
-def _read_groups(value: Any, where: str) -> tuple[Group, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise ConfigError(f"{where} must list the groups: [[bert, gpt2], [resnet50]]")
-    groups = []
-    for place, group in enumerate(value):
-        if not isinstance(group, Sequence) or isinstance(group, str) or not group:
-            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
-        if not all(isinstance(name, str) for name in group):
-            raise ConfigError(f"{where}[{place}] is {group!r}; it must list the names of its models")
-        if len(group) > GROUP_SIZE_MAX:
-            raise ConfigError(
-                f"{where}[{place}] has {len(group)} models; Usher's groups have at most {GROUP_SIZE_MAX}"
-            )
-        groups.append(tuple(ModelId(name) for name in group))
-    named = [model_id for group in groups for model_id in group]
-    for model_id in named:
-        if named.count(model_id) > 1:
-            raise ConfigError(f"{where}: model {model_id} is listed twice; it belongs to one group")
-    return tuple(groups)
