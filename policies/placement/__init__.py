@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.options import Free, Number, Schema, checked_options, suggestion
+from policies.options import Choice, Flag, Free, Number, Schema, checked_options, suggestion
 from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
 from policies.placement.given import Given
+from policies.placement.gpulet import GpuletPolicy
 from policies.placement.milp import OPTIONS as MILP_OPTIONS
 from policies.placement.milp import Milp
 from policies.placement.symphony import Symphony
@@ -36,6 +37,10 @@ PLACEMENTS: Mapping[str, Registered] = {
         lambda options: Symphony(options["subclusters"]),
     ),
     "exclusive": Registered({}, lambda _: Exclusive()),
+    "gpulet": Registered(
+        {"search": Choice(("elastic", "exhaustive", "whole")), "interference": Flag(True)},
+        lambda options: GpuletPolicy(has_interference=options["interference"], search=options["search"]),
+    ),
     "given": Registered({"slices": Free()}, Given),
     "usher": Registered(USHER_OPTIONS, partial(Usher, "usher", "achieved_occupancy_percent")),
     "wao-usher": Registered(USHER_OPTIONS, partial(Usher, "wao-usher", "weighted_occupancy_percent")),

@@ -1,0 +1,288 @@
+"""The policy `gpulet`: elastic partitioning and GPU scaling behind the interface that every placement has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.placement.base import (
+    Decision,
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Rejected,
+    Unplaced,
+    cannot_host,
+    in_gib,
+    largest_batch,
+)
+from policies.placement.gpulet.board import Board, Demand, Gpulet, Kind
+from policies.placement.gpulet.quantities import (
+    BATCH_MAX,
+    PARTITION_BYTES,
+    SIZES,
+    USABLE_MEMORY,
+    WHOLE,
+    inflated_rps,
+    saturated,
+    size_costs,
+)
+from policies.placement.gpulet.scaling import as_much_as_fits, scaled
+from profiles.model import ModelProfile
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model, and what stands for it in the search; `reason`: why it can never be placed."""
+
+    model: PlacedModelInput
+    demand: Demand | None
+    reason: str | None = None
+
+
+class GpuletPolicy:
+    """Each model on gpulets of its most efficient size, rests beside them or in shared time, on the fewest GPUs.
+
+    `search`: `elastic` (Algorithms 1 and 2), `exhaustive` (the ideal of figure 16), or `whole` (temporal sharing
+    of uncut GPUs, as in Nexus). With `interference`, gpulets side by side slow each other by the linear model.
+    """
+
+    def __init__(self, *, has_interference: bool = True, search: str = "elastic") -> None:
+        self._has_interference = has_interference
+        self._search = search
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,
+    ) -> Placement:
+        """Place (Algorithm 2); `current` says how many GPUs the scaling starts from.
+
+        A workload that is too much for all GPUs is carried as far as it goes. Raises ConfigError where an
+        exhaustive search is asked over too many GPUs.
+        """
+        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
+        demands = [one.demand for one in asked if one.demand is not None]
+        kinds = [_kind(gpu) for gpu in gpus]
+        memory = [gpu.memory_bytes for gpu in gpus]
+        first_count = len(current.gpus_used) if current is not None else 1
+        board: Board | None = None
+        is_scheduled = False
+        if demands:
+            board = scaled(
+                demands,
+                kinds,
+                memory,
+                search=self._search,
+                has_interference=self._has_interference,
+                first_count=first_count,
+            )
+            is_scheduled = board is not None
+            board = board or as_much_as_fits(
+                demands, kinds, memory, search=self._search, has_interference=self._has_interference
+            )
+        board = board or Board.of(kinds, memory)
+        return Placement(
+            tuple(_slices(board, asked, gpus)),
+            tuple(_unplaced(board, asked, gpus)),
+            tuple(_violations(board, asked, gpus)),
+            sum(_served_rps(board, one.demand) for one in asked if one.demand is not None),
+            (
+                *_decisions(board, asked, gpus),
+                *_scaling_decision(board, first_count, len(gpus), is_scheduled=is_scheduled),
+            ),
+        )
+
+
+def _kind(gpu: GpuSlot) -> Kind:
+    return gpu.gpu_type, gpu.device
+
+
+def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> _Asked:
+    """The model as a demand, or the reason why no GPU here can ever serve it."""
+    if not gpus:
+        return _Asked(model, None, "there is no GPU")
+    if not model.rate_rps:
+        stated = "0" if model.rate_rps == 0 else "unknown"
+        return _Asked(model, None, f"its rate is {stated}: gpulet plans by rate")
+    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+    costs, memory = {}, {}
+    reason = ""
+    for kind, gpu in {_kind(gpu): gpu for gpu in reversed(gpus)}.items():
+        profile = profiles.get((model.model_id, gpu.gpu_type))
+        refused = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+        if refused is None and profile is None:
+            refused = f"it has no profile for GPU type {gpu.gpu_type}"
+        if refused is None and profile is not None:
+            refused = _never_in_time(model, profile)
+        if refused is None and profile is not None:
+            needed = _memory_bytes(model, profile)
+            usable = max(USABLE_MEMORY * other.memory_bytes for other in gpus if _kind(other) == kind)
+            if needed + PARTITION_BYTES <= usable:
+                known = {size: size_costs(profile, size) for size in SIZES}
+                costs[kind] = {size: one for size, one in known.items() if one is not None}
+                memory[kind] = needed
+                continue
+            refused = (
+                f"memory: it and its process need {in_gib(needed + PARTITION_BYTES)}, "
+                f"{in_gib(usable)} of a GPU are usable"
+            )
+        reason = refused or reason
+    if not costs:
+        return _Asked(model, None, reason)
+    rate_rps = model.rate_rps
+    return _Asked(model, Demand(place, model.slo_ms, inflated_rps(rate_rps), rate_rps, costs, memory))
+
+
+def _never_in_time(model: PlacedModelInput, profile: ModelProfile) -> str | None:
+    """A request may just miss a batch, so two must fit into the SLO even on a whole GPU."""
+    whole = size_costs(profile, WHOLE)
+    if whole is None or 2 * whole.exec_ms(1) <= model.slo_ms:
+        return None
+    return (
+        f"its SLO of {model.slo_ms:g} ms is below twice the {whole.exec_ms(1):g} ms that a single request is "
+        "planned to take on a whole GPU"
+    )
+
+
+def _memory_bytes(model: PlacedModelInput, profile: ModelProfile) -> int:
+    """The stated memory, else that of the largest batch that could be planned."""
+    if model.memory_bytes is not None:
+        return model.memory_bytes
+    table = profile.exec_table(float(WHOLE))[:BATCH_MAX]
+    return profile.memory_bytes(max(1, largest_batch(table, model.slo_ms)))
+
+
+def _served_rps(board: Board, demand: Demand) -> float:
+    """The part of the stated rate that is served: all of it, or as much as of the inflated one is carried."""
+    if board.is_served(demand):
+        return demand.stated_rps
+    return demand.stated_rps * min(1.0, board.carried_rps(demand) / demand.rps)
+
+
+def _slices(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) -> list[PlannedSlice]:
+    slices = []
+    for spot, gpulet in board.spots():
+        planned = []
+        for load in gpulet.loads:
+            share = load.rps / board.carried_rps(load.demand)
+            planned.append(
+                PlannedModel(
+                    asked[load.demand.place].model.model_id,
+                    load.batch,
+                    _served_rps(board, load.demand) * share,
+                    gpulet.duty_ms,
+                    load.exec_ms,
+                )
+            )
+        if planned:
+            size = None if gpulet.size == WHOLE else float(gpulet.size)
+            slices.append(PlannedSlice(gpus[spot.gpu].index, size, tuple(planned)))
+    return slices
+
+
+def _unplaced(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) -> list[Unplaced]:
+    unplaced = []
+    for one in asked:
+        model, demand = one.model, one.demand
+        if demand is None:
+            unplaced.append(Unplaced(model.model_id, model.rate_rps, one.reason or ""))
+        elif not board.is_served(demand):
+            carried = board.carried_rps(demand)
+            reason = (
+                f"{len(gpus)} GPUs have gpulets for {carried:.0f} of the {demand.rps:.0f} requests per second that "
+                f"{demand.stated_rps:g} are planned as"
+            )
+            unplaced.append(Unplaced(model.model_id, demand.stated_rps - _served_rps(board, demand), reason))
+    return unplaced
+
+
+def _violations(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) -> list[str]:
+    """Residues that a neighbour disturbs may exceed their SLO by 5 % (the authors' slack)."""
+    violations = []
+    for spot, gpulet in board.spots():
+        latency_ms = gpulet.duty_ms + sum(load.exec_ms for load in gpulet.loads)
+        for load in gpulet.loads:
+            slo_ms = load.demand.slo_ms
+            if latency_ms > slo_ms * (1 + _ROUNDING):
+                violations.append(
+                    f"{asked[load.demand.place].model.model_id} on GPU {gpus[spot.gpu].index}: planned for up to "
+                    f"{latency_ms:.2f} ms beside its neighbour, its SLO is {slo_ms:g} ms"
+                )
+    return violations
+
+
+def _decisions(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) -> list[Decision]:
+    decisions = []
+    for one in asked:
+        demand = one.demand
+        if demand is None:
+            decisions.append(
+                Decision(one.model.model_id, "nowhere", {}, (Rejected("any GPU", one.reason or ""),))
+            )
+            continue
+        kind = next(iter(demand.costs))
+        p_eff = demand.p_eff[kind]
+        sizes = {size: saturated(costs, demand.slo_ms).rps for size, costs in demand.costs[kind].items()}
+        metrics = {
+            "inflated_rps": demand.rps,
+            "carried_rps": board.carried_rps(demand),
+            "p_eff_percent": float(p_eff),
+            "saturated_rps": sizes[p_eff],
+        }
+        rejected = tuple(
+            Rejected(
+                f"p_eff {size} %",
+                "throughput gains less per percent on the step to it"
+                if size < WHOLE
+                else "the whole GPU is not looked at",
+                {"saturated_rps": rps, **_gain(sizes, size)},
+            )
+            for size, rps in sorted(sizes.items(), key=lambda entry: abs(entry[0] - p_eff))
+            if size != p_eff
+        )
+        chosen = ", ".join(
+            _named(gpulet, demand, gpus[spot.gpu]) for spot, gpulet in board.spots() if _is_on(gpulet, demand)
+        )
+        decisions.append(Decision(one.model.model_id, chosen or "nowhere", metrics, rejected))
+    return decisions
+
+
+def _gain(sizes: Mapping[int, float], size: int) -> dict[str, float]:
+    """Throughput gained per percent, from the next smaller size."""
+    below = max((other for other in sizes if other < size), default=None)
+    return {} if below is None else {"gain_rps_per_percent": (sizes[size] - sizes[below]) / (size - below)}
+
+
+def _is_on(gpulet: Gpulet, demand: Demand) -> bool:
+    return any(load.demand is demand for load in gpulet.loads)
+
+
+def _named(gpulet: Gpulet, demand: Demand, gpu: GpuSlot) -> str:
+    load = next(load for load in gpulet.loads if load.demand is demand)
+    how = "saturated" if gpulet.is_saturated else f"every {gpulet.duty_ms:.1f} ms"
+    if len(gpulet.loads) > 1:
+        how += f", shared by {len(gpulet.loads)}"
+    return f"GPU {gpu.index} {gpulet.size} % batch {load.batch} {how}"
+
+
+def _scaling_decision(
+    board: Board, first_count: int, gpu_count: int, *, is_scheduled: bool
+) -> tuple[Decision, ...]:
+    """Which numbers of GPUs were tried."""
+    if not gpu_count:
+        return ()
+    count = len(board.gpulets)
+    failed = range(min(max(1, first_count), gpu_count), count if is_scheduled else count + 1)
+    rejected = tuple(Rejected(f"{n} GPUs", "not every model is served") for n in reversed(failed))[:5]
+    chosen = (
+        f"{count} of {gpu_count} GPUs" if is_scheduled else "unschedulable: all GPUs, as much as they carry"
+    )
+    return (Decision("GPUs", chosen, {}, rejected),)

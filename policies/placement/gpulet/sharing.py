@@ -1,0 +1,84 @@
+"""Temporal sharing: several models take turns on one gpulet (squishy bin packing, Nexus and gpulet's Algorithm 1).
+
+In every duty cycle each model runs one batch of what arrived meanwhile. A request waits for at most one duty
+cycle, and for at most one round of all batches, its own among them: duty + sum of L' ≤ every SLO. The round must
+fit into the cycle, and every batch holds all that arrives in one cycle, so nobody falls behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.placement.gpulet.board import Demand, Gpulet, Load
+from policies.placement.gpulet.quantities import NO_PRESSURE, SizeCosts
+
+_ROUNDING = 1e-9
+
+
+class Member(NamedTuple):
+    """A model that takes part, and the rate it brings."""
+
+    demand: Demand
+    costs: SizeCosts
+    rps: float
+
+
+def shared(
+    size: int,
+    members: Sequence[Member],
+    duty_max_ms: float,
+    pressure: float = NO_PRESSURE,
+    slack: float = 1.0,
+) -> Gpulet | None:
+    """The gpulet that serves all members at the longest duty cycle up to `duty_max_ms`; None: at none.
+
+    The cycles tried are those in which a whole number of some member's requests arrives: only there a batch
+    shrinks.
+    """
+    duties = {duty_max_ms}
+    for member in members:
+        one_ms = 1000 / member.rps
+        count = min(member.costs.batch_max, int(duty_max_ms / one_ms + _ROUNDING))
+        duties.update(one_ms * batch for batch in range(1, count + 1))
+    for duty_ms in sorted(duties, reverse=True):
+        gpulet = one_round(size, members, duty_ms, pressure, slack)
+        if gpulet is not None:
+            return gpulet
+    return None
+
+
+def one_round(
+    size: int, members: Sequence[Member], duty_ms: float, pressure: float = NO_PRESSURE, slack: float = 1.0
+) -> Gpulet | None:
+    """The gpulet with that duty cycle; None where the round does not fit or an SLO breaks."""
+    limit_ms = min(min(member.demand.slo_ms for member in members) * slack - duty_ms, duty_ms)
+    loads: list[Load] = []
+    total_ms = 0.0
+    for member in members:
+        batch = max(1, math.ceil(duty_ms * member.rps / 1000 - _ROUNDING))
+        if batch > member.costs.batch_max:
+            return None
+        exec_ms = member.costs.exec_ms(batch, pressure)
+        total_ms += exec_ms
+        if total_ms > limit_ms:
+            return None
+        loads.append(Load(member.demand, member.costs, batch, exec_ms, member.rps))
+    return Gpulet(size, duty_ms, tuple(loads))
+
+
+def joined(gpulet: Gpulet, newcomer: Member, pressure: float = NO_PRESSURE) -> Gpulet | None:
+    """The gpulet with one more model, at the longest duty cycle that suits the newcomer's whole batches.
+
+    Its batch is what arrives in the present cycle, or less; the cycle then lasts until that many have come, so it
+    is never longer than before.
+    """
+    members = [*(Member(load.demand, load.costs, load.rps) for load in gpulet.loads), newcomer]
+    one_ms = 1000 / newcomer.rps
+    count = min(newcomer.costs.batch_max, max(1, int(gpulet.duty_ms / one_ms + _ROUNDING)))
+    for batch in range(count, 0, -1):
+        found = one_round(gpulet.size, members, min(gpulet.duty_ms, batch * one_ms), pressure)
+        if found is not None:
+            return found
+    return None
