@@ -40,12 +40,27 @@ def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("infer", "a", "good.yaml"), 5, "no cluster"),
         (("infer", "a", "missing.png"), 2, "missing.png"),
         (("doctor", "--json"), 0, "python"),
+        (("plan", "good.yaml", "--json"), 0, "gpu_count"),
+        (("plan", "good.yaml", "--placement", "exclusive", "--check"), 0, "GPUs used: 1 of 1"),
+        (("plan", "good.yaml", "--placement", "symfony"), 3, "did you mean symphony"),
+        (("plan", "missing.yaml"), 3, "missing.yaml"),
+        (("plan", "hopeless.yaml", "--json"), 0, "below the 6 ms"),
+        (("plan", "hopeless.yaml", "--check"), 4, "unplaced: a"),
+        (
+            ("compare", "good.yaml", "--placements", "exclusive", "--duration", "2", "--json"),
+            0,
+            "goodput_rps",
+        ),
+        (("compare", "good.yaml"), 2, "--placements"),
+        (("reproduce", "--json"), 0, "["),
+        (("reproduce", "nonsense"), 3, "no experiment 'nonsense'"),
     ],
 )
 def test_a_command_ends_with_its_code_and_a_readable_word(
     tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     (tmp_path / "good.yaml").write_text(WORKLOAD, encoding="utf-8")
+    (tmp_path / "hopeless.yaml").write_text(WORKLOAD.replace("slo_ms: 25", "slo_ms: 2"), encoding="utf-8")
     ended = tenuto(*arguments, cwd=tmp_path)
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr

@@ -106,3 +106,16 @@ def test_two_offers_of_one_name_are_refused(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[tenuto.placement]\nlast = their_policies:Nth\n")
     with pytest.raises(ConfigError, match=r"'last' is offered twice, by .*rival"):
         place("last")
+
+
+def test_the_policy_in_the_documentation_works(tmp_path: Path) -> None:
+    document = Path(__file__).resolve().parents[4] / "docs" / "placement.md"
+    example = document.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "nearest.py").write_text(example, encoding="utf-8")
+    info = tmp_path / "nearest-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nearest\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tenuto.placement]\nnearest = nearest:Nearest\n")
+    placed = place("nearest", {"gpu": 1})
+    assert placed.gpus_used == (1,)
+    assert [model.model_id for model in placed.slices[0].models] == ["a"]
