@@ -56,7 +56,8 @@ class Shepherd(Backlog):
         size = victim.fit(line, now_ms, free_at_ms=now_ms)
         if size < self._preempt_ratio * smallest:
             return
-        (stopped,) = self._running.pop(victim.slice_id)
+        (stopped,) = self._busy(victim.slice_id, now_ms)
+        del self._running[victim.slice_id]
         victim.free_at_ms = now_ms
         out.append(Preempt(victim.slice_id))
         self._launch(line, victim, size, now_ms, out)

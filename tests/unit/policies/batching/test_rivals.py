@@ -164,6 +164,19 @@ def test_shepherd_stops_nothing_for_a_batch_that_would_be_late() -> None:
     assert to.preempted == 0
 
 
+def test_shepherd_stops_a_batch_that_was_sent_before_the_one_ahead_of_it_had_ended() -> None:
+    to = stage("shepherd")
+    to.model("m", 60.0, Delay(control_ms=2.0))
+    to.arrive("m", 60.0)
+    to.arrive("m", 60.0, count=2)
+    to.until(9.0)
+    assert [batch.start_at_ms for batch in to.batches] == [2.0, 8.0]
+    to.arrive("m", 60.0, count=6)
+    assert to.preempted == 1
+    to.drain()
+    assert to.count("ran") == 9
+
+
 def test_shepherd_with_a_higher_ratio_is_more_patient() -> None:
     to = stage("shepherd", preempt_ratio=6)
     to.arrive("m", 40.0, count=2)
