@@ -6,6 +6,8 @@ Every arrival counts, also one that is dropped later.
 
 from __future__ import annotations
 
+import math
+
 SAMPLE_MS = 50.0
 SAMPLES = 100
 
@@ -15,16 +17,18 @@ class RateMeter:
 
     Sampling starts with the first arrival, so a model that has just come is not averaged with silence.
     `version` changes whenever the rate may have changed: what is derived from it is worth computing again.
+    A caller in a hurry may raise `counted` itself before `due_at_ms`, when the current sample ends (-inf: none
+    has begun).
     """
 
     __slots__ = (
-        "_current",
         "_filled",
-        "_next_at_ms",
         "_position",
         "_ring",
         "_sample_ms",
         "_sum",
+        "counted",
+        "due_at_ms",
         "version",
     )
 
@@ -34,39 +38,38 @@ class RateMeter:
         self._position = 0
         self._filled = 0
         self._sum = 0
-        self._current = 0
-        self._next_at_ms: float | None = None
+        self.counted = 0
+        self.due_at_ms = -math.inf
         self.version = 0
 
     def add(self, count: int, now_ms: float) -> None:
         """`count` requests arrived at `now_ms`."""
-        next_at_ms = self._next_at_ms
-        if next_at_ms is None:
-            self._next_at_ms = now_ms + self._sample_ms
-        elif now_ms >= next_at_ms:
+        if now_ms >= self.due_at_ms:
             self._roll(now_ms)
-        self._current += count
+        self.counted += count
 
     def rate_rps(self, now_ms: float) -> float | None:
         """Mean over the completed samples; None before the first one is complete."""
-        if self._next_at_ms is not None and now_ms >= self._next_at_ms:
+        if now_ms >= self.due_at_ms > -math.inf:
             self._roll(now_ms)
         if not self._filled:
             return None
         return 1000.0 * self._sum / (self._filled * self._sample_ms)
 
     def _roll(self, now_ms: float) -> None:
-        next_at_ms = self._next_at_ms
-        assert next_at_ms is not None
+        due_at_ms = self.due_at_ms
+        if due_at_ms == -math.inf:
+            self.due_at_ms = now_ms + self._sample_ms
+            return
         ring = self._ring
         size = len(ring)
-        done = int((now_ms - next_at_ms) // self._sample_ms) + 1
+        done = int((now_ms - due_at_ms) // self._sample_ms) + 1
         # After a silence longer than the window every sample in it is zero: no need to write them twice.
         for _ in range(min(done, size + 1)):
-            self._sum += self._current - ring[self._position]
-            ring[self._position] = self._current
-            self._current = 0
+            self._sum += self.counted - ring[self._position]
+            ring[self._position] = self.counted
+            self.counted = 0
             self._position = (self._position + 1) % size
             self._filled = min(self._filled + 1, size)
-        self._next_at_ms = next_at_ms + done * self._sample_ms
+        self.due_at_ms = due_at_ms + done * self._sample_ms
         self.version += 1

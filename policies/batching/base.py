@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from fabric.ids import FrontendId, ModelId, SliceId
 
@@ -109,6 +109,9 @@ class Preempt:
 
 Decision = Dispatch | Drop | Preempt
 
+QUIET: Final[Sequence[Decision]] = []
+"""What `arrive` answers where nothing came of it and `wake_at_ms` is what it was. Known by its identity; stays empty."""
+
 
 class Discipline(Protocol):
     """When to run which requests where. Calls pass a `now_ms` that never goes backwards."""
@@ -130,7 +133,7 @@ class Discipline(Protocol):
         ...
 
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
-        """A run of requests of a known model wants to be served."""
+        """A run of requests of a known model wants to be served. Nearly always that is `QUIET` business."""
         ...
 
     def withdraw(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching.base import NEVER_MS, BatchModel, BatchSlice, Decision, Drop, RequestRun
+from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
 from policies.batching.candidate import ModelState, Want
 from policies.batching.fleet import Fleet
 from policies.batching.matchmaker import Matchmaker
@@ -97,24 +97,24 @@ class Central(Matchmaker):
         """See `Discipline`. The run belongs to the discipline from now on."""
         state = self._models[model_id]
         count = run.count
-        state.rate.add(count, now_ms)
+        rate = state.rate
+        if now_ms < rate.due_at_ms:  # `add`, written out: every single request pays for these lines
+            rate.counted += count
+        else:
+            rate.add(count, now_ms)
         queue = state.queue
         waiting = queue.count
+        deadline_at_ms = run.deadline_at_ms
         candidate = state.sole
-        if (
-            candidate is not None
-            and waiting
-            and run.deadline_at_ms >= queue.tail_at_ms
-            and run.ready_at_ms <= now_ms
-        ):
+        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate and run.ready_at_ms <= now_ms:
             queue.runs.append(run)
-            queue.tail_at_ms = run.deadline_at_ms
+            queue.tail_at_ms = deadline_at_ms
             queue.count = count = waiting + count
             if count < candidate.size_max:
                 if candidate.edge_at_ms - candidate.hold[count] >= candidate.alarm_at_ms:
-                    return NOTHING
+                    return QUIET
             elif candidate.alarm_at_ms == -NEVER_MS:
-                return NOTHING
+                return QUIET
             index = len(queue.runs) - 1
         else:
             state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)

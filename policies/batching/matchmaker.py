@@ -30,12 +30,13 @@ class Matchmaker:
     def _grow(self, candidate: Candidate, now_ms: float, out: list[Decision]) -> bool:
         """An arrival may have moved the candidate's moments; True: the head of the queue has changed."""
         if not candidate.is_waiting:
-            if (
-                candidate.due_at_ms(candidate.model.queue.count - candidate.skip_count)
-                >= candidate.alarm_at_ms
-            ):
+            due_at_ms = candidate.due_at_ms(candidate.model.queue.count - candidate.skip_count)
+            if due_at_ms >= candidate.alarm_at_ms:
                 return False
-            return self._step(candidate, now_ms, out)
+            if due_at_ms <= now_ms:
+                return self._step(candidate, now_ms, out)
+            self._sleep(candidate, due_at_ms, now_ms)
+            return False
         if candidate.alarm_at_ms != -NEVER_MS:
             # It waits and may have grown; the larger batch has to start earlier, which changes its rank.
             size = bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1
@@ -46,8 +47,12 @@ class Matchmaker:
 
     def _advance(self, state: ModelState, now_ms: float, out: list[Decision]) -> None:
         """Bring all candidates up to date, until none of them changes the head of the queue."""
-        while any(self._step(candidate, now_ms, out) for candidate in state.candidates):
-            pass
+        is_changed = True
+        while is_changed:
+            for candidate in state.candidates:
+                is_changed = self._step(candidate, now_ms, out)
+                if is_changed:
+                    break
 
     def _step(self, candidate: Candidate, now_ms: float, out: list[Decision]) -> bool:
         """Drop, send, wait or sleep, whatever is next; True: the head of the queue has changed."""
@@ -107,13 +112,15 @@ class Matchmaker:
             candidate.is_waiting = False
             candidate.stamp += 1
         state = candidate.model
-        state.refresh_rate(now_ms)
+        if state.version != state.rate.version or now_ms >= state.rate.due_at_ms:
+            state.refresh_rate(now_ms)
         per_ms = state.per_ms
         at_ms = now_ms + (due_at_ms - now_ms) / (1.0 + per_ms * candidate.slope_ms)
         if (at_ms - now_ms) * per_ms < state.queue.runs[-1].count:  # nobody else is expected by then
             at_ms = due_at_ms
-        candidate.alarm_at_ms = at_ms
-        self._arm(candidate, at_ms)
+        candidate.alarm_at_ms = candidate.armed_at_ms = at_ms
+        self._serial += 1
+        heappush(self._timers, (at_ms, self._serial, candidate))
 
     def _wait(self, candidate: Candidate, size: int, now_ms: float) -> None:
         """No slice is free in time: queue up for one, and look after the head until one comes."""

@@ -45,7 +45,12 @@ class RunQueue:
     def pop(self, count: int) -> list[RequestRun]:
         """Take the `count` tightest requests (at most what is there); the last run may be cut."""
         runs = self.runs
-        taken: list[RequestRun] = []
+        if count >= self.count:
+            taken = list(runs)
+            runs.clear()
+            self.count = 0
+            return taken
+        taken = []
         left = count
         while left and runs:
             run = runs[0]

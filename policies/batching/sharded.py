@@ -13,6 +13,7 @@ from dataclasses import replace
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
     NEVER_MS,
+    QUIET,
     BatchModel,
     BatchSlice,
     Decision,
@@ -103,7 +104,8 @@ class Sharded:
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
         shard = self._shard_of[model_id]
-        return self._done(shard, self._inner[shard].arrive(model_id, run, now_ms))
+        decisions = self._inner[shard].arrive(model_id, run, now_ms)
+        return decisions if decisions is QUIET else self._done(shard, decisions)
 
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float

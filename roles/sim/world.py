@@ -71,10 +71,33 @@ class ModelTraffic:
     arrived_at_ms: Moments
     started_at_ms: Moments = field(init=False)
     finished_at_ms: Moments = field(init=False)
+    _answered: list[tuple[int, int, int, float, float]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.started_at_ms = np.full(self.arrived_at_ms.size, np.nan)
         self.finished_at_ms = np.full(self.arrived_at_ms.size, np.nan)
+
+    def answered(
+        self, first: int, count: int, step: int, started_at_ms: float, finished_at_ms: float
+    ) -> None:
+        """Note the fate of requests `first`, `first + step`, …; read it after `settle`."""
+        self._answered.append((first, count, step, started_at_ms, finished_at_ms))
+
+    def settle(self) -> None:
+        """Write down what was noted, all at once: the newest answer to a request counts."""
+        if not self._answered:
+            return
+        first, count, step, started_at_ms, finished_at_ms = (
+            np.array(one) for one in zip(*self._answered, strict=True)
+        )
+        self._answered.clear()
+        place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)  # of each within its run
+        index = np.repeat(first, count) + place * np.repeat(step, count)
+        # Of a request answered twice only the last entry is kept: which one a repeated index leaves is not promised.
+        index, last = np.unique(index[::-1], return_index=True)
+        last = place.size - 1 - last
+        self.started_at_ms[index] = np.repeat(started_at_ms, count)[last]
+        self.finished_at_ms[index] = np.repeat(finished_at_ms, count)[last]
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,24 +152,28 @@ class World:
     def run(self) -> None:
         """Play everything, until each request has met its fate."""
         self._introduce()
-        core, heap, handle, carry_out = self._core, self._heap, self._core.handle, self._carry_out
+        core, handle = self._core, self._core.handle
         at_ms = 0.0
         due_at_ms = self._due_at_ms(at_ms)
+        wake_at_ms = core.wake_at_ms
         for block in self._announcements():
             for at_ms, heard in block:
-                while due_at_ms < at_ms:
-                    due_at_ms = self._step(due_at_ms)
-                actions = handle(heard, at_ms)
-                if actions:
-                    carry_out(actions, at_ms)
-                # `_due_at_ms`, written out: every single request pays for these lines.
+                if due_at_ms < at_ms:
+                    while due_at_ms < at_ms:
+                        due_at_ms = self._step(due_at_ms)
+                    wake_at_ms = core.wake_at_ms
+                # Nearly every request only adds to a batch: then what is due next is what it was.
+                if actions := handle(heard, at_ms):
+                    self._carry_out(actions, at_ms)
+                elif core.wake_at_ms == wake_at_ms:
+                    continue
                 wake_at_ms = core.wake_at_ms
-                due_at_ms = heap[0][0] if heap else NEVER_MS
-                if wake_at_ms is not None and wake_at_ms < due_at_ms:
-                    due_at_ms = wake_at_ms if wake_at_ms > at_ms else at_ms  # noqa: FURB136  a call costs 1 % here
+                due_at_ms = self._due_at_ms(at_ms)
         self._progress_at_ms = at_ms
         while due_at_ms <= self._progress_at_ms + IDLE_END_MS:
             due_at_ms = self._step(due_at_ms)
+        for traffic in self._traffic.values():
+            traffic.settle()
 
     # ------------------------------------------------------------ what happens next
 
@@ -223,12 +250,10 @@ class World:
         peers = [peer for _, peer in self._frontends]
         for start in range(0, at_ms.size, BLOCK):
             block = by_time[start : start + BLOCK]
-            heard = [
-                Heard(peers[f], Arrivals(names[m], first_seq, n, budgets_ms[m]), late_ms)
-                for m, first_seq, n, f, late_ms in zip(
-                    *(column[block].tolist() for column in columns), strict=True
-                )
-            ]
+            m, first_seq, n, f, late_ms = (column[block].tolist() for column in columns)
+            # Through `map`, so that only `Heard` is left for the interpreter to do.
+            arrivals = map(Arrivals, map(names.__getitem__, m), first_seq, n, map(budgets_ms.__getitem__, m))
+            heard = map(Heard, map(peers.__getitem__, f), arrivals, late_ms)
             yield zip(at_ms[block].tolist(), heard, strict=True)
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
@@ -330,26 +355,26 @@ class World:
 
     def ran(self, slice_: SimulatedSlice, job: Job) -> None:
         """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
-        run, spec, frontends = job.run, slice_.spec, len(self._frontends)
-        traffic = self._traffic[run.model_id]
+        model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
+        started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
+        answered = self._traffic[model_id].answered
         for part in job.parts:
-            answered_at_ms = self._network.result_at_ms(job.finished_at_ms)
+            answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
-            for requests in part.runs:
-                first = requests.first_seq * frontends + number
-                own = slice(first, first + requests.count * frontends, frontends)
-                traffic.started_at_ms[own] = job.started_at_ms
-                traffic.finished_at_ms[own] = answered_at_ms
-        self._progress_at_ms = job.finished_at_ms
+            for run in part.runs:
+                first = run.first_seq * frontends + number
+                answered(first, run.count, frontends, started_at_ms, answered_at_ms)
+        self._progress_at_ms = finished_at_ms
+        batch_size = job.ran if job.parts else 0
         self.batches.append(
             BatchRecord(
-                run.model_id,
-                job.ran if job.parts else 0,
+                model_id,
+                batch_size,
                 spec.slice_id,
                 slice_.gpu.number,
                 spec.share_percent,
                 job.sent_at_ms,
-                job.started_at_ms,
-                job.finished_at_ms,
+                started_at_ms,
+                finished_at_ms,
             )
         )

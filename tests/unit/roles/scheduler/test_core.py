@@ -204,7 +204,7 @@ def test_a_slice_whose_done_was_lost_is_used_again() -> None:
     run_until(core, 140.0)
     sent = run_until(core, 10_000.0)
     assert of_type([send for _, send in sent], RunBatch) == []
-    assert core.counters["batches_lost"] == 1
+    assert core.counters.batches_lost == 1
     assert dispatched(core, 10_001.0, first_seq=9).slice_id == slice_id()
 
 

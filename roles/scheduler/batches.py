@@ -1,0 +1,259 @@
+"""Batches in flight: a discipline's decisions become messages, and each `Done` becomes news for the discipline.
+
+A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
+second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
+third, so a worker that hangs costs two batches and not a queue of them. A `Done` that never comes from a worker
+that is alive is given up `OVERDUE_AFTER_MS` after its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from fabric.ids import BatchId, FrontendId, ModelId, PeerId
+from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun
+from fabric.messages import Preempt as PreemptBatch
+from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
+from roles.core import Send
+from roles.scheduler.beliefs import Beliefs
+from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.news import News
+
+BATCHES_PER_SLICE = 2
+OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
+
+_NOTHING: Sequence[Send] = ()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start, for people."""
+
+    requests_announced: float = 0.0
+    requests_granted: float = 0.0
+    requests_dropped: float = 0.0
+    requests_expired: float = 0.0
+    requests_returned: float = 0.0
+    batches_sent: float = 0.0
+    batches_lost: float = 0.0
+    messages_unexpected: float = 0.0
+    guard_ms: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch between its dispatch and its `Done`. `others` of the same slice and itself, in order."""
+
+    batch_id: BatchId
+    record: SliceRecord
+    model_id: ModelId
+    exec_ms: float
+    others: list[Flight] = field(repr=False)
+
+
+class Batches:
+    """Who runs what now. Every list it answers is the caller's."""
+
+    def __init__(self, discipline: Discipline, fleet: Fleet, beliefs: Beliefs, news: News) -> None:
+        self.counters = Counters()
+        self.overdue_at_ms = NEVER_MS
+        """When a `Done` may have been waited for long enough; inf: none is."""
+        self._discipline = discipline
+        self._fleet = fleet
+        self._beliefs = beliefs
+        self._news = news
+        self._flights: dict[BatchId, Flight] = {}
+        self._on_slice: dict[str, list[Flight]] = {}
+        self._next_batch = 1
+        self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
+
+    # ------------------------------------------------------------ decisions -> messages
+
+    def carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
+        """What the decisions mean for workers and frontends."""
+        actions: list[Send] = []
+        for decision in decisions:
+            if type(decision) is Dispatch:
+                self._dispatch(decision, now_ms, actions)
+            elif type(decision) is Drop:
+                self._drop(decision, actions)
+            else:
+                assert not isinstance(decision, Dispatch | Drop)
+                self._preempt(decision.slice_id, actions)
+        return actions
+
+    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> None:
+        slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
+        fleet = self._fleet
+        record = fleet.slices[slice_id]
+        worker, incarnation = record.worker, record.incarnation
+        assert worker is not None, "the discipline knows ready slices only"
+        batch_id = BatchId(self._next_batch)
+        batch_size = dispatch.batch_size
+        start_in_ms = dispatch.start_at_ms - now_ms
+        start_in_ms = max(start_in_ms, 0.0)
+        parts: list[Part] = []
+        grants: list[Send] = []
+        for peer, runs in by_frontend(dispatch.runs).items():
+            frontend_id = fleet.frontend_ids.get(peer)
+            if frontend_id is None:
+                continue  # a run names its frontend's incarnation: one that is gone takes its requests with it
+            grant = Grant(
+                batch_id,
+                slice_id,
+                incarnation,
+                model_id,
+                len(parts),
+                runs,
+                batch_size,
+                start_in_ms,
+                dispatch.waited_ms,
+                dispatch.reason,
+            )
+            grants.append(Send(peer, grant))
+            parts.append(Part(frontend_id, runs))
+        if not parts:
+            actions += self.carry_out(self._discipline.slice_free(slice_id, now_ms, now_ms), now_ms)
+            return
+        self._next_batch += 1
+        flights = self._on_slice.get(slice_id)
+        if flights is None:
+            flights = self._on_slice[slice_id] = []
+        flight = self._flights[batch_id] = Flight(batch_id, record, model_id, exec_ms, flights)
+        flights.append(flight)
+        record.batches += 1
+        record.requests += batch_size
+        counters = self.counters
+        counters.batches_sent += 1
+        counters.requests_granted += batch_size
+        latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
+        last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
+        expires_in_ms = max(latest_in_ms, last.deadline_at_ms + last.span_ms - exec_ms - now_ms)
+        if self._news.is_behind:
+            actions += self._news.tell()
+        run_batch = RunBatch(
+            batch_id, slice_id, incarnation, model_id, tuple(parts), start_in_ms, latest_in_ms, expires_in_ms
+        )
+        actions.append(Send(worker, run_batch))
+        actions += grants
+        if len(flights) >= BATCHES_PER_SLICE:
+            end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
+            heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, flights[0].batch_id))
+            self.overdue_at_ms = self._overdue[0][0]
+            decisions = self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
+            if decisions:
+                actions += self.carry_out(decisions, now_ms)
+
+    def _drop(self, drop: Drop, actions: list[Send]) -> None:
+        count = sum(run.count for run in drop.runs)
+        if drop.is_expired:
+            self.counters.requests_expired += count
+            code, reason = "DeadlineExceeded", "could no longer finish within its budget"
+        else:
+            self.counters.requests_dropped += count
+            code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
+        for peer, runs in by_frontend(drop.runs).items():
+            actions.append(Send(peer, Dropped(drop.model_id, runs, code, reason)))
+
+    def _preempt(self, slice_id: str, actions: list[Send]) -> None:
+        """Stop what runs there. The discipline has queued its requests again, so its flight ends here."""
+        for flight in self._on_slice.pop(slice_id, ()):
+            del self._flights[flight.batch_id]
+            worker = flight.record.worker
+            assert worker is not None, "the discipline knows ready slices only"
+            actions.append(Send(worker, PreemptBatch(flight.batch_id, flight.record.spec.slice_id)))
+
+    # ------------------------------------------------------------ the ends of batches
+
+    def done(self, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
+        """A worker says how a batch ended."""
+        flight = self._flights.pop(message.batch_id, None)
+        if flight is None:
+            return _NOTHING  # of a lost slice, or preempted: its requests have gone their way
+        flights, record = flight.others, flight.record
+        flights.remove(flight)
+        actions = self._give_back(message, flight) if message.missing else None
+        # What still waits there started when this one ended.
+        free_at_ms = now_ms - late_ms
+        for other in flights:
+            free_at_ms += other.exec_ms
+        free_at_ms = max(now_ms, free_at_ms)
+        discipline = self._discipline
+        if message.status == "ok" and message.ran and self._learn(message, flight, now_ms):
+            decisions = discipline.add_slice(self._beliefs.slice_(record, free_at_ms), now_ms)
+        else:
+            decisions = discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
+        if not decisions:
+            return actions or _NOTHING
+        carried_out = self.carry_out(decisions, now_ms)
+        return carried_out if actions is None else actions + carried_out
+
+    def lose(self, record: SliceRecord) -> None:
+        """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""
+        for flight in self._on_slice.pop(record.spec.slice_id, ()):
+            del self._flights[flight.batch_id]
+            self.counters.batches_lost += 1
+
+    def give_up_overdue(self, now_ms: float) -> list[Send]:
+        """Wait no longer for what is overdue by now."""
+        actions: list[Send] = []
+        overdue = self._overdue
+        while overdue and (overdue[0][0] <= now_ms or overdue[0][1] not in self._flights):
+            flight = self._flights.pop(heappop(overdue)[1], None)
+            if flight is not None:
+                self.counters.batches_lost += 1
+                flight.others.remove(flight)
+                decisions = self._discipline.slice_free(flight.record.spec.slice_id, now_ms, now_ms)
+                actions += self.carry_out(decisions, now_ms)
+        self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
+        return actions
+
+    def _give_back(self, message: Done, flight: Flight) -> list[Send]:
+        actions: list[Send] = []
+        for part in message.missing:
+            found = self._fleet.frontends.get(part.frontend_id)
+            if found is None:
+                continue
+            self.counters.requests_returned += sum(run.count for run in part.runs)
+            reason = (
+                "its slice was late" if message.status == "expired" else "its inputs did not come in time"
+            )
+            actions.append(Send(found[0], Returned(message.batch_id, flight.model_id, part.runs, reason)))
+        return actions
+
+    def _learn(self, message: Done, flight: Flight, now_ms: float) -> bool:
+        """Take the measured times; True when l(b) of that slice has to be replaced."""
+        model_id = flight.model_id
+        if self._beliefs.learn_transfer(model_id, message):
+            self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        return self._beliefs.learn_speed(flight.record, model_id, message)
+
+
+def by_frontend(runs: Sequence[RequestRun]) -> dict[PeerId, tuple[SeqRun, ...]]:
+    """The seqs of each frontend, neighbours joined: first, end, first, end, … while they are gathered."""
+    gathered: dict[FrontendId, list[int]] = {}
+    name = runs[0].frontend_id
+    first_seq = end_seq = runs[0].first_seq
+    for run in runs:
+        if run.first_seq == end_seq and run.frontend_id == name:
+            end_seq += run.count
+            continue
+        _join(gathered.setdefault(name, []), first_seq, end_seq)
+        name, first_seq = run.frontend_id, run.first_seq
+        end_seq = first_seq + run.count
+    if not gathered:
+        return {PeerId(name): (SeqRun(first_seq, end_seq - first_seq),)}
+    _join(gathered.setdefault(name, []), first_seq, end_seq)
+    return {
+        PeerId(name): tuple([SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2)])
+        for name, seqs in gathered.items()
+    }
+
+
+def _join(seqs: list[int], first_seq: int, end_seq: int) -> None:
+    if seqs and seqs[-1] == first_seq:
+        seqs[-1] = end_seq
+    else:
+        seqs += (first_seq, end_seq)

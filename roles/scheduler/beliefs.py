@@ -1,0 +1,79 @@
+"""What the discipline is told of models and slices: the plan, corrected by measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages import Done, ReplicaInfo
+from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
+from roles.scheduler.corrections import SpeedCorrection, TransferCorrection
+from roles.scheduler.fleet import SliceRecord
+from roles.scheduler.settings import SchedulerSettings
+
+
+class Beliefs:
+    """Models and slices as values for a discipline, and what each `Done` teaches about them."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._slo_ms = {model.model_id: model.slo_ms for model in settings.models}
+        self._transfer = {
+            model_id: TransferCorrection(settings.delay.data_ms_per_item, settings.transfer_ms)
+            for model_id in self._slo_ms
+        }
+        self._speed: dict[SliceId, dict[ModelId, SpeedCorrection]] = {}  # of those that left their table
+        self._hinted = {slice_id for slice_id, _ in settings.hints}
+        self._hosted: dict[int, tuple[HostedModel, ...]] = {}
+
+    def model(self, model_id: ModelId) -> BatchModel:
+        """The model, with the way of its inputs as it was measured."""
+        transfer = self._transfer[model_id]
+        delay = Delay(self._settings.delay.control_ms + transfer.fixed_ms, transfer.ms_per_item)
+        return BatchModel(model_id, self._slo_ms[model_id], delay, self._settings.priorities.get(model_id, 0))
+
+    def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
+        """The slice, with l(b) as it was measured there."""
+        slice_id = record.spec.slice_id
+        speeds = self._speed.get(slice_id)
+        if speeds is not None or slice_id in self._hinted:
+            hosted = tuple(self._hosted_model(slice_id, one, speeds or {}) for one in record.replicas)
+        else:
+            key = id(record.replicas)  # one object for all that are equal, and the fleet keeps it
+            hosted = self._hosted.get(key, ())
+            if not hosted:
+                hosted = tuple(HostedModel(one.model_id, one.exec_ms) for one in record.replicas)
+                self._hosted[key] = hosted
+        return BatchSlice(slice_id, record.order, hosted, free_at_ms)
+
+    def forget_speed(self, slice_id: SliceId) -> None:
+        """Another worker is there now, and says itself how fast it is."""
+        self._speed.pop(slice_id, None)
+
+    def learn_transfer(self, model_id: ModelId, message: Done) -> bool:
+        """Take what the inputs took; True when the model's delay has to be replaced."""
+        return self._transfer[model_id].observe(message.transfer_ms, message.ran)
+
+    def learn_speed(self, record: SliceRecord, model_id: ModelId, message: Done) -> bool:
+        """Take what the run took; True when l(b) of that slice has to be replaced."""
+        exec_ms = message.exec_ms
+        table_ms = record.exec_ms[model_id][message.ran - 1]
+        slice_id = record.spec.slice_id
+        speeds = self._speed.get(slice_id)
+        if speeds is None:
+            if exec_ms == table_ms:
+                return False
+            speeds = self._speed[slice_id] = {}
+        speed = speeds.get(model_id)
+        if speed is None:
+            speed = speeds[model_id] = SpeedCorrection()
+        return speed.observe(exec_ms, table_ms)
+
+    def _hosted_model(
+        self, slice_id: SliceId, replica: ReplicaInfo, speeds: Mapping[ModelId, SpeedCorrection]
+    ) -> HostedModel:
+        speed = speeds.get(replica.model_id)
+        factor = 1.0 if speed is None else speed.factor
+        exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
+        target, weight = self._settings.hints.get((slice_id, replica.model_id), (None, 1.0))
+        return HostedModel(replica.model_id, exec_ms, target, weight)
