@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,21 @@ from rich.console import Console
 from rich.table import Table
 
 from policies.scaling import BAD_RATE_ALLOWED
+from roles.command_parts import (
+    EXIT_SLO_MISSED,
+    duration_option,
+    file_argument,
+    json_option,
+    plot_option,
+    seed_option,
+    warmup_option,
+)
 from roles.commands_infer import running_frontends
-from roles.command_parts import EXIT_SLO_MISSED
 from roles.commands_sim import print_outcome
 from roles.config import load_config
 from roles.load.run import run_load
 from roles.load.share import LoadPlan
+from roles.load.targets import default_processes, one_of_each
 from roles.load.verdict import LoadRun
 from roles.outcomes import Window
 from roles.progress import progress
@@ -30,29 +38,15 @@ PROCESSES_MAX = 64
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Window in s.",
-)
-@click.option(
-    "--warmup",
-    "warmup_s",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    show_default=True,
-    help="Before it, in s.",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
+@duration_option
+@warmup_option
+@seed_option
 @click.option(
     "--processes",
     type=click.IntRange(min=1, max=PROCESSES_MAX),
-    help="That send.  [default: one per two cores]",
+    help="That send.  [default: one per frontend, and per two cores]",
 )
 @click.option(
     "--payload-bytes",
@@ -61,13 +55,8 @@ PROCESSES_MAX = 64
     show_default=True,
     help="Of a request to a model that declares no inputs.",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw latency and stages into a PNG.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+@plot_option
+@json_option
 def bench(
     *,
     file: Path,
@@ -93,9 +82,9 @@ def bench(
     plan = LoadPlan(
         config,
         workload_of(config, seed),
-        (target,) if target else tuple(running_frontends()),
+        (target,) if target else one_of_each(running_frontends()),
         window.until_ms,
-        processes or max(1, len(os.sched_getaffinity(0)) // 2),
+        processes or default_processes(config),
         payload_bytes,
     )
     with progress("sending") as on_step:

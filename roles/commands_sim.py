@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -26,7 +27,7 @@ from roles.command_parts import (
     workers_option,
 )
 from roles.config import load_config
-from roles.goodput import DURATION_S_MIN, Goodput, find_goodput, question_of
+from roles.goodput import DURATION_S_MIN, Goodput, Question, find_goodput, question_of
 from roles.outcomes import Outcome, Window
 from roles.pool import executor_of
 from roles.progress import progress
@@ -99,6 +100,7 @@ def simulate(
 @warmup_option
 @workers_option
 @click.option("--dask", metavar="ADDRESS", help="Run on this Dask cluster instead (extra: sweep).")
+@click.option("--live", "is_live", is_flag=True, help="Start the cluster on this host and really send.")
 @click.option("--check", is_flag=True, help="Exit 4 if the file's own total is over the goodput.")
 @json_option
 def goodput(
@@ -109,21 +111,46 @@ def goodput(
     warmup_s: float,
     workers: int | None,
     dask: str | None,
+    is_live: bool,
     check: bool,
     as_json: bool,
 ) -> None:
     """Find the highest total rate at which every model's bad rate stays under 1 %."""
+    if is_live and (workers or dask):
+        raise click.UsageError("--live sends one load at a time: it takes neither --workers nor --dask")
     config = load_config(file)
     question = question_of(config, warmup_s, duration_s)
     wanted = [config.seed + number for number in range(seeds)]
-    with executor_of(workers, dask) as (executor, size), progress("bisecting") as on_step:
-        found = find_goodput(question, wanted, executor, size, on_step)
+    if is_live:
+        found = _live_goodput(file, question, wanted)
+    else:
+        with executor_of(workers, dask) as (executor, size), progress("bisecting") as on_step:
+            found = find_goodput(question, wanted, executor, size, on_step)
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
         _print_goodput(found)
     if check and question.total_rps > found.goodput_rps:
         sys.exit(EXIT_SLO_MISSED)
+
+
+def _live_goodput(file: Path, question: Question, seeds: Sequence[int]) -> Goodput:
+    """The same search at a cluster of its own, started for it."""
+    from roles.load.live_goodput import InlineExecutor, LiveProbe  # noqa: PLC0415  only --live needs these
+    from roles.load.targets import default_processes, one_of_each  # noqa: PLC0415  see above
+    from roles.supervisor.temporary import temporary_cluster  # noqa: PLC0415  see above
+
+    def on_late(total_rps: float, late_ms: float) -> None:
+        click.echo(
+            f"tenuto: at {total_rps:.0f} r/s the senders were {late_ms:.1f} ms late at their p99: "
+            "this host cannot send that much",
+            err=True,
+        )
+
+    with temporary_cluster(file) as cluster, progress("bisecting") as on_step:
+        targets = one_of_each(cluster.endpoints["client"])
+        probe = LiveProbe(targets, default_processes(question.config), on_late)
+        return find_goodput(question, seeds, InlineExecutor(), 1, on_step, probe)
 
 
 def print_outcome(outcome: Outcome, title: str) -> None:

@@ -185,10 +185,11 @@ def find_goodput(
     executor: Executor,
     workers: int,
     on_step: Callable[[float], None],
+    is_good: Callable[[Question, int, float], bool] = probe,
 ) -> Goodput:
     """Bisect for each seed, with up to `workers` probes at a time.
 
-    `on_step` hears which part of the way is done, from 0 to 1.
+    `on_step` hears which part of the way is done, from 0 to 1; `is_good` asks at (question, seed, total rate).
     """
     if not question.rates_rps:
         return Goodput(0.0, tuple(0.0 for _ in seeds), {}, 0.0, question.unserved)
@@ -202,7 +203,7 @@ def find_goodput(
             if len(running) >= workers:
                 break
             if (seed, rate_rps) not in asked:
-                running[executor.submit(probe, question, seed, rate_rps)] = (seed, rate_rps)
+                running[executor.submit(is_good, question, seed, rate_rps)] = (seed, rate_rps)
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             seed, rate_rps = running.pop(future)

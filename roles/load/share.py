@@ -37,11 +37,14 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What all senders of a run share. `payload_bytes`: of a request to a model that declares no inputs."""
+    """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
+
+    `payload_bytes`: of a request to a model that declares no inputs.
+    """
 
     config: ClusterConfig
     workload: Workload
-    target: tuple[str, ...]
+    targets: tuple[str, ...]
     until_ms: float
     processes: int
     payload_bytes: int
@@ -82,7 +85,7 @@ def play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
 async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
     clock = MonotonicClock()
     recorder = _Recorder([model.model_id for model in plan.config.models])
-    async with Client(plan.target) as client:
+    async with Client(plan.targets[number % len(plan.targets)]) as client:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
