@@ -36,6 +36,7 @@ class ModelProfile(ABC):
         if not 1 <= batch_size_max <= BATCH_SIZE_LIMIT:
             raise ProfileError(f"max_batch is {batch_size_max}; it must be from 1 to {BATCH_SIZE_LIMIT}")
         self.source = source
+        self.ref = ""  # its name among the shipped ones, given by the store
         self.batch_size_max = batch_size_max
         self.usage = usage or Usage()
         self._memory = _Points(memory_by_batch or {1: 0.0})

@@ -51,7 +51,10 @@ def shipped_data(name: str) -> Mapping[str, Any]:
 
 @cache
 def _family(family: str) -> Mapping[str, ModelProfile]:
-    return _FAMILIES[family]()
+    profiles = _FAMILIES[family]()
+    for model, profile in profiles.items():
+        profile.ref = f"{family}/{model}"
+    return profiles
 
 
 def _thesis() -> dict[str, TableProfile]:

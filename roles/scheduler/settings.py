@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import ModelSpec, SliceSpec
+from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec
 from policies.batching.base import Delay
 from policies.placement.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from profiles.device import DeviceModel
@@ -112,7 +112,10 @@ def _slice_spec(
         _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent)
         for model in planned.models
     )
-    return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models)
+    named = config.interference
+    is_modelled = gpu.is_emulated and named.name != "none"
+    interference = InterferenceSpec(named.name, tuple(named.options.items())) if is_modelled else None
+    return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference)
 
 
 def _model_spec(
@@ -136,4 +139,5 @@ def _model_spec(
         model.loader,
         () if profile is None or exec_table is None else exec_table(model.model_id, share_percent),
         (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
+        "" if profile is None else profile.ref,
     )

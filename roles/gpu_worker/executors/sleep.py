@@ -1,5 +1,8 @@
 """An emulated device: a batch of b takes `exec_ms[b - 1]` and computes nothing.
 
+Where its specification names an interference model, what the GPU's other slices in this process run at its start
+slows a batch down, by the same model that the simulator uses.
+
 No thread sleeps. A running batch is a moment in a heap, so one process emulates as many slices as its loop can
 serve, and the driver's own sleep is the device.
 """
@@ -14,6 +17,7 @@ from itertools import count
 
 import numpy as np
 
+from fabric.errors import ProfileError
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
@@ -26,6 +30,7 @@ from roles.gpu_worker.executors.base import (
     RunAborted,
     RunFailed,
 )
+from roles.gpu_worker.executors.crowds import Crowds
 
 OUTPUTS = (TensorInfo("output", "float32", (1,)),)
 
@@ -44,6 +49,7 @@ class SleepExecutor:
 
     def __init__(self) -> None:
         self._exec_ms: dict[SliceId, dict[ModelId, tuple[float, ...]]] = {}
+        self._crowds = Crowds()
         self._free_at_ms: dict[SliceId, float] = {}
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
@@ -59,12 +65,18 @@ class SleepExecutor:
                 )
                 self._ready.append(LoadFailed(spec.slice_id, reason))
                 return
+        try:
+            self._crowds.add(spec)
+        except ProfileError as error:
+            self._ready.append(LoadFailed(spec.slice_id, str(error)))
+            return
         self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
         self._free_at_ms[spec.slice_id] = 0.0
         self._ready.append(Loaded(spec.slice_id, tuple(map(_replica, spec.models))))
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it; one that failed to load was never kept."""
+        self._crowds.remove(slice_id)
         self._exec_ms.pop(slice_id, None)
         self._free_at_ms.pop(slice_id, None)
 
@@ -76,7 +88,9 @@ class SleepExecutor:
             reason = f"a batch of {batch_size} is over the model's largest, {len(exec_ms)}"
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
-        took_ms = exec_ms[batch_size - 1]
+        beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
+        slowdown = self._crowds.slowdown(job.slice_id, job.model_id, batch_size, beside)
+        took_ms = exec_ms[batch_size - 1] * slowdown
         finish_at_ms = max(now_ms, self._free_at_ms[job.slice_id]) + took_ms
         self._free_at_ms[job.slice_id] = finish_at_ms
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
