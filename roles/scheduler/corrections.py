@@ -8,8 +8,10 @@ from __future__ import annotations
 
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
+HEADROOM = 0.01  # a slowdown is said with so much on top, so that its last bits need no new tables
 SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
+ROUNDING = 1e-6
 TRANSFER_STEP = 0.2
 GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
@@ -36,9 +38,14 @@ class SpeedCorrection:
         self._deviation += MEMORY * (abs(error) - self._deviation)
         # Mean plus one deviation, as the profile's own numbers are meant (Symphony's implementation).
         wanted = self._mean + self._deviation
-        if abs(wanted / self.factor - 1.0) <= PUBLISH_STEP:
+        # A batch that was held until its last moment is late by whatever its run time was underestimated by, so
+        # slower is believed at once; faster can wait until it matters.
+        if wanted > self.factor + ROUNDING:
+            self.factor = wanted * (1.0 + HEADROOM)
+        elif wanted < self.factor * (1.0 - PUBLISH_STEP):
+            self.factor = wanted
+        else:
             return False
-        self.factor = wanted
         return True
 
 

@@ -121,3 +121,39 @@ def test_a_share_is_played_with_its_own_run_times(batching: object) -> None:
         alone_ms = profile.exec_ms(batch.batch_size, 30 if batch.model_id == "a" else 50)
         assert batch.finished_at_ms - batch.started_at_ms == pytest.approx(alone_ms)
     assert run.outcome.bad_rate < 0.01
+
+
+@pytest.mark.parametrize("batching", ["deferred", "tenuto"])
+def test_slices_that_slow_each_other_down_a_little_still_meet_their_slos(batching: str) -> None:
+    """What a batch takes then varies by a few percent; who holds it until the last moment must know them all."""
+    uniform = {"arrival": {"process": "uniform"}}
+    models = [
+        {
+            "name": "alexnet",
+            "slo_ms": 15,
+            "rate_rps": 500,
+            "profile": {"ref": "igniter-v100/alexnet"},
+            **uniform,
+        },
+        {
+            "name": "resnet50",
+            "slo_ms": 40,
+            "rate_rps": 400,
+            "profile": {"ref": "igniter-v100/resnet50"},
+            **uniform,
+        },
+    ]
+    slices = [on(0, of("alexnet"), share=40), on(0, of("resnet50"), share=40)]
+    document = {
+        "models": models,
+        "cluster": {"gpus": 1, "gpu_type": "v100", "interference": "igniter"},
+        "batching": batching,
+        "placement": {"given": {"slices": slices}},
+    }
+    run = play(parse_config(document, Path()))
+    taken_ms: dict[tuple[str, int], set[float]] = {}
+    for batch in run.batches:
+        run_ms = round(batch.finished_at_ms - batch.started_at_ms, 3)
+        taken_ms.setdefault((batch.model_id, batch.batch_size), set()).add(run_ms)
+    assert max(len(times) for times in taken_ms.values()) > 1, "neighbours are felt"
+    assert run.outcome.worst_bad_rate < 0.01
