@@ -13,7 +13,10 @@ from fabric.errors import ConfigError
 from policies.options import suggestion
 from roles.reproduce.report import Reproduction
 
-EXPERIMENTS: Mapping[str, str] = {}
+EXPERIMENTS: Mapping[str, str] = {
+    "gpulet-schedulability": "roles.reproduce.gpulet:schedulability",
+    "gpulet-throughput": "roles.reproduce.gpulet:slo_preserved_throughput",
+}
 """Name to ``module:function``, in the order of the document."""
 
 

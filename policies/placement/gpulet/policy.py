@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.placement.base import (
@@ -19,7 +19,8 @@ from policies.placement.base import (
     in_gib,
     largest_batch,
 )
-from policies.placement.gpulet.board import Board, Demand, Gpulet, Kind
+from policies.placement.gpulet.board import Board, Demand, Kind
+from policies.placement.gpulet.explain import model_decision, scaling_decision
 from policies.placement.gpulet.quantities import (
     BATCH_MAX,
     PARTITION_BYTES,
@@ -27,7 +28,6 @@ from policies.placement.gpulet.quantities import (
     USABLE_MEMORY,
     WHOLE,
     inflated_rps,
-    saturated,
     size_costs,
 )
 from policies.placement.gpulet.scaling import as_much_as_fits, scaled
@@ -70,35 +70,48 @@ class GpuletPolicy:
         """
         asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
         demands = [one.demand for one in asked if one.demand is not None]
-        kinds = [_kind(gpu) for gpu in gpus]
-        memory = [gpu.memory_bytes for gpu in gpus]
+        kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
+        if not demands:
+            return Placement((), tuple(_unplaced(Board.of(kinds, memory), asked, gpus)), (), 0.0)
         first_count = len(current.gpus_used) if current is not None else 1
-        board: Board | None = None
-        is_scheduled = False
-        if demands:
-            board = scaled(
-                demands,
-                kinds,
-                memory,
-                search=self._search,
-                has_interference=self._has_interference,
-                first_count=first_count,
-            )
-            is_scheduled = board is not None
-            board = board or as_much_as_fits(
-                demands, kinds, memory, search=self._search, has_interference=self._has_interference
-            )
-        board = board or Board.of(kinds, memory)
+        board = scaled(
+            demands,
+            kinds,
+            memory,
+            search=self._search,
+            has_interference=self._has_interference,
+            first_count=first_count,
+        )
+        is_scheduled = board is not None
+        board = board or as_much_as_fits(
+            demands, kinds, memory, search=self._search, has_interference=self._has_interference
+        )
+        decisions = [
+            Decision(one.model.model_id, "nowhere", {}, (Rejected("any GPU", one.reason or ""),))
+            if one.demand is None
+            else model_decision(one.model.model_id, one.demand, board, gpus, is_cut=self._search != "whole")
+            for one in asked
+        ]
+        decisions.append(scaling_decision(board, first_count, len(gpus), is_scheduled=is_scheduled))
         return Placement(
             tuple(_slices(board, asked, gpus)),
             tuple(_unplaced(board, asked, gpus)),
             tuple(_violations(board, asked, gpus)),
-            sum(_served_rps(board, one.demand) for one in asked if one.demand is not None),
-            (
-                *_decisions(board, asked, gpus),
-                *_scaling_decision(board, first_count, len(gpus), is_scheduled=is_scheduled),
-            ),
+            sum(_served_rps(board, demand) for demand in demands),
+            tuple(decisions),
         )
+
+    def is_schedulable(
+        self, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+    ) -> bool:
+        """Is every model served in full? Quicker than `place` where not: no partial plan is made."""
+        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
+        demands = [one.demand for one in asked if one.demand is not None]
+        if len(demands) < len(asked):
+            return False
+        kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
+        found = scaled(demands, kinds, memory, search=self._search, has_interference=self._has_interference)
+        return found is not None
 
 
 def _kind(gpu: GpuSlot) -> Kind:
@@ -217,72 +230,3 @@ def _violations(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) 
                     f"{latency_ms:.2f} ms beside its neighbour, its SLO is {slo_ms:g} ms"
                 )
     return violations
-
-
-def _decisions(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) -> list[Decision]:
-    decisions = []
-    for one in asked:
-        demand = one.demand
-        if demand is None:
-            decisions.append(
-                Decision(one.model.model_id, "nowhere", {}, (Rejected("any GPU", one.reason or ""),))
-            )
-            continue
-        kind = next(iter(demand.costs))
-        p_eff = demand.p_eff[kind]
-        sizes = {size: saturated(costs, demand.slo_ms).rps for size, costs in demand.costs[kind].items()}
-        metrics = {
-            "inflated_rps": demand.rps,
-            "carried_rps": board.carried_rps(demand),
-            "p_eff_percent": float(p_eff),
-            "saturated_rps": sizes[p_eff],
-        }
-        rejected = tuple(
-            Rejected(
-                f"p_eff {size} %",
-                "throughput gains less per percent on the step to it"
-                if size < WHOLE
-                else "the whole GPU is not looked at",
-                {"saturated_rps": rps, **_gain(sizes, size)},
-            )
-            for size, rps in sorted(sizes.items(), key=lambda entry: abs(entry[0] - p_eff))
-            if size != p_eff
-        )
-        chosen = ", ".join(
-            _named(gpulet, demand, gpus[spot.gpu]) for spot, gpulet in board.spots() if _is_on(gpulet, demand)
-        )
-        decisions.append(Decision(one.model.model_id, chosen or "nowhere", metrics, rejected))
-    return decisions
-
-
-def _gain(sizes: Mapping[int, float], size: int) -> dict[str, float]:
-    """Throughput gained per percent, from the next smaller size."""
-    below = max((other for other in sizes if other < size), default=None)
-    return {} if below is None else {"gain_rps_per_percent": (sizes[size] - sizes[below]) / (size - below)}
-
-
-def _is_on(gpulet: Gpulet, demand: Demand) -> bool:
-    return any(load.demand is demand for load in gpulet.loads)
-
-
-def _named(gpulet: Gpulet, demand: Demand, gpu: GpuSlot) -> str:
-    load = next(load for load in gpulet.loads if load.demand is demand)
-    how = "saturated" if gpulet.is_saturated else f"every {gpulet.duty_ms:.1f} ms"
-    if len(gpulet.loads) > 1:
-        how += f", shared by {len(gpulet.loads)}"
-    return f"GPU {gpu.index} {gpulet.size} % batch {load.batch} {how}"
-
-
-def _scaling_decision(
-    board: Board, first_count: int, gpu_count: int, *, is_scheduled: bool
-) -> tuple[Decision, ...]:
-    """Which numbers of GPUs were tried."""
-    if not gpu_count:
-        return ()
-    count = len(board.gpulets)
-    failed = range(min(max(1, first_count), gpu_count), count if is_scheduled else count + 1)
-    rejected = tuple(Rejected(f"{n} GPUs", "not every model is served") for n in reversed(failed))[:5]
-    chosen = (
-        f"{count} of {gpu_count} GPUs" if is_scheduled else "unschedulable: all GPUs, as much as they carry"
-    )
-    return (Decision("GPUs", chosen, {}, rejected),)

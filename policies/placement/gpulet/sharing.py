@@ -52,20 +52,34 @@ def shared(
 def one_round(
     size: int, members: Sequence[Member], duty_ms: float, pressure: float = NO_PRESSURE, slack: float = 1.0
 ) -> Gpulet | None:
-    """The gpulet with that duty cycle; None where the round does not fit or an SLO breaks."""
-    limit_ms = min(min(member.demand.slo_ms for member in members) * slack - duty_ms, duty_ms)
+    """The gpulet with that duty cycle; None where the round does not fit or an SLO breaks.
+
+    A cycle that is too long by itself is shortened to what its round leaves of the SLO: the low-rate rule.
+    """
+    limit_ms = min(member.demand.slo_ms for member in members) * slack
+    found = _loads(members, duty_ms, pressure)
+    if found is not None and duty_ms + found[1] > limit_ms:
+        duty_ms = limit_ms - found[1]
+        found = _loads(members, duty_ms, pressure) if duty_ms > 0 else None
+    if found is None or found[1] > duty_ms:
+        return None
+    return Gpulet(size, duty_ms, found[0])
+
+
+def _loads(
+    members: Sequence[Member], duty_ms: float, pressure: float
+) -> tuple[tuple[Load, ...], float] | None:
+    """What each member runs per cycle, and what a round takes; None where a batch is too large."""
     loads: list[Load] = []
-    total_ms = 0.0
+    round_ms = 0.0
     for member in members:
         batch = max(1, math.ceil(duty_ms * member.rps / 1000 - _ROUNDING))
         if batch > member.costs.batch_max:
             return None
         exec_ms = member.costs.exec_ms(batch, pressure)
-        total_ms += exec_ms
-        if total_ms > limit_ms:
-            return None
+        round_ms += exec_ms
         loads.append(Load(member.demand, member.costs, batch, exec_ms, member.rps))
-    return Gpulet(size, duty_ms, tuple(loads))
+    return tuple(loads), round_ms
 
 
 def joined(gpulet: Gpulet, newcomer: Member, pressure: float = NO_PRESSURE) -> Gpulet | None:

@@ -126,6 +126,31 @@ def test_a_profile_of_whole_gpus_only_goes_on_whole_gpus() -> None:
     assert placed.unplaced == ()
 
 
+@pytest.mark.parametrize(
+    ("family", "gpu_type"), [("gpulet-v100", "v100"), ("igniter-v100", "v100"), ("thesis-v100", "v100")]
+)
+def test_profiles_of_other_papers_can_be_planned_with(family: str, gpu_type: str) -> None:
+    name = "resnet50"
+    known: Profiles = {(ModelId(name), gpu_type): shipped_profile(f"{family}/{name}")}
+    asked = [PlacedModelInput(ModelId(name), 200, 100)]
+    placed = placement_policy("gpulet").place(asked, gpus(2, gpu_type, 16), known)
+    assert placed.unplaced == ()
+    is_cut = any(planned.share_percent is not None for planned in placed.slices)
+    assert is_cut == (family != "thesis-v100")  # the thesis measured whole GPUs only
+
+
+def test_low_rates_share_a_round_that_is_shorter_than_their_gaps() -> None:
+    # a request of each every 1/3 s at most; the SLO leaves 100 ms for the round of 3 * 1.1 * 5 ms and the wait
+    asked = models(a=1, b=1, c=1)
+    flat = TableProfile({100: {1: 5.0, 32: 10.0}})
+    placed = placement_policy("gpulet", {"search": "whole"}).place(
+        asked, gpus(1), profiles(*"abc", profile=flat)
+    )
+    (planned,) = placed.slices
+    assert [model.batch for model in planned.models] == [1, 1, 1]
+    assert [model.duty_ms for model in planned.models] == pytest.approx([83.5] * 3)
+
+
 def test_models_share_the_time_of_one_gpulet() -> None:
     asked = models(a=20, b=20, c=20)
     flat = TableProfile({100: {1: 5.0, 32: 10.0}})

@@ -1,0 +1,115 @@
+"""gpulet's schedulability grid: how many of 3^9 - 1 scenarios each scheduler serves on 2, 3 and 4 GPUs.
+
+python benchmarks/gpulet_schedulability.py [--sample N] [--exhaustive N] [--processes N] [--json FILE]
+
+Nine models, each at 0, 100 or 200 requests per second (Choi et al., ATC 2022, figures 5 and 16), on a SYNTHETIC
+latency table (docs/gpulet.md). Exhaustive search looks at a seeded sample, and so does everyone else beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from roles.pool import executor_of
+from roles.reproduce.gpulet import (
+    SCHEDULERS,
+    Scheduler,
+    grid_sample,
+    grid_size,
+    highest_rps,
+    schedulable,
+    workloads,
+)
+
+GPU_COUNTS = (2, 3, 4)
+CHUNK = 100
+SEED = 1
+
+
+def served(
+    pool: Executor, numbers: Sequence[int], gpu_count: int, scheduler: Scheduler, chunk: int = CHUNK
+) -> set[int]:
+    """The scenarios that are schedulable, worked out by all processes."""
+    chunks = [numbers[start : start + chunk] for start in range(0, len(numbers), chunk)]
+    futures = [pool.submit(schedulable, part, gpu_count, scheduler) for part in chunks]
+    return {number for future in futures for number in future.result()}
+
+
+def grid(pool: Executor, sample: int, exhaustive: int) -> list[dict[str, Any]]:
+    """One row for each number of GPUs and scheduler; `in_sample` counts the scenarios of exhaustive search."""
+    numbers = grid_sample(sample, SEED)
+    few = sorted(random.Random(SEED).sample(numbers, min(exhaustive, len(numbers))))
+    rows: list[dict[str, Any]] = []
+    print(
+        f"{'GPUs':>4}  {'scheduler':<36}  {'scenarios':>9}  {'served':>7}  {'%':>6}  {'in sample':>9}  {'s':>6}"
+    )
+    for gpu_count in GPU_COUNTS:
+        for scheduler in SCHEDULERS:
+            is_ideal = scheduler.search == "exhaustive"
+            started_s = time.perf_counter()
+            looked_at = few if is_ideal else numbers
+            found = served(pool, looked_at, gpu_count, scheduler, 5 if is_ideal else CHUNK)
+            row = {
+                "gpus": gpu_count,
+                "scheduler": scheduler.name,
+                "scenarios": len(looked_at),
+                "served": len(found),
+                "sample": len(few),
+                "served_in_sample": len(found.intersection(few)),
+                "seconds": round(time.perf_counter() - started_s, 1),
+            }
+            rows.append(row)
+            print(
+                f"{gpu_count:>4}  {scheduler.title:<36}  {len(looked_at):>9}  {len(found):>7}"
+                f"  {100 * len(found) / len(looked_at):>6.2f}  {row['served_in_sample']:>4}/{len(few):<4}"
+                f"  {row['seconds']:>6}",
+                flush=True,
+            )
+    return rows
+
+
+def throughput(pool: Executor) -> list[dict[str, Any]]:
+    """The highest total rate of each workload, on each number of GPUs."""
+    futures = {
+        (gpu_count, name, scheduler.name): pool.submit(highest_rps, members, gpu_count, scheduler)
+        for gpu_count in GPU_COUNTS
+        for name, members in workloads().items()
+        for scheduler in SCHEDULERS
+        if scheduler.search != "exhaustive"
+    }
+    rows = []
+    print(f"{'GPUs':>4}  {'workload':<8}  {'scheduler':<12}  {'rps':>8}")
+    for (gpu_count, name, scheduler), future in futures.items():
+        total_rps = len(workloads()[name]) * future.result()
+        rows.append({"gpus": gpu_count, "workload": name, "scheduler": scheduler, "rps": round(total_rps, 1)})
+        print(f"{gpu_count:>4}  {name:<8}  {scheduler:<12}  {total_rps:>8.0f}", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Both tables, and all of it as JSON where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sample", type=int, default=grid_size(), help="scenarios, drawn with a seed; default all"
+    )
+    parser.add_argument("--exhaustive", type=int, default=300, help="scenarios for exhaustive search")
+    parser.add_argument("--processes", type=int, default=None, help="default: one per core")
+    parser.add_argument("--json", type=Path, default=None, help="also write the results there")
+    asked = parser.parse_args()
+    with executor_of(asked.processes) as (pool, _):
+        found = {"grid": grid(pool, asked.sample, asked.exhaustive), "throughput": throughput(pool)}
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
