@@ -123,10 +123,10 @@ class ModelSpec(Value, frozen=True):
 
 
 class InterferenceSpec(Value, frozen=True):
-    """How slices of one emulated GPU disturb each other: an interference model's name and options."""
+    """How slices of one emulated GPU disturb each other: an interference model's name and its option, if any."""
 
     name: str
-    options: tuple[tuple[str, float], ...] = ()
+    strength: float | None = None
 
 
 class SliceSpec(Value, frozen=True):

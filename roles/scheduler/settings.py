@@ -114,7 +114,7 @@ def _slice_spec(
     )
     named = config.interference
     is_modelled = gpu.is_emulated and named.name != "none"
-    interference = InterferenceSpec(named.name, tuple(named.options.items())) if is_modelled else None
+    interference = InterferenceSpec(named.name, named.options.get("strength")) if is_modelled else None
     return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference)
 
 

@@ -29,10 +29,9 @@ class Crowds:
             return
         there = [*self._on(spec.gpu), spec]
         profiles = {model.model_id: _profile(model) for other in there for model in other.models}
-        named = spec.interference
-        self._interference[spec.gpu] = interference_named(
-            named.name, profiles, f"gpu {spec.gpu}", dict(named.options)
-        )
+        name, strength = spec.interference.name, spec.interference.strength
+        options = {} if strength is None else {"strength": strength}
+        self._interference[spec.gpu] = interference_named(name, profiles, f"gpu {spec.gpu}", options)
         self._specs[spec.slice_id] = spec
 
     def remove(self, slice_id: SliceId) -> None:

@@ -94,4 +94,4 @@ def test_only_emulated_slices_with_interference_are_told_of_it() -> None:
     slices = settings_from(parse_config(plain, Path())).slices
     assert [spec.interference for _, spec in slices] == [None, None, None]
     slices = settings_from(parse_config(DOCUMENT, Path())).slices
-    assert {spec.interference for _, spec in slices} == {InterferenceSpec("sm", (("strength", 0.5),))}
+    assert {spec.interference for _, spec in slices} == {InterferenceSpec("sm", 0.5)}
