@@ -65,7 +65,7 @@ class _Wanted:
         }
         if not points:
             raise ProfileError(
-                f"model {model_id} has no SM utilisation ({profile.source}); families with it: thesis-v100, "
+                f"model {model_id} has no SM utilisation ({profile.ref or profile.source}); families with it: thesis-v100, "
                 "thesis-v100-estimate"
             )
         self._batch_sizes = list(points)

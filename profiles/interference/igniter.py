@@ -25,7 +25,7 @@ class IgniterInterference:
         for model_id, profile in profiles.items():
             if not isinstance(profile, IgniterProfile):
                 raise ProfileError(
-                    f"model {model_id} has no iGniter coefficients ({profile.source}); families with them: "
+                    f"model {model_id} has no iGniter coefficients ({profile.ref or profile.source}); families with them: "
                     "igniter-v100, igniter-t4, thesis-v100-estimate"
                 )
             if hardware is not None and profile.hardware != hardware:

@@ -27,7 +27,7 @@ class LinearInterference:
             table = profile.usage.bandwidths
             if table is None:
                 raise ProfileError(
-                    f"model {model_id} has no L2 and DRAM bandwidths ({profile.source}); families with them: "
+                    f"model {model_id} has no L2 and DRAM bandwidths ({profile.ref or profile.source}); families with them: "
                     "gpulet-2080ti, gpulet-v100"
                 )
             if linear is not None and table.linear != linear:
