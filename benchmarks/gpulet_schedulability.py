@@ -21,10 +21,10 @@ from roles.pool import executor_of
 from roles.reproduce.gpulet import (
     SCHEDULERS,
     Scheduler,
+    gpus_needed,
     grid_sample,
     grid_size,
     highest_rps,
-    schedulable,
     workloads,
 )
 
@@ -33,43 +33,44 @@ CHUNK = 100
 SEED = 1
 
 
-def served(
-    pool: Executor, numbers: Sequence[int], gpu_count: int, scheduler: Scheduler, chunk: int = CHUNK
-) -> set[int]:
-    """The scenarios that are schedulable, worked out by all processes."""
+def needed_by(
+    pool: Executor, numbers: Sequence[int], scheduler: Scheduler, chunk: int = CHUNK
+) -> dict[int, int]:
+    """The fewest GPUs that serve each scenario, worked out by all processes."""
     chunks = [numbers[start : start + chunk] for start in range(0, len(numbers), chunk)]
-    futures = [pool.submit(schedulable, part, gpu_count, scheduler) for part in chunks]
-    return {number for future in futures for number in future.result()}
+    futures = [pool.submit(gpus_needed, part, max(GPU_COUNTS), scheduler) for part in chunks]
+    return {number: count for future in futures for number, count in future.result().items()}
 
 
 def grid(pool: Executor, sample: int, exhaustive: int) -> list[dict[str, Any]]:
-    """One row for each number of GPUs and scheduler; `in_sample` counts the scenarios of exhaustive search."""
+    """One row for each scheduler and number of GPUs; `in_sample` counts the scenarios of exhaustive search."""
     numbers = grid_sample(sample, SEED)
     few = sorted(random.Random(SEED).sample(numbers, min(exhaustive, len(numbers))))
     rows: list[dict[str, Any]] = []
     print(
-        f"{'GPUs':>4}  {'scheduler':<36}  {'scenarios':>9}  {'served':>7}  {'%':>6}  {'in sample':>9}  {'s':>6}"
+        f"{'scheduler':<36}  {'GPUs':>4}  {'served':>7}  {'scenarios':>9}  {'%':>6}  {'in sample':>9}  {'s':>6}"
     )
-    for gpu_count in GPU_COUNTS:
-        for scheduler in SCHEDULERS:
-            is_ideal = scheduler.search == "exhaustive"
-            started_s = time.perf_counter()
-            looked_at = few if is_ideal else numbers
-            found = served(pool, looked_at, gpu_count, scheduler, 5 if is_ideal else CHUNK)
+    for scheduler in SCHEDULERS:
+        is_ideal = scheduler.search == "exhaustive"
+        looked_at = few if is_ideal else numbers
+        started_s = time.perf_counter()
+        needed = needed_by(pool, looked_at, scheduler, 5 if is_ideal else CHUNK)
+        took_s = round(time.perf_counter() - started_s, 1)
+        for gpu_count in GPU_COUNTS:
+            found = {number for number, count in needed.items() if count <= gpu_count}
             row = {
-                "gpus": gpu_count,
                 "scheduler": scheduler.name,
-                "scenarios": len(looked_at),
+                "gpus": gpu_count,
                 "served": len(found),
+                "scenarios": len(looked_at),
                 "sample": len(few),
                 "served_in_sample": len(found.intersection(few)),
-                "seconds": round(time.perf_counter() - started_s, 1),
+                "seconds_for_all_counts": took_s,
             }
             rows.append(row)
             print(
-                f"{gpu_count:>4}  {scheduler.title:<36}  {len(looked_at):>9}  {len(found):>7}"
-                f"  {100 * len(found) / len(looked_at):>6.2f}  {row['served_in_sample']:>4}/{len(few):<4}"
-                f"  {row['seconds']:>6}",
+                f"{scheduler.title:<36}  {gpu_count:>4}  {len(found):>7}  {len(looked_at):>9}"
+                f"  {100 * len(found) / len(looked_at):>6.2f}  {row['served_in_sample']:>4}/{len(few):<4}  {took_s:>6}",
                 flush=True,
             )
     return rows

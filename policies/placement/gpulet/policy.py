@@ -101,17 +101,20 @@ class GpuletPolicy:
             tuple(decisions),
         )
 
-    def is_schedulable(
+    def gpus_needed(
         self, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
-    ) -> bool:
-        """Is every model served in full? Quicker than `place` where not: no partial plan is made."""
+    ) -> int | None:
+        """The fewest of the GPUs that serve every model in full, None where all are too few.
+
+        Quicker than `place`, which would make a partial plan then.
+        """
         asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
         demands = [one.demand for one in asked if one.demand is not None]
         if len(demands) < len(asked):
-            return False
+            return None
         kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
         found = scaled(demands, kinds, memory, search=self._search, has_interference=self._has_interference)
-        return found is not None
+        return None if found is None else len(found.gpulets)
 
 
 def _kind(gpu: GpuSlot) -> Kind:

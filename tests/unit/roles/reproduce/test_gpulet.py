@@ -53,7 +53,7 @@ def test_the_highest_rate_is_schedulable(scheduler: gpulet.Scheduler) -> None:
     rate_rps = gpulet.highest_rps([member], 1, scheduler)
     asked = [PlacedModelInput(ModelId("bert"), 22, rate_rps)]
     assert rate_rps > 500
-    assert scheduler.policy.is_schedulable(asked, gpulet.gpus(1), gpulet.profiles_of([member]))
+    assert scheduler.policy.gpus_needed(asked, gpulet.gpus(1), gpulet.profiles_of([member])) == 1
 
 
 def test_a_model_that_is_too_slow_has_no_rate() -> None:
