@@ -28,6 +28,7 @@ COMMANDS = {
     "infer": "roles.commands_infer:infer",
     "node-agent": "roles.commands_cluster:node_agent",
     "plan": "roles.commands_plan:plan",
+    "replay": "roles.commands_journal:replay",
     "reproduce": "roles.commands_reproduce:reproduce",
     "scheduler": "roles.commands_roles:scheduler",
     "simulate": "roles.commands_sim:simulate",

@@ -27,12 +27,25 @@ _RUN_DIR = click.option(
 @click.command()
 @_CONFIG
 @_RUN_DIR
-def scheduler(config: Path, run_dir_option: Path | None) -> None:
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Record every event and action there, for `tenuto replay`.",
+)
+@click.option(
+    "--journal-mb",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="What the journal may take.",
+)
+def scheduler(config: Path, run_dir_option: Path | None, journal: Path | None, journal_mb: int) -> None:
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
-    from roles.scheduler.shell import ROLE_ID, run_scheduler  # noqa: PLC0415  only this command needs it
+    from roles.scheduler.shell import ROLE_ID, Recording, run_scheduler  # noqa: PLC0415  only this command needs it
 
     with _role(ROLE_ID, run_dir_option) as (home, stop):
-        run_scheduler(load_config(config), home, stop)
+        recording = None if journal is None else Recording(journal, journal_mb << 20)
+        run_scheduler(load_config(config), home, stop, recording)
 
 
 @click.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fabric.clock import MonotonicClock
@@ -15,8 +15,10 @@ from roles.core import Heard, Lost, Send
 from roles.drive import Driver, Source
 from roles.environment import RunDir
 from roles.hearing import LinkSource
+from roles.journal import Journal, MessageCore, Recorded
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.recorded import about_scheduler
 from roles.scheduler.settings import settings_from
 
 ROLE_ID = "scheduler-0"
@@ -25,12 +27,26 @@ FIRST_GUARD_MS = 2.0
 FIRST_TRANSFER_MS = 5.0
 
 
-def run_scheduler(config: ClusterConfig, run_dir: Path, stop: StopSignal) -> None:
+@dataclass(slots=True, frozen=True)
+class Recording:
+    """Where to keep a journal, and how large it may become."""
+
+    path: Path
+    bytes_max: int
+
+
+def run_scheduler(
+    config: ClusterConfig, run_dir: Path, stop: StopSignal, recording: Recording | None = None
+) -> None:
     """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
     settings = replace(
         settings_from(config, pid=os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
     )
-    core = scheduler_core(settings, config.batching)
+    core: MessageCore = scheduler_core(settings, config.batching)
+    journal: Journal | None = None
+    if recording is not None:
+        journal = Journal(recording.path, about_scheduler(settings, config.batching), recording.bytes_max)
+        core = Recorded(core, journal)
     link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
     clock = MonotonicClock()
     sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), stop]
@@ -64,4 +80,6 @@ def run_scheduler(config: ClusterConfig, run_dir: Path, stop: StopSignal) -> Non
     finally:
         remove_run_file(run_dir, run_file)
         driver.close()
+        if journal is not None:
+            journal.close()
         link.close()

@@ -1,0 +1,88 @@
+"""A scheduler's journal: what it was made of, so that a replay starts from the very same core."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any
+
+from fabric.errors import ConfigError, FabricError
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import ModelSpec, SliceSpec, Want
+from policies.batching.base import Delay
+from roles.cluster import PolicyChoice
+from roles.journal import packed, unpacked
+from roles.scheduler.build import scheduler_core
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import SchedulerSettings
+
+
+def about_scheduler(settings: SchedulerSettings, batching: PolicyChoice) -> bytes:
+    """The settings and the discipline, for the head of a journal.
+
+    Slices that host the same models share one list of them: with every l(b) it is by far the largest part.
+    """
+    lists: dict[tuple[ModelSpec, ...], int] = {settings.models: 0}
+    slices: list[list[object]] = []
+    for node_id, spec in settings.slices:
+        number = lists.setdefault(spec.models, len(lists))
+        slices.append([node_id, spec.slice_id, spec.gpu, spec.device, spec.share_percent, number])
+    about = {
+        "role": "scheduler",
+        "batching": [batching.name, dict(batching.options)],
+        "models": [_packed_models(models) for models in lists],
+        "slices": slices,
+        "delay": [settings.delay.control_ms, settings.delay.data_ms_per_item],
+        "priorities": dict(settings.priorities),
+        "hints": [[*key, *hint] for key, hint in settings.hints.items()],
+        "guard_ms": settings.guard_ms,
+        "transfer_ms": settings.transfer_ms,
+        "role_id": settings.role_id,
+        "pid": settings.pid,
+    }
+    return json.dumps(about).encode()
+
+
+def scheduler_from(about: bytes) -> SchedulerCore:
+    """The core that such a journal began with. Raises ConfigError for any other."""
+    try:
+        read = json.loads(about)
+        if read["role"] != "scheduler":
+            raise ConfigError(f"a journal of a {read['role']}, which cannot be replayed")
+        settings = _settings(read)
+        name, options = read["batching"]
+    except (FabricError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"the journal does not say what scheduler it is of: {error}") from error
+    return scheduler_core(settings, PolicyChoice(name, options))
+
+
+def _settings(read: dict[str, Any]) -> SchedulerSettings:
+    lists = [_unpacked_models(models) for models in read["models"]]
+    return SchedulerSettings(
+        models=lists[0],
+        slices=tuple(
+            (NodeId(node_id), SliceSpec(SliceId(slice_id), gpu, device, share_percent, lists[number]))
+            for node_id, slice_id, gpu, device, share_percent, number in read["slices"]
+        ),
+        delay=Delay(*read["delay"]),
+        priorities={ModelId(model_id): priority for model_id, priority in read["priorities"].items()},
+        hints={
+            (SliceId(slice_id), ModelId(model_id)): (target, weight)
+            for slice_id, model_id, target, weight in read["hints"]
+        },
+        guard_ms=read["guard_ms"],
+        transfer_ms=read["transfer_ms"],
+        role_id=read["role_id"],
+        pid=read["pid"],
+    )
+
+
+def _packed_models(models: tuple[ModelSpec, ...]) -> str:
+    return b64encode(packed(Want(0, (SliceSpec(SliceId("all"), 0, "emulated", None, models),)))).decode()
+
+
+def _unpacked_models(header: str) -> tuple[ModelSpec, ...]:
+    want = unpacked(b64decode(header))
+    if not isinstance(want, Want):
+        raise ConfigError("a list of models was expected")
+    return want.slices[0].models
