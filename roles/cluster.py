@@ -86,7 +86,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """A host with `gpus` devices of one type; memory and price are per device."""
+    """A host with `gpus` devices of one type; memory and price are per device.
+
+    `mps`: share real GPUs through NVIDIA's MPS where it can be had. `pin_cores`: so many cores for each worker
+    process, None: any. `workers_outlive_agent`: they serve on without it for a while.
+    """
 
     host: str
     gpus: int
@@ -94,6 +98,9 @@ class NodeConfig:
     memory_bytes: int = 0
     price_per_hour: float | None = None
     device: str = "emulated"
+    mps: bool = True
+    pin_cores: int | None = None
+    workers_outlive_agent: bool = False
 
     @property
     def node_id(self) -> NodeId:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
-from fabric.messages import SliceReport
+from fabric.messages import GpuReport, SliceReport
 from roles.cluster import role_id_of_node
 from roles.config import load_config
 from roles.environment import RunDir, run_dir
@@ -108,6 +108,7 @@ def status(run_dir_option: Path | None, is_json: bool) -> None:  # noqa: FBT001 
             "processes": report.processes,
             "slices": listed.slices,
             "models": listed.models,
+            "gpus": listed.gpus,
             "counters": listed.counters,
         }
         click.echo(json.dumps(_plain(plain)))
@@ -197,5 +198,39 @@ def _print_status(report: ClusterReport) -> None:
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models):
+    for table in (processes, slices, models, *_gpu_tables(report.scheduler.gpus)):
         console.print(table)
+
+
+def _gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:
+    """Real GPUs, with how they are shared and what their sensors said; nothing where there is none."""
+    real = [gpu for gpu in gpus if gpu.info.device == "cuda"]
+    if not real:
+        return []
+    columns = ("gpu", "type", "shared by", "busy", "memory GB", "W", "SM MHz", "°C", "throttled by", "age s")
+    table = Table(*columns, title="GPUs", title_justify="left")
+    for gpu in real:
+        sharing, sample, info = gpu.sharing, gpu.sample, gpu.info
+        shared = "?" if sharing is None else sharing.mode
+        if sharing is not None and sharing.reason:
+            shared = f"{shared}: {sharing.reason}"
+        measured = ["?"] * 6
+        if sample is not None:
+            used = None if sample.memory_used_bytes is None else sample.memory_used_bytes / 1e9
+            measured = [
+                _figure(sample.busy_percent, " %"),
+                f"{_figure(used)} of {info.memory_bytes / 1e9:.0f}",
+                _figure(sample.power_w),
+                _figure(sample.sm_mhz),
+                _figure(sample.temperature_c),
+                ", ".join(sample.throttle),
+            ]
+        age_s = None if gpu.sampled_ago_ms is None else gpu.sampled_ago_ms / 1e3
+        table.add_row(
+            f"{gpu.node_id}/gpu{info.gpu}", info.name or info.gpu_type, shared, *measured, _figure(age_s)
+        )
+    return [table]
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    return "?" if value is None else f"{value:.0f}{unit}"

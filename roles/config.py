@@ -278,9 +278,21 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
             memory_bytes = int(finite(node.memory_gb, f"{where}.memory_gb", over=0) * GIB)
         if node.price_per_hour is not None:
             finite(node.price_per_hour, f"{where}.price_per_hour", at_least=0)
+        if node.pin_cores is not None and node.pin_cores < 1:
+            raise ConfigError(
+                f"{where}.pin_cores: is {node.pin_cores}; it must be 1 or more cores for each worker process"
+            )
         nodes.append(
             NodeConfig(
-                node.host, node.gpus, node.type.lower(), memory_bytes, node.price_per_hour, node.device
+                node.host,
+                node.gpus,
+                node.type.lower(),
+                memory_bytes,
+                node.price_per_hour,
+                node.device,
+                node.mps,
+                node.pin_cores,
+                node.workers_outlive_agent,
             )
         )
     _unique([node.host for node in nodes], "cluster.nodes[{}].host")

@@ -73,6 +73,9 @@ class NodeSection(Section, frozen=True):
     memory_gb: float | None = None
     price_per_hour: float | None = None
     device: str = "emulated"
+    mps: bool = True
+    pin_cores: int | None = None
+    workers_outlive_agent: bool = False
 
 
 class NetworkSection(Section, frozen=True):

@@ -24,6 +24,7 @@ from fabric.errors import ConfigError
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
+OUTLIVE_VARIABLE = "TENUTO_OUTLIVE_MS"
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("tenuto")
@@ -43,6 +44,17 @@ def die_with_parent() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(expected):
         raise SystemExit(1)
+
+
+def outlive_parent() -> tuple[int, float] | None:
+    """Instead of `die_with_parent`, where our parent lets us outlive it: its pid, and for how long (ms).
+
+    None: it does not.
+    """
+    said_ms = os.environ.pop(OUTLIVE_VARIABLE, None)
+    if said_ms is None:
+        return None
+    return int(os.environ.pop(PARENT_VARIABLE, "0")), float(said_ms)
 
 
 def child_environment() -> dict[str, str]:

@@ -8,20 +8,26 @@ Children get a process group of their own. A Ctrl-C at the terminal then reaches
 person started, which ends the others in order, instead of reaching all of them at once.
 
 Spawn from the main thread only: children ask to be killed when the *thread* that spawned them ends.
+
+A process that somebody else started can be adopted: it is watched and ended just so, but how it ended and what it
+said is not ours to know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roles.identities import ProcessIdentity, is_over, open_handle
 from roles.process import child_environment
-from roles.upkeep import ProcessExited
+from roles.upkeep import EXIT_UNKNOWN, ProcessExited
 
 LAST_WORDS_BYTES_MAX = 4_096
 _READ_BYTES = 65_536
@@ -32,10 +38,15 @@ log = logging.getLogger("tenuto")
 @dataclass(slots=True)
 class _Child:
     name: str
-    process: subprocess.Popen[bytes]
+    pid: int
     pid_fd: int
-    said_fd: int
+    process: subprocess.Popen[bytes] | None = None  # None: adopted
+    said_fd: int = -1
     last_words: bytes = b""
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # ended just now
+            signal.pidfd_send_signal(self.pid_fd, number)
 
 
 class Processes:
@@ -66,38 +77,53 @@ class Processes:
             self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
             return
         assert process.stdout is not None, "asked for a pipe"
-        child = _Child(name, process, os.pidfd_open(process.pid), process.stdout.fileno())
+        child = _Child(name, process.pid, os.pidfd_open(process.pid), process, process.stdout.fileno())
         os.set_blocking(child.said_fd, False)
-        self._by_name[name] = child
-        for descriptor in (child.pid_fd, child.said_fd):
-            self._by_fd[descriptor] = child
-            self._epoll.register(descriptor, select.EPOLLIN)
+        self._watch(child)
         log.info("child_started name=%s pid=%d", name, process.pid)
+
+    def adopt(self, name: str, identity: ProcessIdentity) -> bool:
+        """Watch a process that somebody else started; False when it is gone."""
+        assert name not in self._by_name, f"{name} runs already"
+        handle = open_handle(identity)
+        if handle is None:
+            return False
+        self._watch(_Child(name, identity.pid, handle))
+        log.info("process_adopted name=%s pid=%d", name, identity.pid)
+        return True
+
+    def release(self, name: str) -> None:
+        """Watch it no longer and let it live; nothing if it is gone."""
+        child = self._by_name.get(name)
+        if child is not None:
+            if child.process is not None:
+                child.process.returncode = 0  # nothing to warn of when this handle goes
+            self._forget(child)
 
     def terminate(self, name: str) -> None:
         """SIGTERM; nothing if it is gone."""
         if name in self._by_name:
-            self._by_name[name].process.terminate()
+            self._by_name[name].signal(signal.SIGTERM)
 
     def kill(self, name: str) -> None:
         """SIGKILL; nothing if it is gone."""
         if name in self._by_name:
-            self._by_name[name].process.kill()
+            self._by_name[name].signal(signal.SIGKILL)
 
     def pid(self, name: str) -> int | None:
         """The pid of a living child."""
         child = self._by_name.get(name)
-        return None if child is None else child.process.pid
+        return None if child is None else child.pid
 
     def close(self) -> None:
         """Kill and reap whatever is left, at most a second each, and give the descriptors back."""
         for child in list(self._by_name.values()):
-            child.process.kill()
+            child.signal(signal.SIGKILL)
         for child in list(self._by_name.values()):
-            try:
-                child.process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                log.warning("child_stuck name=%s pid=%d", child.name, child.process.pid)
+            if not is_over(child.pid_fd, 1.0):
+                log.warning("child_stuck name=%s pid=%d", child.name, child.pid)
+            elif child.process is not None:
+                child.process.wait()
             self._forget(child)
         self._epoll.close()
 
@@ -150,10 +176,18 @@ class Processes:
         for _ in range(16):
             if child.said_fd not in self._by_fd or not self._listen(child):
                 break
-        code = child.process.wait()  # at once: the pidfd said so
-        log.info("child_ended name=%s pid=%d code=%d", child.name, child.process.pid, code)
+        # At once: the pidfd said so.
+        code = EXIT_UNKNOWN if child.process is None else child.process.wait()
+        log.info("child_ended name=%s pid=%d code=%d", child.name, child.pid, code)
         self._forget(child)
         return ProcessExited(child.name, code, child.last_words.decode("utf-8", "replace"))
+
+    def _watch(self, child: _Child) -> None:
+        self._by_name[child.name] = child
+        for descriptor in (child.pid_fd, child.said_fd):
+            if descriptor >= 0:
+                self._by_fd[descriptor] = child
+                self._epoll.register(descriptor, select.EPOLLIN)
 
     def _forget(self, child: _Child) -> None:
         del self._by_name[child.name]
@@ -161,8 +195,9 @@ class Processes:
             if self._by_fd.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
         os.close(child.pid_fd)
-        assert child.process.stdout is not None, "asked for a pipe"
-        child.process.stdout.close()
+        if child.process is not None:
+            assert child.process.stdout is not None, "asked for a pipe"
+            child.process.stdout.close()
 
 
 def _pass_on(said: bytes) -> None:

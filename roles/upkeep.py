@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+EXIT_UNKNOWN: Final = 256
+"""No process can end with that code: of one that was adopted nobody is told."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,6 +4,9 @@ Three links lead here. The *agent* says what to host and when to stop. The *sche
 push inputs, and outputs go straight back to them. Everything that is asked ends in exactly one `Done` to the
 scheduler, and every live request of it in one row of `Outputs`, in one `BatchFailed`, or in `Done.missing`.
 
+A worker that may outlive its agent serves on when that is gone, and says hello with what it hosts until the next
+agent of this host adopts it by telling it what to host, or its time is over. Who hosts nothing ends at once.
+
 A slice's life is the table in `slices.py`; all slices of a process share its incarnation.
 """
 
@@ -43,6 +46,7 @@ from roles.gpu_worker.batches import Batch, granted
 from roles.gpu_worker.early import EarlyInputs
 from roles.gpu_worker.events import (
     Abort,
+    AgentGone,
     BatchRan,
     End,
     Execute,
@@ -53,6 +57,7 @@ from roles.gpu_worker.events import (
     Release,
     SchedulerAnswers,
     Unload,
+    WatchAgent,
     WorkerAction,
     WorkerEvent,
 )
@@ -66,13 +71,14 @@ HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
+LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
 class WorkerCore:
     """One worker process. Starts with a `Tick`."""
 
-    def __init__(self, identity: WorkerIdentity) -> None:
+    def __init__(self, identity: WorkerIdentity, outlive_ms: float = 0.0) -> None:
         self.counters: Counter[str] = Counter()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
@@ -83,6 +89,8 @@ class WorkerCore:
         self._scheduler_addresses: tuple[str, ...] = ()
         self._hello_at_ms: float | None = 0.0
         self._hello_until_ms: float | None = None
+        self._outlive_ms = outlive_ms
+        self._orphan_until_ms: float | None = None
         self._stop_by_ms: float | None = None
         self._has_ended = False
 
@@ -109,10 +117,12 @@ class WorkerCore:
                 return self._break(event.reason)
             case RunAborted():
                 return self._aborted(event, now_ms)
+            case AgentGone():
+                return self._agent_gone(now_ms)
             case SchedulerAnswers():
                 return [*self._introductions.scheduler_answers(now_ms)]
             case Lost():
-                # Granted batches run on. Only the scheduler is watched: who loses its agent dies.
+                # Granted batches run on. Only the scheduler is watched by its silence.
                 self._introductions.scheduler_gone()
                 return []
             case Tick():
@@ -128,6 +138,7 @@ class WorkerCore:
         moments = (
             self._hello_at_ms,
             self._introductions.wake_at_ms,
+            self._orphan_until_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
             self._alarms[0][0] if self._alarms else None,
@@ -154,7 +165,7 @@ class WorkerCore:
             return []
         self._hello_at_ms = None
         self._introductions.node_id = host.node_id
-        actions: list[WorkerAction] = []
+        actions = self._obey(host.agent_pid)
         if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
             self._scheduler_addresses = host.scheduler_addresses
             self._introductions.scheduler_gone()
@@ -167,13 +178,38 @@ class WorkerCore:
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
         return actions + [action for spec in new for action in self._load(spec)]
 
+    def _obey(self, agent_pid: int) -> list[WorkerAction]:
+        """Whoever says what to host is the agent; a new one hears how the slices are."""
+        if not self._outlive_ms:
+            return []
+        actions: list[WorkerAction] = [WatchAgent(agent_pid)]
+        if self._orphan_until_ms is None:
+            return actions
+        self._orphan_until_ms = None
+        self.counters["adopted"] += 1
+        for slice_id, slice_ in self._slices.items():
+            if slice_.state is SliceState.READY:
+                actions.append(Send(AGENT, self._introductions.word(slice_)))
+            elif slice_.state is SliceState.FAILED:
+                actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
+        return actions
+
+    def _agent_gone(self, now_ms: float) -> list[WorkerAction]:
+        if self._stop_by_ms is not None:
+            return []
+        if not self._wanted:
+            return [self._end(1, "its agent is gone, and it hosts nothing")]
+        self._orphan_until_ms = now_ms + self._outlive_ms
+        self._hello_until_ms = self._orphan_until_ms + LAST_GRACE_MS
+        return self._hello(now_ms)
+
     def _load(self, spec: SliceSpec) -> list[WorkerAction]:
         self._slices[spec.slice_id] = HostedSlice(spec)
         return [Load(spec)]
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
         """Give back what has not started, let the rest finish."""
-        self._hello_at_ms = None
+        self._hello_at_ms = self._orphan_until_ms = None
         self._stop_by_ms = stop_by_ms
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
@@ -367,6 +403,9 @@ class WorkerCore:
 
     def _tick(self, now_ms: float) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
+        if self._orphan_until_ms is not None and self._orphan_until_ms <= now_ms:
+            self.counters["orphaned_to_the_end"] += 1
+            return self._stop(now_ms + LAST_GRACE_MS, now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
         repeat_at_ms = self._introductions.wake_at_ms
@@ -396,7 +435,8 @@ class WorkerCore:
             return [self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")]
         self._hello_at_ms = now_ms + HELLO_EVERY_MS
         identity = self._identity
-        return [Send(AGENT, WorkerHello(identity.worker_id, identity.incarnation, identity.pid))]
+        slices = tuple(self._wanted.values())
+        return [Send(AGENT, WorkerHello(identity.worker_id, identity.incarnation, identity.pid, slices))]
 
     # ------------------------------------------------ ends
 

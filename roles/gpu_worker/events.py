@@ -17,6 +17,11 @@ class SchedulerAnswers:
 
 
 @dataclass(slots=True, frozen=True)
+class AgentGone:
+    """The agent's process has ended, and this worker may outlive it."""
+
+
+@dataclass(slots=True, frozen=True)
 class InputsCame:
     """One part's inputs, whose tensors the shell keeps as `payload`."""
 
@@ -41,6 +46,7 @@ WorkerEvent = (
     | Lost
     | Tick
     | SchedulerAnswers
+    | AgentGone
     | InputsCame
     | BatchRan
     | Loaded
@@ -73,6 +79,13 @@ class JoinScheduler:
     """Connect to the scheduler, instead of the one before if there was one."""
 
     addresses: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class WatchAgent:
+    """This process is the agent from now on."""
+
+    pid: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,4 +136,6 @@ class End:
     reason: str
 
 
-WorkerAction = Send | Load | Unload | JoinScheduler | KnowFrontends | Execute | Abort | Push | Release | End
+WorkerAction = (
+    Send | Load | Unload | JoinScheduler | WatchAgent | KnowFrontends | Execute | Abort | Push | Release | End
+)

@@ -17,6 +17,7 @@ from fabric.messages import AnyMessage, FrontendInfo, Inputs, SliceFailed, Slice
 from fabric.sockets import DealerLink, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver
+from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.core import AGENT, WorkerCore
 from roles.gpu_worker.events import (
     Abort,
@@ -30,6 +31,7 @@ from roles.gpu_worker.events import (
     Push,
     Release,
     Unload,
+    WatchAgent,
     WorkerAction,
     WorkerEvent,
 )
@@ -40,7 +42,7 @@ from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
-from roles.process import StopSignal, die_with_parent, set_up_logging
+from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_logging
 
 EMULATED = "emulated"
 
@@ -65,11 +67,18 @@ def run_worker(
 
     Raises ConfigError for an address that cannot be bound or connected to.
     """
-    die_with_parent()
+    outlived = outlive_parent()
+    if outlived is None:
+        die_with_parent()
+    agent_pid, outlive_ms = outlived or (0, 0.0)
     options = options or WorkerOptions()
     set_up_logging(worker_id, options.log_level)
     with StopSignal() as stop:
-        worker = _Worker(agent_address, worker_id, run_dir, options, stop)
+        watch = AgentWatch(outlive_ms)
+        watch.watch(agent_pid)
+        if outlived is not None and os.getppid() != agent_pid:
+            return 1  # it was gone before we watched it, and we host nothing
+        worker = _Worker(agent_address, worker_id, run_dir, options, stop, watch, outlive_ms)
         try:
             return worker.run()
         finally:
@@ -78,13 +87,21 @@ def run_worker(
 
 class _Worker:
     def __init__(
-        self, agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions, stop: StopSignal
+        self,
+        agent_address: str,
+        worker_id: str,
+        run_dir: Path,
+        options: WorkerOptions,
+        stop: StopSignal,
+        watch: AgentWatch,
+        outlive_ms: float,
     ) -> None:
         incarnation = new_incarnation()
         own = peer_id(worker_id, incarnation)
         self._options = options
         self._clock = options.clock
         self._stop = stop
+        self._watch = watch
         self._end: End | None = None
         self._pull = PullLink.bind([f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"])
         self._agent = DealerLink.connect(own, AGENT, [agent_address])
@@ -96,12 +113,13 @@ class _Worker:
         self._thread = ThreadExecutor(self._make_torch_device)
         self._executors: dict[SliceId, Executor] = {}
         self._core = WorkerCore(
-            WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses))
+            WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses)), outlive_ms
         )
         self._driver = Driver[WorkerEvent, WorkerAction](
             self._core,
             [
                 stop,
+                watch,
                 Translated(self._sleep, self._from_device),
                 Translated(self._thread, self._from_device),
                 PlainSource(self._agent, _from_agent),
@@ -123,6 +141,7 @@ class _Worker:
         self._driver.close()
         self._frontends.close()
         self._scheduler.close()
+        self._watch.close()
         self._agent.close()
         self._pull.close()
         self._sleep.close()
@@ -166,6 +185,8 @@ class _Worker:
             case Release(payloads):
                 for handle in payloads:
                     self._payloads.release(handle)
+            case WatchAgent(pid):
+                self._watch.watch(pid)
             case KnowFrontends(frontends):
                 self._know(frontends)
             case JoinScheduler(addresses):

@@ -14,15 +14,22 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
 - The scheduler is greeted until it answers with a `Want`: what is sent without a connection is lost.
+- Workers of a former agent of this host (`orphans`) are adopted when they say hello with what they host, under the
+  pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
+  settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
+- Where a GPU is shared through MPS, its daemon comes first: no worker starts there before it answers, and every
+  worker there ends with it (`daemons.py`).
 
-Here wanted and running are compared; `workers.py` brings processes through their lives, `reports.py` keeps what
-the scheduler was told.
+Here wanted and running are compared; `workers.py` brings processes through their lives, `daemons.py` those of MPS,
+`telemetry.py` has the GPUs sampled, `reports.py` keeps what the scheduler was told.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -39,9 +46,21 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.core import SCHEDULER, Heard, Lost, Send, Tick
-from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits
+from roles.node_agent.daemons import Daemons
+from roles.node_agent.events import (
+    AgentAction,
+    AgentEvent,
+    AgentLimits,
+    DaemonChecked,
+    GpusSampled,
+    Kill,
+    Orphan,
+    SharingPlan,
+    Warn,
+)
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.reports import Reports
+from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
@@ -49,37 +68,62 @@ EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
 
 
+@dataclass(slots=True, frozen=True)
+class AgentSelf:
+    """Who this agent is. `outlives`: its workers may outlive it."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    role_id: str = ""
+    pid: int = 0
+    outlives: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """What the agent finds at its start: devices, how each is shared, and what a former agent left."""
+
+    gpus: Sequence[GpuInfo]
+    sharing: Mapping[int, SharingPlan] = field(default_factory=dict)
+    orphans: Sequence[Orphan] = ()
+    daemons: Sequence[int] = ()
+    """GPUs whose MPS daemon still runs, under a guard that has been taken over."""
+
+
 class NodeAgentCore:
     """Reconciles wanted slices with running workers. Sans-IO: see `roles/core.py`."""
 
-    def __init__(
-        self,
-        node_id: NodeId,
-        incarnation: Incarnation,
-        gpus: Sequence[GpuInfo],
-        limits: AgentLimits | None = None,
-        *,
-        role_id: str = "",
-        pid: int = 0,
-    ) -> None:
+    def __init__(self, own: AgentSelf, found: Found, limits: AgentLimits | None = None) -> None:
+        limits = limits or AgentLimits()
         self.counters: Counter[str] = Counter()
-        self._node_id = node_id
-        self._role_id = role_id
-        self._pid = pid
-        self._incarnation = incarnation
-        self._gpus = tuple(gpus)
+        self._own = own
+        self._node_id = own.node_id
+        self._gpus = tuple(found.gpus)
+        self._limits = limits
         self._actions: list[AgentAction] = []
-        self._reports = Reports(node_id, self._actions)
-        self._workers = Workers(node_id, limits or AgentLimits(), self._reports, self._actions)
+        self._reports = Reports(own.node_id, self._actions)
+        self._daemons = Daemons(own.node_id, found.sharing, limits, self._actions, found.daemons)
+        self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
+        self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
+        self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
+        self._adopt_until_ms: float | None = None
+        self._strays: set[str] = set()
+        """Orphans that were killed and whose end is not known yet."""
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._hello_at_ms: float | None = None
         self._is_stopping = False
 
     def handle(self, event: AgentEvent, now_ms: float) -> Sequence[AgentAction]:
         """Take one event; answer what to do, in order."""
+        if self._orphans and self._adopt_until_ms is None:
+            self._adopt_until_ms = now_ms + self._limits.adopt_ms
         match event:
             case Tick():
                 self._on_tick(now_ms)
+            case DaemonChecked():
+                self._on_daemon_checked(event, now_ms)
+            case GpusSampled(samples):
+                self._watch.sampled(samples, now_ms)
             case Heard(peer, message) if peer == SCHEDULER:
                 self._on_scheduler(message, now_ms)
             case Heard(peer, message):
@@ -92,20 +136,30 @@ class NodeAgentCore:
                 self._on_scheduler_found(addresses, now_ms)
             case StopAsked():
                 self._on_stop(now_ms)
+        if self._is_stopping and self._workers.are_gone and not self._strays:
+            self._daemons.stop(now_ms)  # after the last of their clients
         actions = self._actions.copy()
         self._actions.clear()  # the same list stays: the parts of this core add to it
         return actions
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The next time limit, restart or hello."""
-        moments = (self._workers.wake_at_ms, self._hello_at_ms)
+        """The next time limit, restart, sample or hello."""
+        if self._orphans and self._adopt_until_ms is None:
+            return 0.0  # their time begins now
+        moments = (
+            self._workers.wake_at_ms,
+            self._daemons.wake_at_ms,
+            self._watch.wake_at_ms,
+            self._adopt_until_ms,
+            self._hello_at_ms,
+        )
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def is_stopped(self) -> bool:
         """Asked to stop, and nothing is left to wait for."""
-        return self._is_stopping and self._workers.are_gone
+        return self._is_stopping and self._workers.are_gone and self._daemons.are_gone and not self._strays
 
     # ------------------------------------------------------------ the scheduler's side
 
@@ -125,13 +179,22 @@ class NodeAgentCore:
                 self.counters["unexpected_in"] += 1
 
     def _hello(self, now_ms: float) -> None:
-        hello = NodeHello(self._node_id, self._incarnation, self._gpus, self._reports.alive())
+        if self._orphans:
+            self._hello_at_ms = self._adopt_until_ms
+            return
+        own = self._own
+        hello = NodeHello(own.node_id, own.incarnation, self._gpus, self._reports.alive(), own.outlives)
         self._actions.append(Send(SCHEDULER, hello))
         self._hello_at_ms = now_ms + HELLO_EVERY_MS
+        if self._daemons.listed():
+            self._watch.tell()
 
-    def _listed(self) -> StatusListed:
+    def _listed(self, now_ms: float) -> StatusListed:
         counters = {name: float(count) for name, count in self.counters.items()}
-        return StatusListed(self._role_id, self._pid, self._reports.listed(self._wanted), (), counters)
+        slices = self._reports.listed(self._wanted)
+        return StatusListed(
+            self._own.role_id, self._own.pid, slices, (), counters, self._watch.listed(now_ms)
+        )
 
     # ------------------------------------------------------------ wanted and running
 
@@ -140,6 +203,7 @@ class NodeAgentCore:
             return
         self._wanted = {spec.slice_id: spec for spec in message.slices}
         self._reports.compare(self._wanted)
+        self._sum_shares()
         for worker in self._workers:
             self._drop_unwanted(worker, now_ms)
         self._start_missing(now_ms)
@@ -164,6 +228,8 @@ class NodeAgentCore:
             problem = self._problem(spec)
             if problem:
                 self._reports.give_up(spec, problem)
+            elif self._daemons.is_held(spec.gpu):
+                self._reports.report(slice_id, "starting", f"waits for the MPS daemon of gpu {spec.gpu}")
             else:
                 missing.append(spec)
         for group in _groups(missing):
@@ -177,14 +243,39 @@ class NodeAgentCore:
             return f"gpu {spec.gpu} of node {self._node_id} is {devices[spec.gpu]}, not {spec.device}"
         return ""
 
+    def _sum_shares(self) -> None:
+        """More than a whole GPU is allowed, as neighbours are seldom busy at once; but it is said."""
+        sums = {gpu.gpu: 0.0 for gpu in self._gpus}
+        for spec in self._wanted.values():
+            if spec.gpu in sums:
+                sums[spec.gpu] += spec.share_percent or 0.0
+        for gpu, percent in sums.items():
+            # A hundredth for shares such as a third, thrice.
+            text = f"the shares of its slices add up to {percent:g} %" if percent > 100.01 else ""
+            if self._daemons.remark(gpu, text) and text:
+                self._actions.append(Warn(f"shares_over_100 gpu={gpu} sum_percent={percent:g}"))
+
+    # ------------------------------------------------------------ MPS
+
+    def _on_daemon_checked(self, checked: DaemonChecked, now_ms: float) -> None:
+        if self._daemons.checked(checked.gpu, checked.problem, checked.servers, now_ms):
+            self._on_daemons_changed([checked.gpu], now_ms)
+
+    def _on_daemons_changed(self, gpus: Iterable[int], now_ms: float) -> None:
+        for gpu in gpus:
+            if not self._daemons.is_mps(gpu):
+                self._workers.uproot(gpu, self._daemons.why_not(gpu), now_ms)
+        self._start_missing(now_ms)
+        self._watch.tell()
+
     # ------------------------------------------------------------ the workers' side
 
     def _on_worker(self, peer: PeerId, message: AnyMessage, now_ms: float) -> None:
         match message:
-            case WorkerHello(worker_id, incarnation):
-                self._on_greeting(peer, worker_id, incarnation, now_ms)
+            case WorkerHello():
+                self._on_greeting(peer, message, now_ms)
             case StatusAsked():
-                self._actions.append(Send(peer, self._listed()))
+                self._actions.append(Send(peer, self._listed(now_ms)))
             case SliceReady() | SliceFailed():
                 worker = self._workers.at(peer)
                 if worker is None or worker.is_ending:
@@ -196,13 +287,37 @@ class NodeAgentCore:
             case _:
                 self.counters["unexpected_in"] += 1
 
-    def _on_greeting(self, peer: PeerId, worker_id: str, incarnation: Incarnation, now_ms: float) -> None:
-        worker = self._workers.named(worker_id)
-        if worker is None:
+    def _on_greeting(self, peer: PeerId, hello: WorkerHello, now_ms: float) -> None:
+        orphan = self._orphans.get(hello.worker_id)
+        worker = self._workers.named(hello.worker_id)
+        if orphan is not None:
+            self._on_orphan(peer, orphan, hello, now_ms)
+        elif worker is not None:
+            self._workers.greet(worker, peer, hello.incarnation, hello.pid, now_ms)
+        else:
             self.counters["unexpected_in"] += 1
             self._actions.append(Send(peer, Stop(0.0)))  # nobody's child: of no use to anyone
-            return
-        self._workers.greet(worker, peer, incarnation, now_ms)
+
+    def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
+        if (hello.incarnation, hello.pid) != (orphan.incarnation, orphan.pid) or not hello.slices:
+            self.counters["unexpected_in"] += 1
+            self._send_away(orphan.worker_id)
+        else:
+            del self._orphans[orphan.worker_id]
+            self.counters["workers_adopted"] += 1
+            self._workers.adopt(orphan, hello.slices, peer, _number(orphan.worker_id), now_ms)
+        self._settle_orphans(now_ms)
+
+    def _send_away(self, worker_id: str) -> None:
+        del self._orphans[worker_id]
+        self._strays.add(worker_id)
+        self._actions.append(Kill(worker_id))
+
+    def _settle_orphans(self, now_ms: float) -> None:
+        if not self._orphans and self._adopt_until_ms is not None:
+            self._adopt_until_ms = None
+            if self._workers.scheduler_addresses and not self._is_stopping:
+                self._hello(now_ms)
 
     def _on_news(self, worker: Worker, message: SliceReady | SliceFailed, now_ms: float) -> None:
         slice_id, incarnation = message.slice_id, message.incarnation
@@ -217,9 +332,21 @@ class NodeAgentCore:
                 self._reports.give_up(worker.slices.pop(slice_id), reason, incarnation)
                 self._workers.end_if_unwanted(worker, now_ms)
 
-    def _on_exit(self, worker_id: str, code: int, last_words: str, now_ms: float) -> None:
-        worker = self._workers.named(worker_id)
-        assert worker is not None, "only our own children are watched"
+    def _on_exit(self, name: str, code: int, last_words: str, now_ms: float) -> None:
+        gpu = self._daemons.gpu_of(name)
+        if gpu is not None:
+            self.counters["daemons_exited"] += 1
+            said = " | ".join(last_words.strip().splitlines()[-2:])
+            self._daemons.exited(gpu, code, said, now_ms)
+            self._on_daemons_changed([gpu], now_ms)
+            return
+        if name in self._strays or name in self._orphans:
+            self._strays.discard(name)
+            self._orphans.pop(name, None)
+            self._settle_orphans(now_ms)
+            return
+        worker = self._workers.named(name)
+        assert worker is not None, "only our own processes are watched"
         self.counters["workers_exited"] += 1
         self._workers.exited(worker, code, last_words, now_ms)
         if not worker.slices:
@@ -228,17 +355,34 @@ class NodeAgentCore:
     # ------------------------------------------------------------ time, and the end
 
     def _on_tick(self, now_ms: float) -> None:
+        down = self._daemons.tick(now_ms)
+        if down:
+            self._on_daemons_changed(down, now_ms)
+        self._watch.tick(now_ms)
         self._workers.tick(now_ms)
+        if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
+            for worker_id in list(self._orphans):
+                self._send_away(worker_id)
+            self._settle_orphans(now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             self._hello(now_ms)
 
     def _on_stop(self, now_ms: float) -> None:
         self._is_stopping = True
+        for worker_id in list(self._orphans):
+            self._send_away(worker_id)
+        self._adopt_until_ms = None
         self._wanted.clear()
         self._reports.stop_all("its node agent stops")
         for worker in self._workers:
             worker.slices.clear()
             self._workers.end_if_unwanted(worker, now_ms)
+
+
+def _number(worker_id: str) -> int:
+    """The number at the end of a worker's id: a new agent counts on from the highest one it adopts."""
+    found = re.search(r"\d+$", worker_id)
+    return int(found[0]) if found else 0
 
 
 def _groups(specs: Iterable[SliceSpec]) -> list[list[SliceSpec]]:

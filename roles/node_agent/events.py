@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fabric.messages import SliceSpec
+from fabric.ids import Incarnation
+from fabric.messages import GpuSample, SliceSpec
 from roles.core import Heard, Lost, Send, Tick
 from roles.restarts import RestartRule
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
@@ -20,14 +21,58 @@ class AgentLimits:
     terminate_ms: float = 2_000.0
     kill_ms: float = 2_000.0
     restart: RestartRule = field(default_factory=RestartRule)
+    adopt_ms: float = 3_000.0  # for the workers of a former agent to say hello to this one
+    sample_ms: float = 1_000.0
+    daemon_start_ms: float = 15_000.0  # its guard may have to wait for the end of a former one
+    daemon_look_ms: float = 100.0
+    daemon_check_ms: float = 2_000.0
+    daemon_misses_max: int = 3
+    daemon_end_ms: float = 8_000.0
+    client_end_ms: float = 5_000.0  # for a worker to leave its GPU through the daemon, before its signal
+
+
+@dataclass(slots=True, frozen=True)
+class SharingPlan:
+    """How a GPU should be shared. `mode`: mps | time-sharing | mig; `reason` says why not mps, or no shares."""
+
+    mode: str
+    reason: str = ""
+    has_shares: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Orphan:
+    """A worker of a former agent of this host that still runs, as that agent wrote it down."""
+
+    worker_id: str
+    pid: int
+    incarnation: Incarnation
+    is_mps: bool
+
+
+@dataclass(slots=True, frozen=True)
+class DaemonChecked:
+    """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered."""
+
+    gpu: int
+    problem: str
+    servers: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class GpusSampled:
+    """What the GPUs' sensors said."""
+
+    samples: tuple[GpuSample, ...]
 
 
 @dataclass(slots=True, frozen=True)
 class Spawn:
-    """Start a worker process for these slices (they are of one device)."""
+    """Start a worker process for these slices (they are of one device), as a client of MPS or not."""
 
     worker_id: str
     slices: tuple[SliceSpec, ...]
+    is_mps: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,10 +84,44 @@ class Terminate:
 
 @dataclass(slots=True, frozen=True)
 class Kill:
-    """SIGKILL."""
+    """SIGKILL. `at_once`: there is no daemon any more through which it could leave its GPU first."""
 
     worker_id: str
+    at_once: bool = False
 
 
-AgentEvent = Heard | Lost | SchedulerFound | ProcessExited | StopAsked | Tick
-AgentAction = Spawn | Terminate | Kill | Send
+@dataclass(slots=True, frozen=True)
+class Remember:
+    """Write a worker down, so that the next agent can tell it from a stranger."""
+
+    worker: Orphan
+
+
+@dataclass(slots=True, frozen=True)
+class StartDaemon:
+    """Start the guard of a GPU's MPS daemon."""
+
+    gpu: int
+
+
+@dataclass(slots=True, frozen=True)
+class CheckDaemon:
+    """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows."""
+
+    gpu: int
+
+
+@dataclass(slots=True, frozen=True)
+class SampleGpus:
+    """Read the GPUs' sensors: `GpusSampled` follows."""
+
+
+@dataclass(slots=True, frozen=True)
+class Warn:
+    """Something a person should read, though everything goes on. `text` is logfmt."""
+
+    text: str
+
+
+AgentEvent = Heard | Lost | SchedulerFound | ProcessExited | StopAsked | DaemonChecked | GpusSampled | Tick
+AgentAction = Spawn | Terminate | Kill | Send | Remember | StartDaemon | CheckDaemon | SampleGpus | Warn

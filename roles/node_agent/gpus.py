@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from fabric.errors import ConfigError
 from fabric.messages import GpuInfo
 from roles.cluster import NodeConfig
+from roles.node_agent.discovery import Nvml, NvmlUnavailable
 
 
-def discover(node: NodeConfig) -> tuple[GpuInfo, ...]:
+def open_nvml(node: NodeConfig) -> Nvml | None:
+    """For a node of NVIDIA GPUs; None for the others. NvmlUnavailable says which node, and what to do."""
+    if node.device != "cuda":
+        return None
+    try:
+        return Nvml.open()
+    except NvmlUnavailable as error:
+        raise NvmlUnavailable(_advised(node, error)) from error
+
+
+def discover(node: NodeConfig, nvml: Nvml | None) -> tuple[GpuInfo, ...]:
     """The node's devices in its own order. ConfigError where a real one that was promised is not there."""
-    if node.device == "cuda":
-        return _cuda_gpus(node)
-    memory_bytes = _host_memory_bytes() if node.device == "cpu" else node.memory_bytes
-    return tuple(GpuInfo(gpu, node.gpu_type, node.device, memory_bytes) for gpu in range(node.gpus))
+    if nvml is None:
+        memory_bytes = _host_memory_bytes() if node.device == "cpu" else node.memory_bytes
+        return tuple(GpuInfo(gpu, node.gpu_type, node.device, memory_bytes) for gpu in range(node.gpus))
+    try:
+        count = nvml.count()
+        if count < node.gpus:
+            raise ConfigError(
+                f"node {node.host}: the configuration says {node.gpus} cuda GPUs, this host has {count}; "
+                f"say gpus: {count}, or device: cpu or emulated"
+            )
+        return tuple(nvml.describe(gpu, node.gpu_type) for gpu in range(node.gpus))
+    except NvmlUnavailable as error:
+        raise NvmlUnavailable(_advised(node, error)) from error
 
 
-def _cuda_gpus(node: NodeConfig) -> tuple[GpuInfo, ...]:
-    memories_bytes = _nvml_memories_bytes(node.host)
-    if len(memories_bytes) < node.gpus:
-        raise ConfigError(
-            f"node {node.host}: the configuration says {node.gpus} cuda GPUs, this host has "
-            f"{len(memories_bytes)}; say gpus: {len(memories_bytes)}, or device: cpu or emulated"
-        )
-    return tuple(
-        GpuInfo(gpu, node.gpu_type, "cuda", memory_bytes)
-        for gpu, memory_bytes in enumerate(memories_bytes[: node.gpus])
+def _advised(node: NodeConfig, error: NvmlUnavailable) -> str:
+    return (
+        f"node {node.host}: device cuda cannot be served: {error}; "
+        "say device: cpu or device: emulated for this node"
     )
-
-
-def _nvml_memories_bytes(host: str) -> Sequence[int]:
-    """Bytes of every GPU that the driver shows; ConfigError when there is no driver to ask."""
-    advice = "say device: cpu or device: emulated for this node"
-    try:
-        import pynvml  # noqa: PLC0415  an extra: only hosts with GPUs need it
-    except ImportError as error:
-        raise ConfigError(
-            f"node {host}: device cuda needs the package nvidia-ml-py (pip install 'tenuto[worker]'), or {advice}"
-        ) from error
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise ConfigError(f"node {host}: no usable NVIDIA GPU or driver here ({error}); {advice}") from error
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(pynvml.nvmlDeviceGetCount())]
-        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
-    except pynvml.NVMLError as error:
-        raise ConfigError(f"node {host}: a GPU cannot be asked ({error}); {advice}") from error
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _host_memory_bytes() -> int:

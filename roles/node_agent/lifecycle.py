@@ -11,6 +11,8 @@
     └──────EXITED────────────── KILLED ──OVERDUE──▶ ABANDONED
 ```
 
+UPROOTED leads from STARTING, LOADING and SERVING straight to KILLED.
+
 Every state but SERVING and ABANDONED has a time limit, so no child can hold its agent up. EXITED leads from
 every state that has a process to WAITING (it is still wanted) or out of the table.
 """
@@ -42,6 +44,7 @@ class Step(Enum):
     GREETED = auto()
     SETTLED = auto()
     BROKE = auto()
+    UPROOTED = auto()
     END = auto()
     OVERDUE = auto()
     EXITED = auto()
@@ -59,6 +62,10 @@ NEXT: Final[Mapping[tuple[WorkerState, Step], WorkerState]] = {
     # Its device broke and it says so: it ends by itself, and is made to if it does not.
     (WorkerState.LOADING, Step.BROKE): WorkerState.TERMINATING,
     (WorkerState.SERVING, Step.BROKE): WorkerState.TERMINATING,
+    # Its GPU's MPS daemon is gone: what it computes from here on it computes without its share.
+    (WorkerState.STARTING, Step.UPROOTED): WorkerState.KILLED,
+    (WorkerState.LOADING, Step.UPROOTED): WorkerState.KILLED,
+    (WorkerState.SERVING, Step.UPROOTED): WorkerState.KILLED,
     (WorkerState.STOPPING, Step.OVERDUE): WorkerState.TERMINATING,
     (WorkerState.TERMINATING, Step.OVERDUE): WorkerState.KILLED,
     (WorkerState.KILLED, Step.OVERDUE): WorkerState.ABANDONED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +14,47 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import new_incarnation, peer_id
 from fabric.link import Received
+from fabric.messages import SliceSpec
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
 from roles.core import SCHEDULER, Heard, Send
 from roles.drive import Driver
 from roles.environment import RunDir
-from roles.hearing import PlainSource
-from roles.node_agent.core import NodeAgentCore
-from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
-from roles.node_agent.gpus import discover
-from roles.process import RunFile, StopSignal, StopSource, remove_run_file, write_run_file
+from roles.hearing import PlainSource, Translated
+from roles.identities import identity_of
+from roles.node_agent.aside import Aside
+from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.events import (
+    AgentAction,
+    AgentEvent,
+    AgentLimits,
+    CheckDaemon,
+    DaemonChecked,
+    GpusSampled,
+    Kill,
+    Orphan,
+    Remember,
+    SampleGpus,
+    Spawn,
+    StartDaemon,
+    Terminate,
+    Warn,
+)
+from roles.node_agent.gpus import discover, open_nvml
+from roles.node_agent.orphans import WorkerRecords
+from roles.node_agent.pins import CorePins, cores_of, pin
+from roles.node_agent.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
+from roles.process import (
+    OUTLIVE_VARIABLE,
+    RunFile,
+    StopSignal,
+    StopSource,
+    remove_run_file,
+    write_run_file,
+)
 from roles.processes import Processes
 from roles.scheduler_door import SchedulerDoor
+from roles.upkeep import ProcessExited
 
 log = logging.getLogger("tenuto")
 
@@ -42,6 +72,8 @@ class AgentOptions:
     limits: AgentLimits = field(default_factory=AgentLimits)
     command: Callable[[str, str, Path], Sequence[str]] = worker_command
     clock: Clock = field(default_factory=MonotonicClock)
+    sharing: SharingOptions = field(default_factory=SharingOptions)
+    outlive_ms: float = OUTLIVE_MS
 
 
 def run_node_agent(
@@ -62,19 +94,37 @@ class _Agent:
     def __init__(self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal) -> None:
         incarnation = new_incarnation()
         role_id = role_id_of_node(node.host)
-        gpus = discover(node)
+        own = identity_of(os.getpid())
+        assert own is not None, "we are alive"
+        self._own = own
+        self._nvml = open_nvml(node)
+        gpus = discover(node, self._nvml)
+        self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
+        self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
         self._scheduler = SchedulerDoor(peer_id(role_id, incarnation), run_dir, options.clock)
         self._processes = Processes()
+        self._aside: Aside[Answer] = Aside()
+        self._pins = CorePins(node.pin_cores)
+        self._sharing = Sharing(node, gpus, run_dir, options.sharing, self._outlive_ms)
+        self._records = WorkerRecords(run_dir, node.host)
         self._core = NodeAgentCore(
-            node.node_id, incarnation, gpus, options.limits, role_id=role_id, pid=os.getpid()
+            AgentSelf(node.node_id, incarnation, role_id, os.getpid(), node.workers_outlive_agent),
+            Found(gpus, self._sharing.plans, *self._take_over()),
+            options.limits,
         )
         self._driver = Driver[AgentEvent, AgentAction](
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
-            [StopSource(stop), PlainSource(self._link, _from_worker), self._scheduler, self._processes],
+            [
+                StopSource(stop),
+                PlainSource(self._link, _from_worker),
+                self._scheduler,
+                Translated(self._aside, self._from_aside),
+                Translated(self._processes, self._from_process),
+            ],
             self._perform,
             options.clock,
         )
@@ -87,12 +137,29 @@ class _Agent:
             self._driver.run(lambda: self._core.is_stopped)
         finally:
             remove_run_file(self._run_dir, self._run_file)
+        self._sharing.remove()
+        self._records.remove()
 
     def close(self) -> None:
+        self._sharing.release(self._processes)
         self._processes.close()
         self._driver.close()
+        self._aside.close()
         self._scheduler.close()
         self._link.close()
+        if self._nvml is not None:
+            self._nvml.close()
+
+    def _take_over(self) -> tuple[Sequence[Orphan], Sequence[int]]:
+        """What a former agent of this host left: adopted where that is wanted, else ended."""
+        is_adopting = self._outlive_ms > 0
+        daemons = self._sharing.take_over(self._processes, self._own) if is_adopting else []
+        records = self._records.take_over(self._processes, daemons, is_adopting=is_adopting)
+        for record in records:
+            self._pins.note(record.orphan.worker_id, cores_of(record.identity.pid))
+            if record.gpu is not None:
+                self._sharing.joined(record.orphan.worker_id, record.gpu)
+        return [record.orphan for record in records], daemons
 
     def _perform(self, action: AgentAction) -> None:
         match action:
@@ -100,13 +167,74 @@ class _Agent:
                 self._scheduler.send(message)
             case Send(peer, message):
                 self._link.send(peer, message)  # refused: it is ending, or its time limit will end it
-            case Spawn(worker_id):
-                command = self._command(self._link.addresses[0], worker_id, self._run_dir)
-                self._processes.spawn(worker_id, command)
+            case Spawn(worker_id, slices, is_mps):
+                self._spawn(worker_id, slices, is_mps=is_mps)
             case Terminate(worker_id):
-                self._processes.terminate(worker_id)
+                self._end(worker_id, signal.SIGTERM)
+            case Kill(name, at_once=True):
+                self._processes.kill(name)
             case Kill(worker_id):
-                self._processes.kill(worker_id)
+                self._end(worker_id, signal.SIGKILL)
+            case Remember(worker):
+                if self._outlive_ms:
+                    self._records.write(worker, self._sharing.gpu_of(worker.worker_id))
+            case StartDaemon(gpu):
+                self._sharing.start(gpu, self._processes, self._own)
+            case CheckDaemon(gpu):
+                self._sharing.check(gpu, self._aside)
+            case SampleGpus():
+                self._aside.run(self._sample)
+            case Warn(text):
+                log.warning(text)
+
+    def _spawn(self, worker_id: str, slices: Sequence[SliceSpec], *, is_mps: bool) -> None:
+        command = self._command(self._link.addresses[0], worker_id, self._run_dir)
+        environment = self._sharing.environment(slices[0], is_mps=is_mps)
+        if self._outlive_ms:
+            environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"
+        self._processes.spawn(worker_id, command, environment)
+        pid = self._processes.pid(worker_id)
+        if pid is None:
+            return  # could not be started, which is on its way to the core
+        if is_mps:
+            self._sharing.joined(worker_id, slices[0].gpu)
+        cores = self._pins.take(worker_id)
+        if cores is not None:
+            pin(pid, cores)
+            log.info("worker_pinned worker=%s cores=%s", worker_id, ",".join(map(str, sorted(cores))))
+            if self._pins.are_shared:
+                log.warning("cores_shared worker=%s: more workers than cores to pin them to", worker_id)
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        """A client of MPS leaves its GPU first: a process killed in the middle of a kernel takes others along."""
+        if not self._sharing.end_client(name, self._processes.pid(name), number, self._aside):
+            self._signal(name, number)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        if number == signal.SIGKILL:
+            self._processes.kill(name)
+        else:
+            self._processes.terminate(name)
+
+    def _from_aside(self, answer: Answer) -> AgentEvent | None:
+        match answer:
+            case ClientEnded(worker_id, number, problem):
+                if problem:
+                    log.warning("client_not_terminated worker=%s reason=%r", worker_id, problem)
+                self._signal(worker_id, number)
+                return None
+            case DaemonChecked() | GpusSampled():
+                return answer
+
+    def _from_process(self, exited: ProcessExited) -> ProcessExited:
+        self._pins.give_back(exited.name)
+        self._sharing.left(exited.name)
+        self._records.forget(exited.name)
+        return exited
+
+    def _sample(self) -> GpusSampled:
+        assert self._nvml is not None, "only NVIDIA GPUs are sampled"
+        return GpusSampled(tuple(map(self._nvml.sample, self._gpus)))
 
 
 def _from_worker(received: Received) -> Heard | None:

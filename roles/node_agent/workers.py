@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
 from fabric.messages import AnyMessage, Host, SliceSpec, Stop
 from roles.core import Send
-from roles.node_agent.events import AgentAction, AgentLimits, Kill, Spawn, Terminate
+from roles.node_agent.daemons import Daemons
+from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
 from roles.node_agent.reports import NOT_BORN, REASON_CHARS_MAX, Reports
 from roles.restarts import Restarts
+from roles.upkeep import EXIT_UNKNOWN
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
@@ -29,6 +31,14 @@ class Worker:
     """Everything the process was started with, wanted or not."""
     peer: PeerId | None = None
     end_reason: str = ""
+    is_mps: bool = False
+    is_uprooted: bool = False
+    """It was ended for want of its MPS daemon, which is no failure of its own."""
+
+    @property
+    def gpu(self) -> int | None:
+        """The real GPU it is on; None: an emulated one, or none."""
+        return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
 
     @property
     def is_ending(self) -> bool:
@@ -40,7 +50,13 @@ class Workers:
     """Starts, restarts and ends worker processes. What to do goes to `actions`, the core's own list."""
 
     def __init__(
-        self, node_id: NodeId, limits: AgentLimits, reports: Reports, actions: list[AgentAction]
+        self,
+        node_id: NodeId,
+        limits: AgentLimits,
+        reports: Reports,
+        daemons: Daemons,
+        actions: list[AgentAction],
+        agent_pid: int,
     ) -> None:
         self.scheduler_addresses: tuple[str, ...] = ()
         self._node_id = node_id
@@ -54,6 +70,8 @@ class Workers:
             WorkerState.KILLED: limits.kill_ms,
         }
         self._reports = reports
+        self._daemons = daemons
+        self._agent_pid = agent_pid
         self._actions = actions
         self._all: list[Worker] = []
         self._spawned = 0
@@ -65,7 +83,11 @@ class Workers:
     @property
     def wake_at_ms(self) -> float | None:
         """The next time limit or restart."""
-        limits = (worker.limit_at_ms for worker in self._all if worker.limit_at_ms is not None)
+        limits = (
+            worker.limit_at_ms
+            for worker in self._all
+            if worker.limit_at_ms is not None and not self._is_held(worker)
+        )
         return min(limits, default=None)
 
     @property
@@ -100,13 +122,29 @@ class Workers:
         self._all.append(worker)
         self._spawn(worker, now_ms)
 
-    def greet(self, worker: Worker, peer: PeerId, incarnation: Incarnation, now_ms: float) -> None:
+    def greet(self, worker: Worker, peer: PeerId, incarnation: Incarnation, pid: int, now_ms: float) -> None:
         """It said hello: tell it what to host."""
         if worker.state is not WorkerState.STARTING:
             return  # said twice, or already on its way out
         worker.peer = peer
+        self._actions.append(Remember(Orphan(worker.worker_id, pid, incarnation, worker.is_mps)))
         for slice_id in worker.slices:
             self._reports.report(slice_id, "starting", incarnation=incarnation)
+        self._step(worker, Step.GREETED, now_ms)
+        self.tell_what_to_host(worker)
+
+    def adopt(
+        self, orphan: Orphan, slices: Iterable[SliceSpec], peer: PeerId, numbered: int, now_ms: float
+    ) -> None:
+        """A worker of a former agent serves on under this one, which it tells anew what is ready."""
+        hosted = {spec.slice_id: spec for spec in slices}
+        worker = Worker(orphan.worker_id, hosted, Restarts(self._limits.restart), is_mps=orphan.is_mps)
+        worker.holding, worker.peer = frozenset(hosted), peer
+        self._all.append(worker)
+        self._spawned = max(self._spawned, numbered)
+        for slice_id in hosted:
+            self._reports.report(slice_id, "starting", incarnation=orphan.incarnation)
+        self._step(worker, Step.START, now_ms)
         self._step(worker, Step.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
@@ -118,19 +156,46 @@ class Workers:
     def tell_what_to_host(self, worker: Worker) -> None:
         """Tell it anew, if it was told before: something of it has changed."""
         if worker.state in TOLD:
-            self._send(worker, Host(self._node_id, tuple(worker.slices.values()), self.scheduler_addresses))
+            slices = tuple(worker.slices.values())
+            self._send(worker, Host(self._node_id, slices, self.scheduler_addresses, self._agent_pid))
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:
         self._spawned += 1
         worker.worker_id = f"worker-{self._node_id}-{self._spawned}"
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
+        worker.is_uprooted = False
+        gpu = worker.gpu
+        worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
         self._step(worker, Step.START, now_ms)
-        self._actions.append(Spawn(worker.worker_id, tuple(worker.slices.values())))
+        self._actions.append(Spawn(worker.worker_id, tuple(worker.slices.values()), worker.is_mps))
+        if gpu is not None and not self._daemons.enforces_shares(gpu):
+            self._warn_of_shares(worker, gpu)
         for slice_id in worker.slices:
             self._reports.report(slice_id, "starting", incarnation=NOT_BORN)
 
+    def _warn_of_shares(self, worker: Worker, gpu: int) -> None:
+        for spec in worker.slices.values():
+            if spec.share_percent is not None and spec.share_percent < 100.0:
+                why = self._daemons.why_not(gpu)
+                self._actions.append(
+                    Warn(
+                        f"share_not_enforced slice={spec.slice_id} share_percent={spec.share_percent:g} reason={why!r}"
+                    )
+                )
+
     # ------------------------------------------------------------ ending
+
+    def uproot(self, gpu: int, reason: str, now_ms: float) -> None:
+        """The MPS daemon of a GPU is gone: its clients end now, and start again when it is back."""
+        for worker in self._all:
+            if not worker.is_mps or worker.gpu != gpu or (worker.state, Step.UPROOTED) not in NEXT:
+                continue
+            worker.is_uprooted, worker.end_reason = True, reason[:REASON_CHARS_MAX]
+            for slice_id in worker.slices:
+                self._reports.report(slice_id, "lost", worker.end_reason)
+            self._step(worker, Step.UPROOTED, now_ms)
+            self._actions.append(Kill(worker.worker_id, at_once=True))
 
     def end_if_unwanted(self, worker: Worker, now_ms: float) -> None:
         """In order: by a message where it can hear one."""
@@ -160,6 +225,9 @@ class Workers:
         if not worker.slices:
             self._all.remove(worker)
             return
+        if worker.is_uprooted:  # told already; its next start waits for the daemon
+            worker.limit_at_ms = now_ms
+            return
         reason = _reason(worker.end_reason or _ending(code), last_words)
         for slice_id in worker.slices:
             self._reports.report(slice_id, "lost", reason)
@@ -178,7 +246,8 @@ class Workers:
     def tick(self, now_ms: float) -> None:
         """Start again whose pause is over, be harder on who is overdue."""
         for worker in self:
-            if worker.limit_at_ms is not None and worker.limit_at_ms <= now_ms:
+            is_due = worker.limit_at_ms is not None and worker.limit_at_ms <= now_ms
+            if is_due and not self._is_held(worker):
                 self._on_overdue(worker, now_ms)
 
     def _on_overdue(self, worker: Worker, now_ms: float) -> None:
@@ -206,9 +275,16 @@ class Workers:
 
     # ------------------------------------------------------------ small things
 
+    def _is_held(self, worker: Worker) -> bool:
+        """Whether it waits for the MPS daemon of its GPU."""
+        gpu = worker.gpu
+        return worker.state is WorkerState.WAITING and gpu is not None and self._daemons.is_held(gpu)
+
     def _step(self, worker: Worker, step: Step, now_ms: float) -> None:
         worker.state = NEXT[worker.state, step]
         limit_ms = self._limit_ms.get(worker.state)
+        if worker.is_mps and worker.state in (WorkerState.TERMINATING, WorkerState.KILLED):
+            limit_ms = self._limit_ms[worker.state] + self._limits.client_end_ms
         worker.limit_at_ms = None if limit_ms is None else now_ms + limit_ms
 
     def _send(self, worker: Worker, message: AnyMessage) -> None:
@@ -217,6 +293,8 @@ class Workers:
 
 
 def _ending(code: int) -> str:
+    if code == EXIT_UNKNOWN:
+        return "its worker, adopted from a former agent, ended"
     return f"its worker was killed by signal {-code}" if code < 0 else f"its worker exited with code {code}"
 
 

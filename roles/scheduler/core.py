@@ -25,6 +25,7 @@ from fabric.messages import (
     SliceReady,
     StatusAsked,
     StatusListed,
+    Telemetry,
     Want,
     Withdraw,
 )
@@ -33,7 +34,7 @@ from roles.core import Heard, Lost, Send, Tick
 from roles.scheduler.batches import Batches, Counters, by_frontend
 from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.corrections import LatenessGuard
-from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
+from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, NodeRecord, SliceRecord
 from roles.scheduler.news import News
 from roles.scheduler.settings import SchedulerSettings
 
@@ -67,6 +68,7 @@ class SchedulerCore:
             NodeHello: self._on_node_hello,
             SliceReady: self._on_slice_ready,
             SliceChanged: self._on_slice_changed,
+            Telemetry: self._on_telemetry,
             Ping: self._on_ping,
             StatusAsked: self._on_status_asked,
         }
@@ -177,6 +179,7 @@ class SchedulerCore:
     ) -> Sequence[Send]:
         del late_ms
         self._fleet.nodes[message.node_id] = peer
+        self._fleet.devices[message.node_id] = NodeRecord(message.gpus, message.workers_outlive_agent)
         alive = {status.slice_id: status for status in message.slices}
         gone = []
         for record in self._fleet.slices_on(message.node_id):
@@ -257,8 +260,19 @@ class SchedulerCore:
         gone = self._fleet.slices_of(peer)
         for node_id in [node_id for node_id, known in self._fleet.nodes.items() if known == peer]:
             del self._fleet.nodes[node_id]
-            gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
+            if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
+                gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
         return self._slices_down(gone, LOST, reason, now_ms)
+
+    def _on_telemetry(
+        self, peer: PeerId, message: Telemetry, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        record = self._fleet.devices.get(message.node_id)
+        if record is not None and self._fleet.nodes.get(message.node_id) == peer:
+            record.sharing = {one.gpu: one for one in message.sharing}
+            record.samples = {sample.gpu: sample for sample in message.samples}
+            record.sampled_at_ms = now_ms - late_ms if message.samples else record.sampled_at_ms
+        return _NOTHING
 
     # ------------------------------------------------------------ questions
 
@@ -269,7 +283,7 @@ class SchedulerCore:
     def _on_status_asked(
         self, peer: PeerId, message: StatusAsked, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
-        del message, late_ms, now_ms
+        del message, late_ms
         settings = self._settings
         listed = StatusListed(
             settings.role_id,
@@ -277,5 +291,6 @@ class SchedulerCore:
             tuple(self._fleet.reports()),
             self._fleet.models(),
             asdict(self._counters),
+            self._fleet.gpu_reports(now_ms),
         )
         return [Send(peer, listed)]

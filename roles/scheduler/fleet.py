@@ -14,6 +14,10 @@ from fabric.messages import (
     Directory,
     FrontendHello,
     FrontendInfo,
+    GpuInfo,
+    GpuReport,
+    GpuSample,
+    GpuSharing,
     ModelInfo,
     ReplicaInfo,
     SliceInfo,
@@ -44,6 +48,18 @@ class SliceRecord:
     requests: int = 0
 
 
+@dataclass(slots=True)
+class NodeRecord:
+    """What a node's agent said of itself and its GPUs."""
+
+    gpus: tuple[GpuInfo, ...]
+    is_outlived: bool = False
+    """The loss of this agent is not the loss of its workers."""
+    samples: Mapping[int, GpuSample] = field(default_factory=dict)
+    sharing: Mapping[int, GpuSharing] = field(default_factory=dict)
+    sampled_at_ms: float | None = None
+
+
 class Fleet:
     """The believed cluster. `version` counts changes that others must hear of."""
 
@@ -56,6 +72,8 @@ class Fleet:
         self.frontend_ids: dict[PeerId, FrontendId] = {}
         """Of the living incarnations only."""
         self.nodes: dict[NodeId, PeerId] = {}
+        self.devices: dict[NodeId, NodeRecord] = {}
+        """Kept when the agent is lost: its age says so."""
         self._slo_ms = slo_ms
         self.replicas = dict.fromkeys(slo_ms, 0)
         """Ready slices that host each model."""
@@ -169,6 +187,20 @@ class Fleet:
             )
             for slice_id, record in self.slices.items()
         ]
+
+    def gpu_reports(self, now_ms: float) -> tuple[GpuReport, ...]:
+        """Each GPU, for people."""
+        return tuple(
+            GpuReport(
+                node_id,
+                info,
+                record.sharing.get(info.gpu),
+                record.samples.get(info.gpu),
+                None if record.sampled_at_ms is None else now_ms - record.sampled_at_ms,
+            )
+            for node_id, record in self.devices.items()
+            for info in record.gpus
+        )
 
     def _shared(
         self, replicas: tuple[ReplicaInfo, ...]

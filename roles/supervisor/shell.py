@@ -37,8 +37,9 @@ from roles.supervisor.home import run_files
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
 SETTLED_STATES = ("ready", "failed")
-# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL (`AgentLimits`); more is stuck.
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 8_000.0, 2_000.0
+# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
+# (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
 
 log = logging.getLogger("tenuto")
 

@@ -2,89 +2,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fabric.client import ask_status
-from fabric.ids import ModelId, PeerId, SliceId
-from fabric.messages import ModelSpec, NodeHello, Ping, Pong, SliceChanged, SliceSpec, Want
-from fabric.sockets import RouterLink
-from roles.process import RunFile, child_environment, read_run_file, write_run_file
-from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
-
-AGENT_SCRIPT = Path(__file__).with_name("stand_in_agent.py")
+from fabric.ids import ModelId, SliceId
+from fabric.messages import ModelSpec, SliceSpec
+from roles.process import read_run_file
+from tests.integration.agent_stage import Stage
+from tests.integration.proc import CLOCK, until, zombies_of
 
 
 def spec(name: str, how: str = "serve", gpu: int = 0) -> SliceSpec:
     return SliceSpec(SliceId(name), gpu, "cpu", None, (ModelSpec(ModelId(how), 50.0, 1),))
-
-
-class Stage:
-    """A real agent with real child processes; the scheduler is this test."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.hellos: list[NodeHello] = []
-        self.changes: list[SliceChanged] = []
-        self.agent_peer = PeerId("")
-        self.wanted: tuple[SliceSpec, ...] = ()
-        self.open_scheduler("one")
-        environment = child_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        self.agent = subprocess.Popen([sys.executable, str(AGENT_SCRIPT), str(run_dir)], env=environment)
-        until(self.heard_hello, what="a hello")
-
-    def open_scheduler(self, incarnation: str) -> None:
-        self.link = RouterLink.bind([f"ipc://{self.run_dir}/scheduler-{incarnation}"])
-        addresses = {"control": list(self.link.addresses)}
-        write_run_file(self.run_dir, RunFile("scheduler-0", os.getpid(), incarnation, addresses))
-
-    def listen(self) -> None:
-        for received in self.link.receive(100):
-            match received.message:
-                case NodeHello() as hello:
-                    self.hellos.append(hello)
-                    self.agent_peer = received.peer
-                    self.link.send(received.peer, Want(1, self.wanted))
-                case Ping(number):
-                    self.link.send(received.peer, Pong(number))
-                case SliceChanged() as change:
-                    self.changes.append(change)
-
-    def heard_hello(self) -> bool:
-        self.listen()
-        return bool(self.hellos)
-
-    def want(self, *specs: SliceSpec) -> None:
-        self.wanted = specs
-        self.link.send(self.agent_peer, Want(1, specs))
-
-    def states(self, slice_id: str) -> list[str]:
-        self.listen()
-        return [change.status.state for change in self.changes if change.status.slice_id == slice_id]
-
-    def until_state(self, slice_id: str, state: str, limit_ms: float = 10_000.0) -> float:
-        return until(lambda: state in self.states(slice_id)[-1:], limit_ms, f"{slice_id} {state}")
-
-    def reason(self, slice_id: str) -> str:
-        return [change.status.reason for change in self.changes if change.status.slice_id == slice_id][-1]
-
-    @property
-    def mark(self) -> str:
-        """What is in the command line of every worker here and nowhere else."""
-        return f"ipc://{self.run_dir}/node-a.control"
-
-    def workers(self) -> list[int]:
-        return sorted(processes_naming(self.mark))
-
-    def close(self) -> None:
-        self.agent.kill()
-        self.agent.wait(10)
-        self.link.close()
-        until(lambda: not self.workers(), what="the end of all workers")
 
 
 @pytest.fixture
@@ -92,6 +25,22 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     opened = Stage(tmp_path)
     yield opened
     opened.close()
+
+
+StageMaker = Callable[[Mapping[str, Any]], Stage]
+
+
+@pytest.fixture
+def make_stage(tmp_path: Path) -> Iterator[StageMaker]:
+    opened = []
+
+    def make(options: Mapping[str, Any]) -> Stage:
+        opened.append(Stage(tmp_path, options))
+        return opened[-1]
+
+    yield make
+    for stage in opened:
+        stage.close()
 
 
 def test_a_wanted_slice_gets_a_process_and_becomes_ready(stage: Stage) -> None:
@@ -201,3 +150,127 @@ def test_the_agent_answers_an_operator(stage: Stage) -> None:
     listed = ask_status(run_file.addresses["control"])
     assert (listed.role_id, listed.pid) == ("node-a", stage.agent.pid)
     assert [(report.slice_id, report.state) for report in listed.slices] == [("x", "ready")]
+
+
+OUTLIVING = {"node": {"device": "emulated", "workers_outlive_agent": True}, "worker": "real"}
+
+
+def emulated(name: str) -> SliceSpec:
+    model = ModelSpec(ModelId("m"), 50.0, 1, exec_ms=(1.0,))
+    return SliceSpec(SliceId(name), 0, "emulated", None, (model,))
+
+
+def test_workers_that_outlive_their_agent_are_adopted_by_the_next_one(make_stage: StageMaker) -> None:
+    stage = make_stage(OUTLIVING)
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    incarnation = stage.incarnation("x")
+    stage.kill_agent()
+    stage.changes.clear()
+    stage.start_agent()
+    # The first word of the new agent already has it: a scheduler never takes the slice for lost.
+    (status,) = stage.hellos[0].slices
+    assert (status.slice_id, status.incarnation) == ("x", incarnation)
+    assert stage.hellos[0].workers_outlive_agent
+    stage.until_state("x", "ready")
+    assert stage.incarnation("x") == incarnation
+    assert stage.workers() == [worker]
+    # It obeys: the next death of an agent it survives as well, and an orderly end it does not.
+    stage.kill_agent()
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    assert stage.workers() == [worker]
+    stage.agent.send_signal(signal.SIGTERM)
+    assert stage.agent.wait(10) == 0
+    until(lambda: not stage.workers(), what="its end")
+    assert not list(stage.run_dir.glob("workers-*"))
+
+
+def test_an_adopted_worker_that_is_killed_is_seen_and_replaced(make_stage: StageMaker) -> None:
+    stage = make_stage(OUTLIVING)
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    stage.kill_agent()
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    os.kill(worker, signal.SIGKILL)
+    stage.until_state("x", "lost")
+    assert stage.reason("x") == "its worker, adopted from a former agent, ended"
+    stage.until_state("x", "ready")
+    assert len(stage.workers()) == 1
+    assert worker not in stage.workers()
+
+
+def test_workers_that_nobody_adopts_end_when_their_time_is_over(make_stage: StageMaker) -> None:
+    stage = make_stage({**OUTLIVING, "outlive_ms": 1_500.0})
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    workers = stage.workers()
+    stage.kill_agent()
+    killed_at_ms = CLOCK.now_ms()
+    until(lambda: CLOCK.now_ms() > killed_at_ms + 1_000.0)
+    assert stage.workers() == workers
+    until(lambda: not stage.workers(), 4_000.0, "their end")
+
+
+def test_a_worker_that_hosts_nothing_does_not_outlive_its_agent(make_stage: StageMaker) -> None:
+    stage = make_stage({**OUTLIVING, "limits": {"hello_ms": 30_000.0}})
+    stage.want(emulated("x"))
+    until(lambda: bool(stage.workers()), what="a start")
+    stage.kill_agent()  # most likely before the worker has said hello
+    until(lambda: not stage.workers() or bool(list(stage.run_dir.glob("workers-*/*.json"))), what="an end")
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    assert len(stage.workers()) == 1
+
+
+def test_an_agent_that_is_not_to_adopt_ends_what_it_finds(make_stage: StageMaker, tmp_path: Path) -> None:
+    stage = make_stage(OUTLIVING)
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    stage.kill_agent()
+    stage.options["node"] = {"device": "emulated"}
+    stage.start_agent()
+    assert stage.hellos[0].slices == ()
+    stage.until_state("x", "ready")
+    assert worker not in stage.workers()
+    assert len(stage.workers()) == 1
+    assert not list(tmp_path.glob("workers-*/*.json"))
+
+
+def test_a_stranger_under_an_orphans_name_is_not_adopted(make_stage: StageMaker) -> None:
+    stage = make_stage(OUTLIVING)
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    stage.kill_agent()
+    (record,) = stage.run_dir.glob("workers-a/*.json")
+    record.write_text(record.read_text().replace(stage.incarnation("x"), "00000000"))
+    stage.start_agent()
+    assert stage.hellos[0].slices == ()
+    stage.until_state("x", "ready")
+    assert worker not in stage.workers()
+
+
+def test_workers_are_pinned_to_cores_of_their_own(make_stage: StageMaker) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    stage = make_stage({"node": {"pin_cores": 1}})
+    stage.want(spec("x"), spec("y", gpu=1))
+    stage.until_state("x", "ready")
+    stage.until_state("y", "ready")
+    pinned = sorted(min(os.sched_getaffinity(pid)) for pid in stage.workers())
+    assert pinned == sorted((cores * 2)[:2])
+    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in stage.workers())
+
+
+def test_shares_over_a_whole_gpu_are_served_and_said(
+    make_stage: StageMaker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage = make_stage({})
+    stage.want(*(SliceSpec(SliceId(name), 0, "cpu", 60.0, spec(name).models) for name in "xy"))
+    stage.until_state("x", "ready")
+    stage.until_state("y", "ready")
+    assert "shares_over_100 gpu=0 sum_percent=120" in capfd.readouterr().err

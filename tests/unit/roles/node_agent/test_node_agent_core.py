@@ -20,7 +20,7 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.core import SCHEDULER, Heard, Lost, Send, Tick
-from roles.node_agent.core import NodeAgentCore
+from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
@@ -38,7 +38,7 @@ class Agent:
 
     def __init__(self, device: str = "cpu", gpus: int = 4) -> None:
         infos = [GpuInfo(gpu, "generic", device) for gpu in range(gpus)]
-        self.core = NodeAgentCore(NODE, Incarnation("boot"), infos, LIMITS)
+        self.core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), Found(infos), LIMITS)
         self.now_ms = 0.0
         self.find_scheduler()
 
@@ -122,7 +122,8 @@ def sent(actions: Sequence[AgentAction]) -> list[tuple[PeerId, AnyMessage]]:
 
 
 def test_the_first_word_to_a_scheduler_says_what_is_there() -> None:
-    core = NodeAgentCore(NODE, Incarnation("boot"), [GpuInfo(0, "v100", "emulated")], LIMITS)
+    found = Found([GpuInfo(0, "v100", "emulated")])
+    core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), found, LIMITS)
     (hello,) = core.handle(SchedulerFound(("ipc://s",)), 0.0)
     assert hello == Send(
         SCHEDULER, NodeHello(NODE, Incarnation("boot"), (GpuInfo(0, "v100", "emulated"),), ())
