@@ -11,8 +11,12 @@ from fabric.errors import ConfigError
 from policies.options import Choice, Flag, Free, Number, Schema, checked_options, suggestion
 from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
+from policies.placement.ffd import Ffd
 from policies.placement.given import Given
 from policies.placement.gpulet import GpuletPolicy
+from policies.placement.gpulets import Gpulets
+from policies.placement.gslice import Gslice
+from policies.placement.igniter import Igniter
 from policies.placement.milp import OPTIONS as MILP_OPTIONS
 from policies.placement.milp import Milp
 from policies.placement.symphony import Symphony
@@ -41,6 +45,16 @@ PLACEMENTS: Mapping[str, Registered] = {
         {"search": Choice(("elastic", "exhaustive", "whole")), "interference": Flag(True)},
         lambda options: GpuletPolicy(has_interference=options["interference"], search=options["search"]),
     ),
+    "igniter": Registered(
+        {"new_gpu": Choice(("checked", "paper"))},
+        lambda options: Igniter(is_new_checked=options["new_gpu"] == "checked"),
+    ),
+    "ffd": Registered({"growth": Flag(False)}, lambda options: Ffd(has_growth=options["growth"])),
+    "gslice": Registered(
+        {"adjustments": Number(5, is_minimum_allowed=True, is_whole=True)},
+        lambda options: Gslice(adjustments=options["adjustments"]),
+    ),
+    "gpulets": Registered({}, lambda _: Gpulets()),
     "given": Registered({"slices": Free()}, Given),
     "usher": Registered(USHER_OPTIONS, partial(Usher, "usher", "achieved_occupancy_percent")),
     "wao-usher": Registered(USHER_OPTIONS, partial(Usher, "wao-usher", "weighted_occupancy_percent")),
