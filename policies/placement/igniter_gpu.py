@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from policies.placement.igniter_workload import GpuKind, Workload, power_slowness
 
+_Terms = tuple[tuple[tuple[float, float, float], ...], float, float, float, float]
+"""Of a workload, what a prediction reads: rows, launch delay, kernels, slowdown by cache, time left on the GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -26,7 +29,17 @@ class Refused:
 class SharedGpu:
     """Workloads and their shares in units. Sums of shares, power and cache use are kept with them."""
 
-    __slots__ = ("cache_percent", "kind", "memory_bytes", "place", "power_w", "units", "used", "workloads")
+    __slots__ = (
+        "_terms",
+        "cache_percent",
+        "kind",
+        "memory_bytes",
+        "place",
+        "power_w",
+        "units",
+        "used",
+        "workloads",
+    )
 
     def __init__(self, kind: GpuKind, place: int) -> None:
         self.kind = kind
@@ -37,6 +50,7 @@ class SharedGpu:
         self.memory_bytes = 0
         self.power_w = 0.0
         self.cache_percent = 0.0
+        self._terms: list[_Terms] = []
 
     @property
     def name(self) -> str:
@@ -57,27 +71,22 @@ class SharedGpu:
         other, which gives other plans). Stops as soon as the growth reaches `growth_limit`.
         """
         hardware = self.kind.hardware
-        everybody = [workload.curves for workload in self.workloads]
-        everybody.append(newcomer.curves)
-        objectives_ms = [workload.objective_ms for workload in self.workloads]
-        objectives_ms.append(newcomer.objective_ms)
+        everybody = [*self._terms, _terms(newcomer)]
         units = [*self.units, newcomer.units]
-        growth, left = newcomer.units, self.kind.units_max - self.used
-        power_w = self.power_w + newcomer.curves.power_w[newcomer.units]
-        cache = self.cache_percent + newcomer.curves.cache_percent[newcomer.units]
-        count = len(units)
+        growth, left, count = newcomer.units, self.kind.units_max - self.used, len(units)
         crowd_ms = 0.0
         if count > 1:
             crowd_ms = hardware.sched_ms_per_workload * count + hardware.sched_ms_offset
+        _, cache_percent, power_w = newcomer.curves.rows[newcomer.units]
+        cache_percent += self.cache_percent
+        power_w += self.power_w
         while growth < growth_limit:
             slowness = power_slowness(hardware, power_w)
             late = []
-            for place, curves in enumerate(everybody):
-                own = units[place]
-                others = cache - curves.cache_percent[own]
-                gpu_ms = curves.sched_ms + curves.kernels * crowd_ms
-                gpu_ms += curves.active_ms[own] * (1 + curves.cache_slowdown * others)
-                if curves.pcie_ms + gpu_ms * slowness > objectives_ms[place]:
+            for place, (rows, sched_ms, kernels, cache_slowdown, budget_ms) in enumerate(everybody):
+                active_ms, own_cache, _ = rows[units[place]]
+                active_ms *= 1 + cache_slowdown * (cache_percent - own_cache)
+                if (sched_ms + kernels * crowd_ms + active_ms) * slowness > budget_ms:
                     late.append(place)
             if not late:
                 return Joined(tuple(units), growth)
@@ -85,9 +94,11 @@ class SharedGpu:
             if growth > left:
                 return Refused(growth, is_full=True)
             for place in late:
-                curves, own = everybody[place], units[place]
-                power_w += curves.power_w[own + 1] - curves.power_w[own]
-                cache += curves.cache_percent[own + 1] - curves.cache_percent[own]
+                rows, own = everybody[place][0], units[place]
+                _, cache_before, power_before = rows[own]
+                _, cache_after, power_after = rows[own + 1]
+                cache_percent += cache_after - cache_before
+                power_w += power_after - power_before
                 units[place] = own + 1
         return Refused(growth, is_full=False)
 
@@ -97,6 +108,13 @@ class SharedGpu:
         self.units = list(units)
         self.used = sum(units)
         self.memory_bytes += newcomer.memory_bytes
-        pairs = list(zip(self.workloads, units, strict=True))
-        self.power_w = sum(workload.curves.power_w[own] for workload, own in pairs)
-        self.cache_percent = sum(workload.curves.cache_percent[own] for workload, own in pairs)
+        self._terms.append(_terms(newcomer))
+        rows = [workload.curves.rows[own] for workload, own in zip(self.workloads, units, strict=True)]
+        self.cache_percent = sum(row[1] for row in rows)
+        self.power_w = sum(row[2] for row in rows)
+
+
+def _terms(workload: Workload) -> _Terms:
+    curves = workload.curves
+    budget_ms = workload.objective_ms - curves.pcie_ms
+    return curves.rows, curves.sched_ms, curves.kernels, curves.cache_slowdown, budget_ms

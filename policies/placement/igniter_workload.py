@@ -60,12 +60,13 @@ class GpuKind:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """A model at one batch size, by units of share: `active_ms[u]` and so on; index 0 stands for nothing."""
+    """A model at one batch size.
 
-    active_ms: tuple[float, ...]
-    power_w: tuple[float, ...]
-    cache_percent: tuple[float, ...]
-    load_ms: float
+    `rows[u]` is what u units of share make of it: active time in ms, use of the cache in percent, power in W;
+    index 0 stands for nothing.
+    """
+
+    rows: tuple[tuple[float, float, float], ...]
     pcie_ms: float
     kernels: float
     sched_ms: float
@@ -194,8 +195,8 @@ def _largest_batch(profile: IgniterProfile, objective_ms: float) -> int:
 
 def alone_ms(hardware: Hardware, curves: Curves, units: int) -> float:
     """Latency without neighbours."""
-    slowness = power_slowness(hardware, curves.power_w[units])
-    return curves.pcie_ms + (curves.sched_ms + curves.active_ms[units]) * slowness
+    active_ms, _, power_w = curves.rows[units]
+    return curves.pcie_ms + (curves.sched_ms + active_ms) * power_slowness(hardware, power_w)
 
 
 def power_slowness(hardware: Hardware, workloads_w: float) -> float:
@@ -212,13 +213,17 @@ def curves_of(hardware: Hardware, own: Coefficients, batch_size: int, units_max:
     """What equations 3, 5 and 11 say for every share; the same for all workloads of a model and batch."""
     shares = (min(WHOLE_PERCENT, u * hardware.share_step_percent) for u in range(1, units_max + 1))
     at = [Resident(own, batch_size, share) for share in shares]
-    pcie = hardware.pcie_bytes_per_ms
+    rows = [
+        (
+            r.active_ms,
+            own.cache_percent_per_rps * r.ability_rps + own.cache_percent,
+            own.power_w_per_rps * r.ability_rps + own.power_w,
+        )
+        for r in at
+    ]
     return Curves(
-        active_ms=(math.inf, *(r.active_ms for r in at)),
-        power_w=(0.0, *(own.power_w_per_rps * r.ability_rps + own.power_w for r in at)),
-        cache_percent=(0.0, *(own.cache_percent_per_rps * r.ability_rps + own.cache_percent for r in at)),
-        load_ms=own.load_bytes * batch_size / pcie,
-        pcie_ms=(own.load_bytes + own.feedback_bytes) * batch_size / pcie,
+        rows=((math.inf, 0.0, 0.0), *rows),
+        pcie_ms=(own.load_bytes + own.feedback_bytes) * batch_size / hardware.pcie_bytes_per_ms,
         kernels=own.kernels,
         sched_ms=own.kernels * own.sched_ms_per_kernel,
         cache_slowdown=own.cache_slowdown_per_percent,
