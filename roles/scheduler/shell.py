@@ -59,7 +59,9 @@ def run_scheduler(
                 "turn_ms_max": driver.stats.turn_ms_max,
             }
             counters = {**message.counters, **link.counters, **measured}
-            message = StatusListed(message.role_id, message.pid, message.slices, message.models, counters)
+            message = StatusListed(
+                message.role_id, message.pid, message.slices, message.models, counters, message.gpus
+            )
         # Refused: the peer is gone (the link will say so) or has not read for a long time. A frontend's
         # requests end by their own deadline timers then, a worker's batch by `latest`.
         link.send(action.peer, message)
