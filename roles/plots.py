@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +15,7 @@ from fabric.ids import ModelId
 from policies.placement.base import WHOLE_PERCENT, GpuSlot, Placement, PlannedSlice
 from roles.compare import Compared
 from roles.outcomes import batch_sizes_in
-from roles.reproduce.document import rows_with_numbers
+from roles.reproduce.document import rows_with_numbers, value_text
 from roles.reproduce.report import Reproduction
 from roles.sim.loads import AtLoad
 from roles.sim.simulation import SimulatedRun
@@ -24,7 +25,7 @@ GANTT_GPUS = 32  # more rows than that are a grey wall
 SECOND_MS = 1000.0
 PLAN_GPUS = 48  # columns that can still be read
 HATCHES = (None, "//", "..", "xx", "--")  # by batching; colours are by placement
-NAME_LENGTH = 40  # of a combination, in a legend
+NAME_LENGTH = 40  # of a combination in a legend, of a line beside an axis
 LINES_IN_A_SLICE = 6  # more names than that would cover each other
 
 
@@ -228,17 +229,23 @@ def plot_comparison(path: Path, rows: Sequence[Compared]) -> None:
 
 
 def plot_reproduction(path: Path, found: Reproduction) -> None:
-    """Draw the rows that have two numbers into a PNG: the paper's beside ours."""
+    """Draw the rows that have two numbers into a PNG: ours in percent of the paper's, whatever their unit."""
     mpl.use("Agg")
-    rows = rows_with_numbers(found)
-    figure = Figure(figsize=(9, max(3.0, 0.45 * len(rows) + 1.5)), layout="constrained")
+    rows = [(what, paper, ours) for what, paper, ours in rows_with_numbers(found) if paper]
+    figure = Figure(figsize=(10, max(3.0, 0.4 * len(rows) + 1.5)), layout="constrained")
     axes = figure.subplots()
-    places = np.arange(len(rows), dtype=np.float64)
-    axes.barh(places - 0.2, [paper for _, paper, _ in rows], 0.4, label="paper")
-    axes.barh(places + 0.2, [ours for _, _, ours in rows], 0.4, label="ours")
-    axes.set_yticks(places, [what for what, _, _ in rows])
+    places = range(len(rows))
+    axes.barh(places, [100 * ours / paper for _, paper, ours in rows], 0.7, color="C0", alpha=0.75)
+    for place, (_, paper, ours) in zip(places, rows, strict=True):
+        axes.text(
+            2, place, f"paper {value_text(paper)}, ours {value_text(ours)}", va="center", fontsize="small"
+        )
+    axes.axvline(100, color="black", linewidth=0.8)
+    axes.set_yticks(places, [fill(what, NAME_LENGTH) for what, _, _ in rows])
     axes.invert_yaxis()
-    _describe(axes, found.title, "", "")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ours, % of the paper's")
+    figure.suptitle(fill(found.title, 2 * NAME_LENGTH))
     figure.savefig(path, format="png", dpi=100)
 
 

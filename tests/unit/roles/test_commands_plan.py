@@ -143,11 +143,20 @@ def test_people_get_a_table(tmp_path: Path) -> None:
 
 
 def test_why_is_in_the_json_when_asked(tmp_path: Path) -> None:
-    assert "why" not in planned(tmp_path, FILE)
-    why = planned(tmp_path, FILE, "--placement", "igniter", "--why")["why"] if "igniter" in PLACEMENTS else []
-    for decision in why:
-        assert set(decision) == {"subject", "chosen", "metrics", "rejected"}
-    assert planned(tmp_path, FILE, "--why")["why"] == []
+    profile = {"ref": "thesis-v100/resnet50"}
+    document = {
+        "models": [{**model, "slo_ms": 200, "profile": profile} for model in FILE["models"]],
+        "cluster": {"gpus": 2, "gpu_type": "v100"},
+        "placement": "wsm-usher",
+    }
+    assert "why" not in planned(tmp_path, document)
+    why = planned(tmp_path, document, "--why")["why"]
+    assert {key for decision in why for key in decision} == {"subject", "chosen", "metrics", "rejected"}
+    rejected = [one for decision in why for one in decision["rejected"]]
+    assert all(set(one) == {"option", "reason", "metrics"} for one in rejected)
+    text = run_plan(tmp_path, document, "--why").stdout
+    assert why[0]["subject"] in text
+    assert planned(tmp_path, FILE, "--why")["why"] == [], "what is written in the file needs no reasons"
 
 
 @pytest.mark.parametrize("policy", [{"exclusive": None}, GIVEN, "symphony"])
