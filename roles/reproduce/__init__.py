@@ -14,6 +14,12 @@ from policies.options import suggestion
 from roles.reproduce.report import Reproduction
 
 EXPERIMENTS: Mapping[str, str] = {
+    "igniter-table-1": "roles.reproduce.igniter:reproduce_igniter_table_1",
+    "igniter-figures-11-13": "roles.reproduce.igniter_accuracy:reproduce_igniter_figures_11_to_13",
+    "igniter-figures-14-18": "roles.reproduce.igniter:reproduce_igniter_figures_14_and_18",
+    "igniter-figure-19": "roles.reproduce.igniter:reproduce_igniter_figure_19",
+    "igniter-figure-20": "roles.reproduce.igniter:reproduce_igniter_figure_20",
+    "igniter-figure-21": "roles.reproduce.igniter:reproduce_igniter_figure_21",
     "gpulet-schedulability": "roles.reproduce.gpulet:schedulability",
     "gpulet-throughput": "roles.reproduce.gpulet:slo_preserved_throughput",
 }
