@@ -13,18 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fabric.ids import ModelId, NodeId
+from fabric.ids import ModelId
+from policies.batching import discipline_options
+from policies.placement import placement_options
 from policies.placement.base import GpuSlot, PlacedModelInput, Profiles
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile
+from roles.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice, placed_models
 
 GPU_TYPE = "v100"
 PROFILE_FAMILY = "thesis-v100"
 MAX_WAIT_MS = 100.0
 """The thesis router sends a batch that is not full after this long (section 4.3.3)."""
 
-_NODE = NodeId("node0")
+AO_GROUPS = (("densenet121", "efficientnet_b7", "vgg19"), ("alexnet", "resnet50"))
+"""Usher's groups of the vision models under which figure 6.2 comes out: one of three pairings of least weight."""
+
+WAO_GROUPS = (("alexnet", "resnet50", "vgg19"), ("densenet121", "efficientnet_b7"))
+"""WAO-Usher's, under which figure 6.3 comes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +60,46 @@ class Setting:
         """What arrives in total: the figures' bar `ideal`."""
         return sum(rate_rps for _, rate_rps in self.loads)
 
-    def inputs(self) -> tuple[PlacedModelInput, ...]:
-        """The models as a placement policy takes them."""
-        return tuple(
-            PlacedModelInput(ModelId(model), slo_ms=self.slo_ms, rate_rps=rate_rps)
+    def config(
+        self,
+        placement: str = "symphony",
+        options: Mapping[str, Any] | None = None,
+        batching: str = "fixed",
+        strength: float = 1.0,
+        family: str = PROFILE_FAMILY,
+    ) -> ClusterConfig:
+        """The setting as a cluster of emulated V100s with interference `sm` of that strength.
+
+        `family` is where the profiles come from. Raises ConfigError where the options are wrong.
+        """
+        models = tuple(
+            ModelConfig(
+                ModelId(model),
+                self.slo_ms,
+                rate_steps=((0.0, rate_rps),),
+                profile=shipped_profile(f"{family}/{model}"),
+            )
             for model, rate_rps in self.loads
         )
+        return ClusterConfig(
+            models,
+            (NodeConfig("node0", self.gpu_count, GPU_TYPE, gpu_profile(GPU_TYPE).memory_bytes),),
+            batching=PolicyChoice(batching, discipline_options(batching, {})),
+            placement=PolicyChoice(placement, placement_options(placement, options or {})),
+            interference=PolicyChoice("sm", {"strength": strength}),
+        )
+
+    def inputs(self) -> tuple[PlacedModelInput, ...]:
+        """The models as a placement policy takes them."""
+        return placed_models(self.config().models)
 
     def gpus(self) -> tuple[GpuSlot, ...]:
         """The V100s, all on one node (the thesis uses a single VM with up to eight)."""
-        memory_bytes = gpu_profile(GPU_TYPE).memory_bytes
-        return tuple(GpuSlot(i, GPU_TYPE, memory_bytes, _NODE, i) for i in range(self.gpu_count))
+        return self.config().gpus
 
     def profiles(self) -> Profiles:
         """Table A.1 of the setting's models."""
-        return {
-            (ModelId(model), GPU_TYPE): shipped_profile(f"{PROFILE_FAMILY}/{model}")
-            for model, _ in self.loads
-        }
+        return self.config().profiles()
 
 
 def _equal(models: tuple[str, ...], rate_rps: float) -> tuple[tuple[str, float], ...]:

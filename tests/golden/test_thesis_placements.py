@@ -39,6 +39,8 @@ WAO_GROUPS = [["alexnet", "resnet50", "vgg19"], ["densenet121", "efficientnet_b7
 
 
 def placed(policy: str, setting: Setting, **options: object) -> Placement:
+    if policy.endswith("-milp"):
+        options["time_limit_s"] = 120  # a busy machine must not change the plan
     return placement_policy(policy, options).place(setting.inputs(), setting.gpus(), setting.profiles())
 
 

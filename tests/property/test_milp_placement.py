@@ -13,6 +13,7 @@ from tests.requirement_profiles import Case, check_sound, random_case
 
 BATCHES = (4, 8)
 SEEDS = range(25)
+UNHURRIED = {"time_limit_s": 120}  # a busy machine must not change the plan
 
 
 def best_by_trying_all(of: Case) -> float:
@@ -57,7 +58,7 @@ def drawn(seed: int) -> Case:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_program_finds_what_trying_all_finds(seed: int) -> None:
     of = drawn(seed)
-    policy = placement_policy("wsm-milp")
+    policy = placement_policy("wsm-milp", UNHURRIED)
     placement = policy.place(of.models, of.gpus, of.profiles)
     check_sound(placement, of)
     assert placement.expected_goodput_rps == pytest.approx(best_by_trying_all(of), abs=1e-3)
@@ -68,7 +69,7 @@ def test_the_program_finds_what_trying_all_finds(seed: int) -> None:
 def test_with_a_variable_per_gpu_the_optimum_is_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PATTERNS_MAX", 0)  # every case has too many
     of = drawn(seed)
-    placement = placement_policy("wsm-milp").place(of.models, of.gpus, of.profiles)
+    placement = placement_policy("wsm-milp", UNHURRIED).place(of.models, of.gpus, of.profiles)
     check_sound(placement, of)
     assert placement.expected_goodput_rps == pytest.approx(best_by_trying_all(of), abs=1e-3)
 
@@ -79,7 +80,7 @@ def test_another_gpu_never_lowers_the_goodput(policy: str, seed: int) -> None:
     reached = 0.0
     for gpu_count in range(1, 6):
         of = random_case(random.Random(f"more {seed}"), models=4, gpus=gpu_count, batches=(4, 8, 16))
-        placement = placement_policy(policy).place(of.models, of.gpus, of.profiles)
+        placement = placement_policy(policy, UNHURRIED).place(of.models, of.gpus, of.profiles)
         check_sound(placement, of)
         assert placement.decisions[0].metrics["gap_rps"] == 0
         assert placement.expected_goodput_rps is not None

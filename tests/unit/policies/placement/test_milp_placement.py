@@ -20,6 +20,7 @@ from tests.requirement_profiles import Case, Cell, case, check_sound, random_cas
 
 
 def place(of: Case, policy: str = "wsm-milp", **options: Any) -> Placement:
+    options = {"time_limit_s": 120, **options}  # a busy machine must not change the plan
     placement = placement_policy(policy, options).place(of.models, of.gpus, of.profiles)
     check_sound(placement, of)
     return placement
