@@ -30,7 +30,7 @@ from policies.placement.base import (
 )
 from policies.placement.igniter_cluster import place_by_kind
 from policies.placement.igniter_plan import KindPlan, Replica
-from policies.placement.igniter_workload import GpuKind, memory_of
+from policies.placement.igniter_workload import GpuKind, memory_of, modelled_ms
 from profiles.igniter import IgniterProfile
 
 SHARES_PERCENT = (20.0, 40.0, 50.0, 60.0, 80.0)
@@ -114,7 +114,7 @@ def _gpulets_of(
     batch_size, most_rps = _saturated(profile, largest, objective_ms)
     if batch_size == 0:
         return [], (
-            f"half its SLO, {objective_ms:g} ms, is below the {profile.exec_ms(1, largest):.2f} ms of a single "
+            f"half its SLO, {objective_ms:g} ms, is below the {modelled_ms(profile, 1, largest):.2f} ms of a single "
             f"request on {largest:g} % of a {kind.gpu_type}"
         )
     if memory_of(model, profile, batch_size) > kind.memory_bytes:
@@ -137,7 +137,7 @@ def _gpulets_of(
 def _saturated(profile: IgniterProfile, share: float, objective_ms: float) -> tuple[int, float]:
     """The largest batch within the objective, alone, and its throughput; (0, 0) where none is."""
     for size in range(profile.batch_size_max, 0, -1):
-        latency_ms = profile.exec_ms(size, share)
+        latency_ms = modelled_ms(profile, size, share)
         if latency_ms <= objective_ms:
             return size, 1000 * size / latency_ms
     return 0, 0.0
@@ -146,7 +146,7 @@ def _saturated(profile: IgniterProfile, share: float, objective_ms: float) -> tu
 def _just_enough(profile: IgniterProfile, share: float, objective_ms: float, rate_rps: float) -> int:
     """The smallest batch whose throughput, alone, meets the rate within the objective; 0 where none does."""
     for size in range(1, profile.batch_size_max + 1):
-        latency_ms = profile.exec_ms(size, share)
+        latency_ms = modelled_ms(profile, size, share)
         if latency_ms > objective_ms:
             return 0
         if 1000 * size / latency_ms >= rate_rps * (1 - _ROUNDING):
@@ -178,7 +178,7 @@ def _why_not(newcomer: Replica, gpu: _Gpu, kind: GpuKind) -> str | None:
         return "it has another gpulet of this model"
     if sum(memory_of(r.model, r.profile, r.batch_size) for r in everybody) > kind.memory_bytes:
         return "its memory is full"
-    alone_ms = newcomer.profile.exec_ms(newcomer.batch_size, newcomer.share_percent)
+    alone_ms = modelled_ms(newcomer.profile, newcomer.batch_size, newcomer.share_percent)
     own = newcomer.profile.coefficients
     cache_percent = sum(
         r.profile.coefficients.cache_percent_per_rps * r.resident.ability_rps

@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from policies.placement.base import WHOLE_PERCENT, GpuSlot, PlacedModelInput
-from profiles.igniter import FREQUENCY_FRACTION_MIN, Coefficients, Hardware, IgniterProfile, Resident
+from profiles.igniter import (
+    FREQUENCY_FRACTION_MIN,
+    Coefficients,
+    Hardware,
+    IgniterProfile,
+    Resident,
+    predict_ms,
+)
 
 _ROUNDING = 1e-9
 _DEDICATED_LOAD = 0.9  # of a whole GPU's throughput, as the authors' code has it
@@ -108,10 +115,10 @@ def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -
     batch_size = _largest_batch(profile, model.slo_ms / 2)
     if batch_size == 0:
         return (
-            f"half its SLO, {model.slo_ms / 2:g} ms, is not over the {profile.exec_ms(1):.2f} ms "
+            f"half its SLO, {model.slo_ms / 2:g} ms, is not over the {modelled_ms(profile, 1):.2f} ms "
             f"of a single request on a whole {kind.gpu_type}"
         )
-    most_rps = throughput_rps(profile, batch_size, profile.exec_ms(batch_size))
+    most_rps = throughput_rps(profile, batch_size, modelled_ms(profile, batch_size))
     capacity_rps = min(most_rps, math.ceil(_DEDICATED_LOAD * most_rps))
     wanted = math.ceil(rate_rps / capacity_rps - _ROUNDING) - 1
     count = min(wanted, len(kind.slots))
@@ -134,6 +141,11 @@ def throughput_rps(profile: IgniterProfile, batch_size: int, latency_ms: float) 
 def memory_of(model: PlacedModelInput, profile: IgniterProfile, batch_size: int) -> int:
     """What a replica with batches of that size takes of a GPU's memory."""
     return profile.memory_bytes(batch_size) if model.memory_bytes is None else model.memory_bytes
+
+
+def modelled_ms(profile: IgniterProfile, batch_size: int, share_percent: float = WHOLE_PERCENT) -> float:
+    """Latency alone by the performance model, which need not be what the profile's own table measured."""
+    return predict_ms(profile.hardware, [Resident(profile.coefficients, batch_size, share_percent)])[0]
 
 
 def by_need(workloads: Sequence[Workload]) -> list[Workload]:
@@ -190,7 +202,7 @@ def _whole(
 def _largest_batch(profile: IgniterProfile, objective_ms: float) -> int:
     """The largest batch that a whole GPU ends before the objective, 0 for none."""
     sizes = range(profile.batch_size_max, 0, -1)
-    return next((b for b in sizes if profile.exec_ms(b) < objective_ms), 0)
+    return next((b for b in sizes if modelled_ms(profile, b) < objective_ms), 0)
 
 
 def alone_ms(hardware: Hardware, curves: Curves, units: int) -> float:
