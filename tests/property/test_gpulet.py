@@ -57,7 +57,7 @@ def workloads(draw: st.DrawFn) -> list[Asked]:
             DATA["models"][model]["slo_ms"] * draw(st.sampled_from([0.5, 0.8, 1.0, 1.5, 3.0])),
             draw(
                 st.one_of(
-                    st.floats(0.01, 20), st.floats(20, 600), st.sampled_from([50.0, 100.0, 200.0, 1500.0])
+                    st.floats(1e-9, 20), st.floats(20, 600), st.sampled_from([50.0, 100.0, 200.0, 1500.0])
                 )
             ),
         )

@@ -188,8 +188,9 @@ class Board:
 
     def missing_rps(self, demand: Demand) -> float:
         """What still has no place; 0 where the rest is small enough to be ignored."""
-        missing = demand.rps - self.carried_rps(demand)
-        return missing if missing > demand.ignored_rps + _ROUNDING else 0.0
+        carried = self.carried_rps(demand)
+        missing = demand.rps - carried
+        return missing if carried < _ROUNDING or missing > demand.ignored_rps + _ROUNDING else 0.0
 
     def is_served(self, demand: Demand) -> bool:
         """The final verdict: with interference 85 % of the inflated rate are enough, if the stated one is in."""
