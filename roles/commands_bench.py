@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -18,6 +17,7 @@ from roles.command_parts import (
     duration_option,
     file_argument,
     json_option,
+    painters,
     plot_option,
     seed_option,
     warmup_option,
@@ -76,7 +76,7 @@ def bench(
     """
     if target is not None and not target.startswith(("tcp://", "ipc://")):
         raise click.UsageError(f"--target is {target!r}; it must begin with tcp:// or ipc://")
-    plot_load = None if plot_path is None else _plotter()
+    plots = None if plot_path is None else painters()
     config = load_config(file)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     plan = LoadPlan(
@@ -89,8 +89,8 @@ def bench(
     )
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step)
-    if plot_load is not None and plot_path is not None:
-        plot_load(plot_path, run)
+    if plots is not None:
+        plots.plot_load(plot_path, run)
     if as_json:
         click.echo(json.dumps(run.as_json()))
     else:
@@ -105,17 +105,6 @@ def bench(
         )
         sys.exit(EXIT_INVALID)
     sys.exit(EXIT_SLO_MISSED)
-
-
-def _plotter() -> Callable[[Path, LoadRun], None]:
-    """The picture's painter, asked for before the run: a missing package is said at once."""
-    try:
-        from roles.load.plots import plot_load  # noqa: PLC0415  matplotlib is an extra, and slow to import
-    except ImportError as error:
-        raise click.ClickException(
-            f"--plot needs the extra 'plots': pip install 'tenuto[plots]' ({error})"
-        ) from error
-    return plot_load
 
 
 def _print(run: LoadRun) -> None:

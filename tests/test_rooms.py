@@ -32,7 +32,7 @@ DOORS = {
     "pulp": ("policies/",),
     "highspy": ("policies/",),
     "yaml": ("roles/documents.py",),
-    "matplotlib": ("roles/plots.py",),
+    "matplotlib": ("roles/plots/",),
     "random": ("roles/", "fabric/loopback.py"),
 }
 

@@ -1,4 +1,4 @@
-"""Pictures of a live run: latency as histogram and distribution, and the stages it is made of."""
+"""A live run: latency as histogram and distribution, and the stages it is made of."""
 
 from __future__ import annotations
 
