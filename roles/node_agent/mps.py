@@ -192,7 +192,9 @@ class MpsPlace:
             except OSError as error:
                 raise MpsError(f"{path} cannot be made: {error.strerror}") from error
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                raise MpsWrongUser(f"{path} belongs to user {status.st_uid}, this is user {os.getuid()}")
+                raise MpsWrongUser(
+                    f"{path} is no directory of user {os.getuid()} (it belongs to user {status.st_uid})"
+                )
             path.chmod(0o700)
 
 

@@ -1,0 +1,356 @@
+"""MPS daemons in the agent's core, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    GpuInfo,
+    GpuSample,
+    GpuSharing,
+    ModelSpec,
+    NodeHello,
+    SliceChanged,
+    SliceReady,
+    SliceSpec,
+    StatusAsked,
+    StatusListed,
+    Telemetry,
+    Want,
+    WorkerHello,
+)
+from roles.core import SCHEDULER, Heard, Send, Tick
+from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.daemons import GUARD_REFUSED
+from roles.node_agent.events import (
+    AgentAction,
+    AgentEvent,
+    AgentLimits,
+    CheckDaemon,
+    DaemonChecked,
+    GpusSampled,
+    Kill,
+    Orphan,
+    Remember,
+    SampleGpus,
+    SharingPlan,
+    Spawn,
+    StartDaemon,
+    Terminate,
+    Warn,
+)
+from roles.restarts import RestartRule
+from roles.upkeep import EXIT_UNKNOWN, ProcessExited, SchedulerFound, StopAsked
+
+LIMITS = AgentLimits(restart=RestartRule(first_ms=100.0, failures_max=3))
+MPS = SharingPlan("mps", has_shares=True)
+ORPHAN = Orphan("worker-a-7", 77, Incarnation("old"), is_mps=True)
+
+
+def spec(name: str, gpu: int = 0, share: float | None = 40.0) -> SliceSpec:
+    return SliceSpec(SliceId(name), gpu, "cuda", share, (ModelSpec(ModelId("m"), 25.0, 8),))
+
+
+class Agent:
+    """An agent of a node with two GPUs, its time, and all it did."""
+
+    def __init__(
+        self, *, plan: SharingPlan = MPS, orphans: Sequence[Orphan] = (), daemons: Sequence[int] = ()
+    ) -> None:
+        gpus = [GpuInfo(gpu, "a100", "cuda", uid=f"GPU-{gpu}") for gpu in range(2)]
+        found = Found(gpus, {0: plan, 1: MPS}, orphans, daemons)
+        self.core = NodeAgentCore(
+            AgentSelf(NodeId("a"), Incarnation("new"), pid=1, outlives=True), found, LIMITS
+        )
+        self.now_ms = 0.0
+        self.done: list[AgentAction] = []
+        self.feed(SchedulerFound(("ipc://s",)))
+        self.until(0.0)
+
+    def feed(self, event: AgentEvent) -> list[AgentAction]:
+        actions = list(self.core.handle(event, self.now_ms))
+        self.done += actions
+        return actions
+
+    def until(self, moment_ms: float) -> list[AgentAction]:
+        done: list[AgentAction] = []
+        while self.core.wake_at_ms is not None and self.core.wake_at_ms <= moment_ms:
+            self.now_ms = max(self.now_ms, self.core.wake_at_ms)
+            done += self.feed(Tick())
+        self.now_ms = moment_ms
+        return done
+
+    def want(self, *specs: SliceSpec) -> list[AgentAction]:
+        return self.feed(Heard(SCHEDULER, Want(1, specs)))
+
+    def checked(self, gpu: int = 0, problem: str = "", *servers: int) -> list[AgentAction]:
+        return self.feed(DaemonChecked(gpu, problem, servers))
+
+    def up(self) -> None:
+        self.checked(0)
+        self.checked(1)
+
+    def serve(self, *specs: SliceSpec) -> list[str]:
+        """Want them and bring their workers up; the workers' ids."""
+        started = [action.worker_id for action in self.want(*specs) if isinstance(action, Spawn)]
+        for worker_id, one in zip(started, specs, strict=True):
+            self.ready(worker_id, one)
+        return started
+
+    def ready(self, worker_id: str, one: SliceSpec, incarnation: str = "boot") -> None:
+        peer, boot = PeerId(f"{worker_id}/{incarnation}"), Incarnation(incarnation)
+        self.feed(Heard(peer, WorkerHello(worker_id, boot, 9)))
+        self.feed(Heard(peer, SliceReady(one.slice_id, boot, NodeId("a"), one.gpu, (), ())))
+
+    def sharing(self, gpu: int = 0) -> GpuSharing:
+        told = [action.message for action in self.done if isinstance(action, Send)]
+        newest = [message for message in told if isinstance(message, Telemetry)][-1]
+        return next(one for one in newest.sharing if one.gpu == gpu)
+
+    def state(self, slice_id: str) -> tuple[str, str]:
+        told = [action.message for action in self.done if isinstance(action, Send)]
+        changes = [message.status for message in told if isinstance(message, SliceChanged)]
+        status = [status for status in changes if status.slice_id == slice_id][-1]
+        return status.state, status.reason
+
+
+def spawned(actions: Sequence[AgentAction]) -> list[Spawn]:
+    return [action for action in actions if isinstance(action, Spawn)]
+
+
+def test_no_worker_starts_before_the_daemon_of_its_gpu_answers() -> None:
+    agent = Agent()
+    assert [action for action in agent.done if isinstance(action, StartDaemon)] == [
+        StartDaemon(0),
+        StartDaemon(1),
+    ]
+    assert spawned(agent.want(spec("x"), spec("y", gpu=1))) == []
+    assert agent.state("x") == ("starting", "waits for the MPS daemon of gpu 0")
+    assert CheckDaemon(0) in agent.until(LIMITS.daemon_look_ms)
+    assert spawned(agent.checked(0, "no answer")) == []
+    (start,) = spawned(agent.checked(0))
+    assert (start.slices, start.is_mps) == ((spec("x"),), True)
+    assert agent.sharing(0) == GpuSharing(0, "mps")
+    assert agent.sharing(1).mode == "starting"
+
+
+def test_a_daemon_that_ends_takes_its_workers_along_and_they_come_back_with_it() -> None:
+    agent = Agent()
+    agent.up()
+    one, other = agent.serve(spec("x"), spec("y", gpu=1))
+    actions = agent.feed(ProcessExited("mps-a-0", 1, "the MPS daemon was killed by signal 9"))
+    assert Kill(one, at_once=True) in actions
+    assert not [a for a in actions if isinstance(a, Kill | Terminate) and a.worker_id == other]
+    assert agent.state("x") == ("lost", "the MPS daemon was killed by signal 9")
+    agent.feed(ProcessExited(one, -9, ""))
+    # Its restart waits for the daemon, and is no failure of its own.
+    assert StartDaemon(0) in agent.until(100.0)
+    assert spawned(agent.until(2_000.0)) == []
+    agent.checked(0)
+    (again,) = spawned(agent.until(agent.now_ms))
+    assert again.is_mps
+    assert agent.sharing(0).mode == "mps"
+
+
+def test_a_daemon_is_sick_after_three_unanswered_checks() -> None:
+    agent = Agent()
+    agent.up()
+    (worker,) = agent.serve(spec("x"))
+    for _ in range(2):
+        assert CheckDaemon(0) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+        assert Kill("mps-a-0") not in agent.checked(0, "no answer")
+        agent.checked(1)
+    agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+    actions = agent.checked(0, "no answer")
+    assert Kill("mps-a-0") in actions
+    assert Kill(worker, at_once=True) in actions
+    assert agent.state("x") == ("lost", "its MPS daemon is sick: no answer")
+
+
+def test_an_answer_forgives_the_checks_that_had_none() -> None:
+    agent = Agent()
+    agent.up()
+    for problem in ("no answer", "no answer", "", "no answer", "no answer"):
+        agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+        assert Kill("mps-a-0") not in agent.checked(0, problem)
+        agent.checked(1)
+
+
+def test_a_server_that_is_gone_makes_its_daemon_sick_at_once() -> None:
+    agent = Agent()
+    agent.up()
+    (worker,) = agent.serve(spec("x"))
+    assert Kill("mps-a-0") not in agent.checked(0, "", 500)
+    actions = agent.checked(0, "", 501)
+    assert Kill("mps-a-0") in actions
+    assert Kill(worker, at_once=True) in actions
+    assert agent.state("x")[1] == "its MPS daemon is sick: its server (process 500) ended"
+
+
+def test_a_daemon_that_keeps_failing_is_given_up_and_its_gpu_shared_in_time() -> None:
+    agent = Agent()
+    agent.want(spec("x"))
+    for _ in range(LIMITS.restart.failures_max):
+        agent.until(agent.now_ms + 1_000.0)
+        actions = agent.feed(ProcessExited("mps-a-0", 1, "it crashed"))
+    assert Warn("mps_given_up gpu=0 sharing=time-sharing reason='it crashed'") in actions
+    (start,) = spawned(actions)
+    assert not start.is_mps
+    assert Warn("share_not_enforced slice=x share_percent=40 reason='it crashed'") in actions
+    assert agent.sharing(0) == GpuSharing(0, "time-sharing", "it crashed")
+    assert StartDaemon(0) not in agent.until(60_000.0)
+
+
+def test_a_guard_that_says_that_it_is_hopeless_is_not_tried_again() -> None:
+    agent = Agent()
+    agent.feed(ProcessExited("mps-a-0", GUARD_REFUSED, "somebody else's"))
+    assert agent.sharing(0) == GpuSharing(0, "time-sharing", "somebody else's")
+    assert StartDaemon(0) not in agent.until(60_000.0)
+
+
+def test_a_daemon_that_never_answers_is_killed_and_started_again() -> None:
+    agent = Agent()
+    agent.checked(0, "cannot find it")
+    done = agent.until(LIMITS.daemon_start_ms)
+    assert Kill("mps-a-0") in done
+    actions = agent.feed(ProcessExited("mps-a-0", -9, ""))
+    why = "its MPS daemon did not answer within 15 s: cannot find it"
+    assert Warn(f"mps_lost gpu=0 reason={why!r}") in actions
+
+
+def test_a_gpu_without_mps_is_shared_in_time_and_every_share_on_it_is_said_to_be_a_word() -> None:
+    agent = Agent(plan=SharingPlan("time-sharing", "no MPS: it is not installed"))
+    actions = agent.want(spec("x"), spec("whole", share=100.0), spec("any", share=None))
+    assert [start.is_mps for start in spawned(actions)] == [False] * 3
+    warned = [action.text for action in actions if isinstance(action, Warn)]
+    assert warned == [
+        "shares_over_100 gpu=0 sum_percent=140",
+        "share_not_enforced slice=x share_percent=40 reason='no MPS: it is not installed'",
+    ]
+
+
+def test_shares_over_a_whole_gpu_are_said_once_and_for_as_long_as_they_are() -> None:
+    agent = Agent()
+    agent.up()
+    text = "shares_over_100 gpu=0 sum_percent=120"
+    assert Warn(text) in agent.want(spec("x", share=60.0), spec("y", share=60.0))
+    assert Warn(text) not in agent.want(spec("x", share=60.0), spec("y", share=60.0))
+    agent.checked(0)
+    assert agent.feed(GpusSampled(()))
+    assert agent.sharing(0).reason == "the shares of its slices add up to 120 %"
+    agent.want(spec("x", share=60.0))
+    agent.feed(GpusSampled(()))
+    assert agent.sharing(0).reason == ""
+
+
+def test_daemons_end_after_the_last_worker() -> None:
+    agent = Agent()
+    agent.up()
+    (worker,) = agent.serve(spec("x"))
+    assert Terminate("mps-a-0") not in agent.feed(StopAsked())
+    actions = agent.feed(ProcessExited(worker, 0, ""))
+    assert actions.count(Terminate("mps-a-0")) == actions.count(Terminate("mps-a-1")) == 1
+    agent.feed(ProcessExited("mps-a-0", 0, ""))
+    assert not agent.core.is_stopped
+    agent.feed(ProcessExited("mps-a-1", 0, ""))
+    assert agent.core.is_stopped
+
+
+def test_a_stop_is_bounded_whatever_the_daemons_do() -> None:
+    agent = Agent()
+    agent.up()
+    agent.feed(StopAsked())
+    done = agent.until(LIMITS.daemon_end_ms + LIMITS.kill_ms)
+    assert Kill("mps-a-0") in done
+    assert agent.core.is_stopped
+
+
+def test_gpus_are_sampled_once_a_second_one_sample_at_a_time() -> None:
+    agent = Agent()
+    assert SampleGpus() in agent.done
+    assert SampleGpus() not in agent.until(5_000.0), "the first is not back yet"
+    sample = GpuSample(0, busy_percent=50.0)
+    agent.feed(GpusSampled((sample,)))
+    assert SampleGpus() not in agent.until(5_999.0)
+    assert SampleGpus() in agent.until(6_000.0)
+    (answer,) = agent.feed(Heard(PeerId("someone"), StatusAsked()))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, StatusListed)
+    report = answer.message.gpus[0]
+    assert (report.info.uid, report.sample, report.sampled_ago_ms) == ("GPU-0", sample, 1_000.0)
+
+
+# ---------------------------------------------------------------- adoption
+
+
+def hello(incarnation: str = "old", pid: int = 77, *slices: SliceSpec) -> Heard:
+    message = WorkerHello("worker-a-7", Incarnation(incarnation), pid, slices)
+    return Heard(PeerId(f"worker-a-7/{incarnation}"), message)
+
+
+def hellos(actions: Sequence[AgentAction]) -> list[NodeHello]:
+    messages = [action.message for action in actions if isinstance(action, Send)]
+    return [message for message in messages if isinstance(message, NodeHello)]
+
+
+def test_an_orphan_is_adopted_before_the_scheduler_is_greeted() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    assert StartDaemon(0) not in agent.done, "it runs, and is asked first"
+    assert StartDaemon(1) in agent.done
+    assert hellos(agent.done) == []
+    (greeting,) = hellos(agent.feed(hello("old", 77, spec("x"))))
+    assert [(status.slice_id, status.incarnation) for status in greeting.slices] == [("x", "old")]
+    agent.up()
+    assert spawned(agent.want(spec("x"), spec("new"))) == [Spawn("worker-a-8", (spec("new"),), is_mps=True)]
+    agent.feed(
+        Heard(PeerId("worker-a-7/old"), SliceReady(SliceId("x"), Incarnation("old"), NodeId("a"), 0, (), ()))
+    )
+    assert agent.state("x") == ("ready", "")
+
+
+def test_an_orphan_of_another_incarnation_or_pid_or_without_slices_is_killed() -> None:
+    for stranger in (hello("new", 77, spec("x")), hello("old", 78, spec("x")), hello("old", 77)):
+        agent = Agent(orphans=[ORPHAN], daemons=[0])
+        actions = agent.feed(stranger)
+        assert Kill("worker-a-7") in actions
+        assert hellos(actions)[0].slices == ()
+        agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, ""))
+
+
+def test_an_orphan_that_says_nothing_is_killed_in_time() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    done = agent.until(LIMITS.adopt_ms)
+    assert Kill("worker-a-7") in done
+    assert hellos(done)
+
+
+def test_an_orphan_that_ends_by_itself_holds_nobody_up() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    assert hellos(agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, "")))
+
+
+def test_an_adopted_worker_ends_when_the_daemon_it_came_with_does() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    agent.feed(hello("old", 77, spec("x")))
+    agent.want(spec("x"))
+    actions = agent.feed(ProcessExited("mps-a-0", EXIT_UNKNOWN, ""))
+    assert Kill("worker-a-7", at_once=True) in actions
+    assert agent.state("x") == ("lost", "the guard of its MPS daemon ended")
+
+
+def test_a_stop_before_all_are_adopted_ends_the_others_too() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    assert Kill("worker-a-7") in agent.feed(StopAsked())
+    assert not agent.core.is_stopped
+    agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, ""))
+    for gpu in (0, 1):
+        agent.feed(ProcessExited(f"mps-a-{gpu}", 0, ""))
+    assert agent.core.is_stopped
+
+
+def test_every_worker_that_said_hello_is_written_down() -> None:
+    agent = Agent()
+    agent.up()
+    (worker,) = agent.serve(spec("x"))
+    assert Remember(Orphan(worker, 9, Incarnation("boot"), is_mps=True)) in agent.done

@@ -1,0 +1,150 @@
+"""Speaking to MPS through its control program, and what its clients are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages import GpuInfo, ModelSpec, SliceSpec
+from roles.node_agent.mps import (
+    LegacyControl,
+    MpsError,
+    MpsMissing,
+    MpsPlace,
+    MpsRefused,
+    MpsSilent,
+    MpsUnsupported,
+    MpsWrongUser,
+    check_gpu,
+    client_environment,
+    daemon_environment,
+    end_client,
+    without_mps,
+)
+
+A100 = GpuInfo(0, "a100", "cuda", 40 << 30, "GPU-7", "NVIDIA A100", 108, "8.0")
+MIB = 1 << 20
+
+
+def spec(share: float | None, *memory_bytes: int) -> SliceSpec:
+    models = [ModelSpec(ModelId(f"m{i}"), 25.0, 8, memory_bytes=size) for i, size in enumerate(memory_bytes)]
+    return SliceSpec(SliceId("x"), 0, "cuda", share, tuple(models))
+
+
+def program(path: Path, script: str) -> str:
+    """A control program of one's own."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> MpsPlace:
+    made = MpsPlace.of(tmp_path, "a", 0)
+    made.make()
+    return made
+
+
+def test_answers_are_pids_and_questions_go_to_the_daemon_of_that_directory(
+    place: MpsPlace, tmp_path: Path
+) -> None:
+    script = f'read said; echo "$said in $CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/asked; echo 11; echo 12'
+    control = LegacyControl(place, program(tmp_path / "control", script))
+    assert control.servers() == (11, 12)
+    assert control.clients(11) == (11, 12)
+    control.terminate_client(11, 99)
+    control.quit()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    words = ("get_server_list", "get_client_list 11", "terminate_client 11 99", "quit")
+    assert asked == [f"{said} in {place.pipe}" for said in words]
+
+
+def test_a_client_is_ended_on_the_server_that_has_it(place: MpsPlace, tmp_path: Path) -> None:
+    script = f"""read word server client
+    case $word in
+      get_server_list) echo 11; echo 12;;
+      get_client_list) [ $server = 12 ] && echo 99;;
+      terminate_client) echo "$server $client" > {tmp_path}/ended;;
+    esac
+    exit 0"""
+    control = LegacyControl(place, program(tmp_path / "control", script))
+    assert end_client(control, 99)
+    assert (tmp_path / "ended").read_text() == "12 99\n"
+    assert not end_client(control, 98)
+
+
+def test_what_goes_wrong_has_a_type_and_says_what(place: MpsPlace, tmp_path: Path) -> None:
+    with pytest.raises(MpsMissing, match="no-such-program is not installed here"):
+        LegacyControl(place, "no-such-program").servers()
+    with pytest.raises(MpsError, match="cannot be run"):
+        LegacyControl(place, str(tmp_path)).servers()
+    refusing = program(tmp_path / "refusing", "echo Cannot find MPS control daemon process; exit 1")
+    with pytest.raises(MpsRefused, match="'get_server_list' failed with code 1: Cannot find MPS control"):
+        LegacyControl(place, refusing).servers()
+    silent = program(tmp_path / "silent", "exec sleep 60")
+    with pytest.raises(MpsSilent, match=r"no answer to 'quit' within 0\.05 s"):
+        LegacyControl(place, silent, limit_s=0.05).quit()
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_shares"), [("3.5", False), ("6.1", False), ("7.0", True), ("10.0", True)]
+)
+def test_shares_need_compute_capability_7(capability: str, *, has_shares: bool) -> None:
+    assert check_gpu(GpuInfo(0, "t", "cuda", compute_capability=capability)) == has_shares
+
+
+def test_mps_needs_compute_capability_3_5_and_no_mig() -> None:
+    with pytest.raises(MpsUnsupported, match=r"compute capability 3\.0 is below 3\.5"):
+        check_gpu(GpuInfo(0, "t", "cuda", compute_capability="3.0"))
+    with pytest.raises(MpsUnsupported, match="MIG is on"):
+        check_gpu(GpuInfo(0, "t", "cuda", compute_capability="8.0", is_mig=True))
+
+
+def test_directories_are_ours_alone(place: MpsPlace) -> None:
+    for path in (place.directory.parent, place.directory, place.pipe, place.log):
+        assert path.stat().st_mode & 0o777 == 0o700
+    place.pipe.chmod(0o755)
+    place.make()
+    assert place.pipe.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mps-a").symlink_to("/", target_is_directory=True)  # as somebody else would have it
+    with pytest.raises(MpsWrongUser, match=f"is no directory of user {os.getuid()}"):
+        MpsPlace.of(tmp_path, "a", 0).make()
+
+
+def test_a_directory_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MpsError, match="set TENUTO_RUN_DIR to a shorter directory"):
+        MpsPlace.of(tmp_path / ("d" * 100), "a", 0).make()
+
+
+def test_a_client_is_told_its_share_and_a_generous_memory_limit(place: MpsPlace) -> None:
+    told = client_environment(place, A100, spec(12.5, 2048 * MIB, 1024 * MIB), has_shares=True)
+    assert told == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(place.log),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=5632M",  # half as much again as 3072 MiB, and 1024 MiB
+    }
+
+
+def test_no_memory_limit_where_a_need_is_not_known_or_beyond_the_gpu(place: MpsPlace) -> None:
+    for one in (spec(50.0), spec(50.0, 2048 * MIB, 0), spec(50.0, 30 << 30)):
+        told = client_environment(place, A100, one, has_shares=True)
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in told
+
+
+def test_no_share_is_all_of_the_gpu_and_a_gpu_without_shares_is_told_none(place: MpsPlace) -> None:
+    whole = client_environment(place, A100, spec(None), has_shares=True)
+    assert whole["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+    without = client_environment(place, A100, spec(40.0), has_shares=False)
+    assert set(without) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+
+
+def test_a_daemon_serves_one_gpu_and_hears_nothing_meant_for_another(place: MpsPlace) -> None:
+    assert daemon_environment(place, "GPU-7")["CUDA_VISIBLE_DEVICES"] == "GPU-7"
+    assert without_mps({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5", "HOME": "/h"}) == {"HOME": "/h"}
