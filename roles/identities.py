@@ -54,6 +54,15 @@ def is_over(handle: int, within_s: float) -> bool:
     return bool(select.select([handle], [], [], within_s)[0])
 
 
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> None:
+    """To that very process; nothing if it is gone."""
+    handle = open_handle(identity)
+    if handle is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+        os.close(handle)
+
+
 def end(identity: ProcessIdentity, within_s: float) -> bool:
     """SIGKILL, and wait for the end; True when it is gone."""
     handle = open_handle(identity)

@@ -59,7 +59,10 @@ class NvmlUnavailable(ConfigError):
 
 
 class Nvml:
-    """An open NVML. Devices are numbered as the driver does, in the order of their bus addresses."""
+    """An open NVML. Devices are numbered as the driver does, in the order of their bus addresses.
+
+    It is not shut down: that would wait for a GPU that hangs, and the end of the process does the same.
+    """
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
@@ -78,10 +81,6 @@ class Nvml:
                 "the package nvidia-ml-py is not installed (pip install 'tenuto[worker]')"
             ) from error
         return cls(pynvml)
-
-    def close(self) -> None:
-        """Give the driver its resources back."""
-        self._pynvml.nvmlShutdown()
 
     def count(self) -> int:
         """How many GPUs the driver shows."""

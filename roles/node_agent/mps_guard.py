@@ -45,7 +45,10 @@ from roles.node_agent.mps import (
     PIPE,
     LegacyControl,
     MpsError,
+    MpsMissing,
     MpsPlace,
+    MpsTaken,
+    MpsWrongUser,
     daemon_environment,
     without_mps,
 )
@@ -76,23 +79,26 @@ def main() -> int:
             place.make()
             with _locked(place):
                 return _serve(place, options.uid, options.binary, options.outlive_ms, stop)
-        except MpsError as error:
+        except (MpsTaken, MpsMissing, MpsWrongUser) as error:
             _say(str(error))
             return EXIT_REFUSED
+        except MpsError as error:
+            _say(str(error))
+            return EXIT_ENDED
 
 
 def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: StopSignal) -> int:
     stranger = _stranger(place)
     if stranger is not None:
-        _say(f"a daemon that we did not start (process {stranger.pid}) serves in {place.pipe}; end it first")
-        return EXIT_REFUSED
+        raise MpsTaken(
+            f"a daemon that we did not start (process {stranger.pid}) serves in {place.pipe}; end it first"
+        )
     end_leftovers(place)
     out = place.log / "daemon.out"
     try:
         daemon = _start(place, uid, binary, out)
     except OSError as error:
-        _say(f"{binary} cannot be run: {error.strerror}")
-        return EXIT_REFUSED
+        raise MpsMissing(f"{binary} cannot be run: {error.strerror}") from error
     handle = os.pidfd_open(daemon.pid)
     write_record(
         place.record_file, {"guard": identity_of(os.getpid()), "daemon": identity_of(daemon.pid), "uid": uid}

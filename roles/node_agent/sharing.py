@@ -13,7 +13,7 @@ from pathlib import Path
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
 from roles.cluster import NodeConfig
-from roles.identities import ProcessIdentity, identity_in, read_record, write_record
+from roles.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
 from roles.node_agent.aside import Aside
 from roles.node_agent.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
@@ -124,8 +124,11 @@ class Sharing:
         return taken
 
     def start(self, gpu: int, processes: Processes, own: ProcessIdentity) -> None:
-        """Start a GPU's guard, which waits for the end of a former one."""
+        """Start a GPU's guard, which waits for the end of a former one that was not taken over."""
         place = self._places[gpu]
+        former = identity_in(read_record(place.record_file), "guard")
+        if former is not None:
+            send_signal(former, signal.SIGTERM)
         write_record(place.owner_file, {"owner": own})
         command = [sys.executable, "-m", "roles.node_agent.mps_guard", str(place.directory)]
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]

@@ -147,8 +147,6 @@ class _Agent:
         self._aside.close()
         self._scheduler.close()
         self._link.close()
-        if self._nvml is not None:
-            self._nvml.close()
 
     def _take_over(self) -> tuple[Sequence[Orphan], Sequence[int]]:
         """What a former agent of this host left: adopted where that is wanted, else ended."""

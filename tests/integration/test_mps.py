@@ -318,6 +318,18 @@ def test_a_daemon_serves_on_with_the_workers_that_outlive_their_agent(make: Stag
     assert not stage.workers() + stage.guards() + stage.ours(0) + stage.ours(1)
 
 
+def test_an_agent_that_is_not_to_adopt_ends_workers_and_daemons_and_starts_anew(make: StageMaker) -> None:
+    stage = serving(make(node={"workers_outlive_agent": True}), spec("x"))
+    former = [*stage.workers(), *stage.ours()]
+    stage.kill_agent()
+    stage.changes.clear()
+    stage.options["node"]["workers_outlive_agent"] = False
+    stage.start_agent()
+    stage.until_state("x", "ready", 30_000.0)
+    assert not set(former) & {*stage.workers(), *stage.ours()}
+    assert stage.has_right_shares()
+
+
 def test_orphans_without_their_daemon_are_not_adopted(make: StageMaker) -> None:
     stage = serving(make(node={"workers_outlive_agent": True}), spec("x"))
     former = stage.workers()
