@@ -22,7 +22,7 @@ GPU_TYPE = "2080ti"
 SYNTHETIC = "on a synthetic latency table, the authors' is unpublished"
 PAPER_GAIN_PERCENT = 61.7
 GPU_COUNT = 4
-"""For the throughput: two of the servers of the slides' table 2."""
+"""For the throughput. The slides' table 2 has two a server and does not say how many servers."""
 
 RATE_LIMIT_RPS = 1e5
 RATE_STEP = 0.01
