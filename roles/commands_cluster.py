@@ -198,11 +198,11 @@ def _print_status(report: ClusterReport) -> None:
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models, *_gpu_tables(report.scheduler.gpus)):
+    for table in (processes, slices, models, *gpu_tables(report.scheduler.gpus)):
         console.print(table)
 
 
-def _gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:
+def gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:
     """Real GPUs, with how they are shared and what their sensors said; nothing where there is none."""
     real = [gpu for gpu in gpus if gpu.info.device == "cuda"]
     if not real:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from fabric.client import ask_status
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuReport, GpuSample, GpuSharing, ModelSpec, SliceSpec
 from roles.identities import identity_of, processes_with
-from roles.node_agent.mps import MARK, PIPE, LegacyControl, MpsPlace, end_client
+from roles.node_agent.mps import MARK, PIPE, LegacyControl, MpsError, MpsPlace, end_client
 from roles.process import read_run_file
 from tests.gpu_stand_ins import MPS_CONTROL, a100, gpu_environment, write_gpus
 from tests.integration.agent_stage import Stage
@@ -85,6 +87,15 @@ class MpsStage(Stage):
         """Every worker of the GPU is a client of the one daemon that serves there."""
         (server,) = self.control(gpu).servers()
         return set(self.control(gpu).clients(server)) == set(self.clients(gpu)) != set()
+
+    def is_settled(self) -> bool:
+        """Both slices serve, and every worker has its share."""
+        if [self.states(name)[-1:] for name in "xy"] != [["ready"], ["ready"]]:
+            return False
+        try:
+            return self.has_right_shares()
+        except (MpsError, ValueError):
+            return False
 
     def until_sharing(self, gpu: int, mode: str, limit_ms: float = 20_000.0) -> str:
         """The reason that comes with it."""
@@ -341,6 +352,27 @@ def test_orphans_without_their_daemon_are_not_adopted(make: StageMaker) -> None:
     stage.until_state("x", "ready", 30_000.0)
     assert not set(former) & set(stage.workers())
     assert stage.has_right_shares()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_any_moment_leave_no_orphan_and_no_wrong_share(make: StageMaker, seed: int) -> None:
+    patient = {"first_ms": 50.0, "longest_ms": 200.0, "failures_max": 1_000}
+    stage = serving(make(a100(0), limits={"restart": patient}), spec("x", 30.0), spec("y", 50.0))
+    draw = random.Random(seed)
+    for _ in range(6):
+        select.select([], [], [], draw.uniform(0.0, 1.5))
+        victims = [*stage.guards(), *stage.ours(), *stage.workers(), stage.agent.pid]
+        victim = draw.choice(victims)
+        if victim == stage.agent.pid:
+            stage.kill_agent()
+            stage.start_agent()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+    until(stage.is_settled, 60_000.0, "quiet")
+    assert sorted(stage.clients().values()) == [("30", ""), ("50", "")]
+    assert (len(stage.workers()), len(stage.guards()), len(stage.ours())) == (2, 1, 2)
+    assert zombies_of(stage.agent.pid) == []
 
 
 @pytest.mark.parametrize(
