@@ -1,6 +1,6 @@
 """Goodput of `tenuto` beside deferred and eager batching, each with both drop rules, on the same arrivals.
 
-    python benchmarks/disciplines.py run RESULTS.json [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
+    python benchmarks/disciplines.py run RESULTS.json [--set table] [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
     python benchmarks/disciplines.py table RESULTS.json
 
 Goodput is the highest total rate at which every model's bad rate is under 1 %. Disciplines are played directly on
@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ import numpy as np
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
-from policies.batching.base import BatchModel, BatchSlice, Discipline, Dispatch, HostedModel, RequestRun
+from policies.batching.base import BatchModel, BatchSlice, Discipline, Drop, HostedModel, RequestRun
 from roles.workload import Source, Workload
 
 WARMUP_MS = 5000.0  # what the disciplines' rate meters look back
 ALLOWED = 0.01
-PRECISION = 0.01
-STEP = 1.04  # of the first look around a rate that another discipline or seed has reached
-LOWEST = 1e-3  # of the bound; less is nothing
+GRID = 1.005  # all disciplines are asked at the same rates, so that alike ones cannot differ by chance
+STEP, GROWTH = 8, 1.6  # grid steps of the first look around where the search begins, and how they grow
+BEGIN, LOWEST, HIGHEST = -58, -1386, 4  # grid steps from the bound: 0.75 of it, 0.001 (less is nothing), 1.02
 
 PROFILES = json.loads((Path(__file__).parents[1] / "profiles/data/symphony_profiles.json").read_text())
 TI = {model["name"]: model for model in PROFILES["gtx1080ti"]}
@@ -45,6 +46,12 @@ CONTENDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "eager window": ("eager", {"drop": "window"}),
     "eager simple": ("eager", {"drop": "simple"}),
     "tenuto": ("tenuto", {}),
+}
+OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "timeout 30 %": ("timeout", {"slo_percent": 30}),
+    "nexus": ("nexus", {}),
+    "clockwork": ("clockwork", {}),
+    "shepherd": ("shepherd", {}),
 }
 RIVALS = [name for name in CONTENDERS if name != "tenuto"]
 
@@ -176,6 +183,34 @@ CASES: Sequence[Case] = (
 )
 
 
+def held_out() -> list[Case]:
+    """Fifteen rows that nothing was tuned on, drawn from one seed."""
+    rng = random.Random(20261121)
+    drawn = []
+    for _ in range(12):
+        row = rng.choice([one for one in ALL if 20 <= one["slo_ms"] <= 100])
+        count = rng.choice((2, 4, 6, 10, 14, 20))
+        gpus = rng.choice((4, 8, 12, 20, 28))
+        slo_ms = round(row["slo_ms"] * rng.choice((0.8, 1.0, 1.5)))
+        drawn.append(
+            alike(row, count, gpus, slo_ms, rng.choice((1.0, 0.5, 0.2, 0.1)), rng.choice((0.0, 0.0, 0.9)))
+        )
+    drawn += [
+        zoo("part of the zoo", rng.sample(ALL, 12), rng.choice((10, 20)), rng.choice((1.0, 0.3)), 0.5)
+        for _ in range(3)
+    ]
+    return drawn
+
+
+# Figure 9: the whole zoo, its strong and its weak part on 64 GPUs, with either GPU's profiles
+FIGURE_9 = [
+    zoo(f"{gpu} {part}", [row for row in rows if is_in(row["beta_ms"] / row["alpha_ms"])], 64, 1.0)
+    for gpu, rows in (("1080Ti", ALL), ("A100", list(A100.values())))
+    for part, is_in in (("mixed", lambda _: True), ("strong", lambda r: r > 2), ("weak", lambda r: r < 2))
+]
+SETS: Mapping[str, Sequence[Case]] = {"table": CASES, "held-out": held_out(), "figure-9": FIGURE_9}
+
+
 def is_good(case: Case, contender: str, seed: int, rate_rps: float, window_ms: float) -> bool:
     """Whether every model's bad rate stays under 1 %; gives up as soon as one's does not."""
     until_ms = WARMUP_MS + window_ms
@@ -195,7 +230,7 @@ def is_good(case: Case, contender: str, seed: int, rate_rps: float, window_ms: f
 
     def are_lost(decisions: Sequence[Any]) -> bool:
         for decision in decisions:
-            if type(decision) is not Dispatch:
+            if isinstance(decision, Drop):
                 lost = sum(run.count for run in decision.runs if WARMUP_MS <= run.arrived_at_ms < until_ms)
                 losses_left[decision.model_id] -= lost
                 if losses_left[decision.model_id] < 0:
@@ -216,7 +251,7 @@ def is_good(case: Case, contender: str, seed: int, rate_rps: float, window_ms: f
 
 def made(case: Case, contender: str) -> Discipline:
     """The discipline with the models and GPUs of the case."""
-    discipline = make_discipline(*CONTENDERS[contender])
+    discipline = make_discipline(*{**CONTENDERS, **OTHERS}[contender])
     hosted = []
     for model in case.models:
         model_id = ModelId(model.name)
@@ -242,82 +277,87 @@ def _until(discipline: Discipline, now_ms: float, at_ms: float) -> Sequence[Any]
     return decisions
 
 
-def goodput_rps(case: Case, is_good_at: Callable[[float], bool], near_rps: float | None) -> float:
-    """Bisected to 1 %, from steps around `near_rps` outwards."""
-    low, high, bound = 0.0, math.inf, case.bound_rps * 1.02
-    rate_rps, step = near_rps or 0.75 * bound, STEP
-    while math.isinf(high) or low == 0.0:
-        if is_good_at(rate_rps):
-            low = rate_rps
-            if math.isinf(high):
-                rate_rps *= step
+def goodput_rps(case: Case, is_good_at: Callable[[float], bool], near_rps: float) -> float:
+    """The highest good rate of the grid, bisected between steps from `near_rps` outwards (0: from 0.75 of the bound)."""
+    bound = case.bound_rps
+    at = round(math.log(near_rps / bound, GRID)) if near_rps else BEGIN
+    low, high, step = LOWEST, HIGHEST, float(STEP)
+    while high - low > 1:
+        at = min(max(at, low + 1), high - 1)
+        if is_good_at(bound * GRID**at):
+            low = at
         else:
-            high = rate_rps
-            if low == 0.0:
-                rate_rps /= step
-        step **= 1.6
-        if low >= bound:
-            high = low
-        elif high <= LOWEST * bound:
-            return 0.0
-    while high - low > PRECISION * low:
-        middle = (low + high) / 2
-        if is_good_at(middle):
-            low = middle
+            high = at
+        if high == HIGHEST:
+            at = low + int(step)
+        elif low == LOWEST:
+            at = high - int(step)
         else:
-            high = middle
-    return (low + high) / 2
+            at = (low + high) // 2
+        step *= GROWTH
+    return bound * GRID**low if low > LOWEST else 0.0
 
 
-def measure(number: int, contender: str, seed: int, window_ms: float, near_rps: float | None) -> float:
-    """One cell of the table."""
-    case = CASES[number]
-    return goodput_rps(case, lambda rate_rps: is_good(case, contender, seed, rate_rps, window_ms), near_rps)
+def measure(
+    case: Case, contenders: Sequence[str], seed: int, window_ms: float, known: Mapping[str, float]
+) -> dict[str, float]:
+    """What is not known of one row and seed. Each search begins where the first contender's has ended."""
+    found = dict(known)
+    first = next(iter(CONTENDERS))
+    for contender in sorted({first, *contenders}, key=[*CONTENDERS, *OTHERS].index):
+        if contender not in found:
+
+            def is_good_at(rate_rps: float, contender: str = contender) -> bool:
+                return is_good(case, contender, seed, rate_rps, window_ms)
+
+            found[contender] = round(goodput_rps(case, is_good_at, found.get(first, 0.0)), 1)
+    return found
 
 
 def run(
     path: Path,
-    cases: Sequence[int],
+    cases: Sequence[Case],
     contenders: Sequence[str],
     seeds: Sequence[int],
     window_ms: float,
     processes: int,
 ) -> None:
-    """Fill in what the results file lacks. A seed starts from what others have reached on the same case."""
+    """Fill in what the results file lacks, one seed after the other."""
     results: dict[str, dict[str, dict[str, float]]] = json.loads(path.read_text()) if path.exists() else {}
     with ProcessPoolExecutor(processes) as pool:
+        jobs = {}
         for seed in seeds:
-            jobs = {}
-            for number in cases:
-                cells = results.setdefault(CASES[number].name, {})
-                for contender in contenders:
-                    mine = cells.setdefault(contender, {})
-                    if str(seed) not in mine:
-                        known = list(mine.values()) or [
-                            g for other in cells.values() for g in other.values() if g
-                        ]
-                        near_rps = fmean(known) if known and fmean(known) else None
-                        jobs[pool.submit(measure, number, contender, seed, window_ms, near_rps)] = mine
-            for job in as_completed(jobs):
-                jobs[job][str(seed)] = round(job.result(), 1)
-                path.write_text(json.dumps(results, indent=1))
+            for case in cases:
+                cells = results.setdefault(case.name, {})
+                known = {contender: of[str(seed)] for contender, of in cells.items() if str(seed) in of}
+                if not known.keys() >= set(contenders):
+                    job = pool.submit(measure, case, contenders, seed, window_ms, known)
+                    jobs[job] = (cells, str(seed))
+        for job in as_completed(jobs):
+            cells, of = jobs[job]
+            for contender, found_rps in job.result().items():
+                cells.setdefault(contender, {})[of] = found_rps
+            path.write_text(json.dumps(results, indent=1))
 
 
 def table(path: Path) -> None:
-    """The results as Markdown, each cell in r/s, the mean of its seeds."""
+    """The results as Markdown, each cell in r/s, the mean of the seeds that all disciplines of the row were asked at."""
     results = json.loads(path.read_text())
-    print(f"| workload | {' | '.join(CONTENDERS)} | of the best rival | spread |\n|---|{'---:|' * 7}")
+    known = {contender for cells in results.values() for contender in cells}
+    shown = [contender for contender in [*CONTENDERS, *OTHERS] if contender in known]
+    print(f"| workload | {' | '.join(shown)} | of the best of four | seeds | spread |")
+    print(f"|---|{'---:|' * (len(shown) + 3)}")
     ratios = []
     for name, cells in results.items():
-        mean = {
-            contender: fmean(cells[contender].values()) for contender in CONTENDERS if cells.get(contender)
-        }
-        best = max(mean[rival] for rival in RIVALS)
-        own = list(cells["tenuto"].values())
-        ratios.append(mean["tenuto"] / best)
+        seeds = [seed for seed in cells["tenuto"] if all(seed in cells.get(one, {}) for one in shown)]
+        if not seeds:
+            continue
+        mean = {contender: fmean(cells[contender][seed] for seed in seeds) for contender in shown}
+        own = [cells["tenuto"][seed] for seed in seeds]
+        ratios.append(mean["tenuto"] / max(mean[rival] for rival in RIVALS))
         spread = (max(own) - min(own)) / mean["tenuto"] if mean["tenuto"] else 0.0
-        figures = " | ".join(f"{mean[contender]:.0f}" for contender in CONTENDERS)
-        print(f"| {name} | {figures} | {ratios[-1]:.3f} | {spread:.3f} |")
+        figures = " | ".join(f"{mean[contender]:.0f}" for contender in shown)
+        print(f"| {name} | {figures} | {ratios[-1]:.3f} | {len(seeds)} | {spread:.3f} |")
     low = sum(ratio < 0.99 for ratio in ratios)
     print(f"\n{len(ratios)} workloads: mean {fmean(ratios):.3f}, lowest {min(ratios):.3f}, {low} below 0.99")
 
@@ -330,6 +370,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", default=",".join(CONTENDERS), help="disciplines, separated by commas")
+    parser.add_argument("--set", choices=SETS, default="table", help="which workloads")
     parser.add_argument("--cases", default="", help="numbers from 0, separated by commas; all if not given")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--seconds", type=float, default=40.0)
@@ -339,7 +380,9 @@ def main() -> None:
         table(options.results)
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    cases = [int(number) for number in options.cases.split(",")] if options.cases else range(len(CASES))
+    cases = SETS[options.set]
+    if options.cases:
+        cases = [cases[int(number)] for number in options.cases.split(",")]
     run(options.results, cases, options.only.split(","), seeds, options.seconds * 1000, options.processes)
 
 

@@ -118,7 +118,7 @@ class Candidate:
     edge - hold[n]. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due moment
     at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `latest_at_ms` is its
     rank. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
-    left to faster ones.
+    left to faster ones. `is_early`: it stands in its pools' `early`, at `opening` (another one for each head).
     """
 
     __slots__ = (
@@ -129,14 +129,17 @@ class Candidate:
         "deadline_at_ms",
         "edge_at_ms",
         "hold",
+        "is_early",
         "is_waiting",
         "lead",
         "model",
+        "opening",
         "pools",
         "size_max",
         "skip_count",
         "skip_runs",
         "slope_ms",
+        "spares_reserve",
         "stamp",
         "table",
         "target",
@@ -163,6 +166,9 @@ class Candidate:
         self.target_planned = 0
         self.target_version = -1
         self.stamp = 0
+        self.opening = 0
+        self.is_early = False
+        self.spares_reserve = False
         self.is_waiting = False
         self.armed_at_ms = NEVER_MS
         self.reset(0.0)
@@ -177,6 +183,8 @@ class Candidate:
         self.wanted_at_ms = NEVER_MS
         self.skip_runs = 0
         self.skip_count = 0
+        self.is_early = False
+        self.opening += 1
         self.aim(guard_ms)
 
     def aim(self, guard_ms: float) -> None:
@@ -206,8 +214,8 @@ class Candidate:
         """When a batch should be sent if `count` requests wait and no more come."""
         if count >= self.size_max:
             return -NEVER_MS
-        due_at_ms = self.edge_at_ms - self.hold[count]
-        return due_at_ms if due_at_ms <= self.timeout_at_ms else self.timeout_at_ms  # noqa: FURB136  asked often
+        pressed_at_ms = self.edge_at_ms - self.hold[count]
+        return pressed_at_ms if self.is_early else min(pressed_at_ms, self.timeout_at_ms)
 
     def window_target(self, now_ms: float) -> int:
         """The batch size worth protecting: a planned one, else computed again when the rate has changed."""

@@ -69,7 +69,7 @@ class Central(Matchmaker):
         out: list[Decision] = []
         self._repool(self._fleet.put(slice_), now_ms, out)
         pool = self._fleet.slices[slice_.slice_id].pool
-        if pool is not None and pool.waiting:
+        if pool is not None and (pool.waiting or pool.early):
             self._serve(pool, now_ms, out)
         return out
 
@@ -87,7 +87,7 @@ class Central(Matchmaker):
         pool = slice_.pool
         assert pool is not None
         pool.free_from(slice_, free_at_ms)
-        if not pool.waiting:
+        if not pool.waiting and not pool.early:
             return NOTHING
         out: list[Decision] = []
         self._serve(pool, now_ms, out)

@@ -32,6 +32,7 @@ OVERBOOKED = 0.15
 OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
 ALL_SUFFER = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
+RESERVE = 0.25  # of the square root of the slices: so far do the needs of many swing about their mean
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000
@@ -62,10 +63,14 @@ class Prospect:
 
 
 class Hold(NamedTuple):
-    """A model's plan: how long the first request of a batch waits (None: until frontrun), and what drops protect."""
+    """A model's plan: how long the first request of a batch waits (None: until frontrun), and what drops protect.
+
+    `spares_reserve`: what it would send early takes no slice of the reserve.
+    """
 
     hold_ms: float | None
     target: int
+    spares_reserve: bool
 
 
 def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) -> Prospect:
@@ -109,12 +114,28 @@ def plan_holds(
         # Who suffers more than the others stops holding and giving up heads: it lacks slack more than they do.
         patience = 1.0 - min(1.0, max(0.0, (suffering - _UNFAIR * mean) / ALL_SUFFER))
         hold_ms *= patience
+        needed_ms = one.hold_ms(price_of_need)
+        spares_reserve = patience == 1.0 and needed_ms > 0.0
         if hold_ms >= _NEARLY * one.hold_max_ms:
-            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * patience))))
+            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * patience)), spares_reserve))
         else:
-            gathered = one.per_ms * max(hold_ms, one.hold_ms(price_of_need))
-            holds.append(Hold(hold_ms, max(1, int(1 + gathered * patience))))
+            gathered = one.per_ms * max(hold_ms, needed_ms)
+            holds.append(Hold(hold_ms, max(1, int(1 + gathered * patience)), spares_reserve))
     return holds
+
+
+def reserve_of(prospects: Sequence[Prospect], holds: Sequence[Hold], slices: int, pool: int) -> int:
+    """How many of the pool's slices are kept for batches that can wait no longer, of `slices` that all share.
+
+    Never more than deferral would leave idle: then keeping them would only lengthen queues. And only as far as the
+    work is that of models which spare the reserve: what the others take of it would be taken from them.
+    """
+    deferred = sum(one.work_deferred for one in prospects)
+    if not deferred:
+        return 0
+    pairs = zip(prospects, holds, strict=True)
+    sparing = sum(one.work_deferred for one, hold in pairs if hold.spares_reserve) / deferred
+    return max(0, int(sparing * min(pool * (1.0 - deferred / slices), RESERVE * math.sqrt(pool))))
 
 
 def _price(prospects: Sequence[Prospect], allowed: float) -> float:

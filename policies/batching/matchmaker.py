@@ -62,6 +62,8 @@ class Matchmaker:
             if due_at_ms > now_ms:
                 self._sleep(candidate, due_at_ms, now_ms)
                 return False
+            if candidate.spares_reserve and self._holds_back(candidate, count, now_ms):
+                return False
             size, limit_at_ms = self._fit(candidate, count, now_ms)
             ready_at_ms = now_ms
             if size and state.ready_at_ms > now_ms:
@@ -170,6 +172,47 @@ class Matchmaker:
             elif candidate.is_waiting:
                 return
         pool.lead_max_ms = 0.0
+        if pool.early:
+            self._serve_early(pool, now_ms, out)
+
+    def _serve_early(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
+        """Nobody needs a slice now: those beyond the reserve go to who would like one, the most urgent first."""
+        early = pool.early
+        while early:
+            _, _, opening, candidate = early[0]
+            if opening != candidate.opening or not candidate.is_early:
+                heappop(early)
+                continue
+            state = candidate.model
+            lead_ms = candidate.lead[min(state.queue.count, candidate.size_max)]
+            if not pool.is_spare(now_ms + lead_ms):
+                self._arm_pool(pool, lead_ms, now_ms)
+                return
+            heappop(early)
+            candidate.is_early = False
+            if self._step(candidate, now_ms, out):
+                self._advance(state, now_ms, out)
+
+    def _holds_back(self, candidate: Candidate, count: int, now_ms: float) -> bool:
+        """Whether a batch that could still grow has to leave the idle slices to others, and sleeps until it cannot."""
+        if count >= candidate.size_max:
+            return False
+        pressed_at_ms = candidate.edge_at_ms - candidate.hold[count]
+        if pressed_at_ms <= now_ms:
+            return False
+        lead_ms = candidate.lead[count]
+        for pool in candidate.pools:
+            if not pool.reserve or pool.is_spare(now_ms + lead_ms):
+                return False
+        if not candidate.is_early:
+            candidate.is_early = True
+            rank_at_ms = pressed_at_ms - candidate.model.credit_ms(now_ms)
+            for pool in candidate.pools:
+                self._serial += 1
+                heappush(pool.early, (rank_at_ms, self._serial, candidate.opening, candidate))
+                self._arm_pool(pool, lead_ms, now_ms)
+        self._sleep(candidate, pressed_at_ms, now_ms)
+        return True
 
     def _dispatch(
         self,

@@ -48,7 +48,9 @@ class Pool(Generic[WaiterT]):
     """Slices of one kind and the candidates that wait for one of them.
 
     `armed_at_ms`: when the slice timer that counts will fire. `lead_max_ms`: at least the delay of every
-    candidate that waits, so that a batch can be sent so much before the slice is free.
+    candidate that waits, so that a batch can be sent so much before the slice is free. `early` are candidates
+    that may go but need not yet; they get a slice only while more than `reserve` are idle. `idle`: how many were,
+    when `find` was last asked.
     """
 
     __slots__ = (
@@ -57,8 +59,11 @@ class Pool(Generic[WaiterT]):
         "_serial",
         "armed_at_ms",
         "classes",
+        "early",
+        "idle",
         "is_lowest",
         "lead_max_ms",
+        "reserve",
         "size",
         "waiting",
     )
@@ -70,8 +75,11 @@ class Pool(Generic[WaiterT]):
         self.armed_at_ms = NEVER_MS
         self.lead_max_ms = 0.0
         self.waiting: list[tuple[float, int, int, int, WaiterT]] = []
+        self.early: list[tuple[float, int, int, WaiterT]] = []
+        self.reserve = 0
+        self.idle = 0
         self._busy: list[tuple[float, int, int, Slice]] = []
-        self._idle: list[tuple[int, Slice]] = []
+        self._idle: list[tuple[float, int, Slice]] = []
         self._serial = 0
 
     def join(self, slice_: Slice) -> None:
@@ -83,12 +91,14 @@ class Pool(Generic[WaiterT]):
     def leave(self, slice_: Slice) -> None:
         """The slice belongs to no pool."""
         slice_.pool = None
+        self.idle -= slice_.is_idle
         slice_.is_idle = False
         self.size -= 1
 
     def free_from(self, slice_: Slice, free_at_ms: float) -> None:
         """The slice has, or will have, nothing to do from that moment."""
         slice_.free_at_ms = free_at_ms
+        self.idle -= slice_.is_idle
         slice_.is_idle = False
         self._serial += 1
         heappush(self._busy, (free_at_ms, slice_.order, self._serial, slice_))
@@ -96,18 +106,17 @@ class Pool(Generic[WaiterT]):
     def find(self, horizon_ms: float) -> Slice | None:
         """The best slice that is free by then, or None."""
         busy = self._busy
-        if not self.is_lowest:
-            top = self._next_busy()
-            return top if top is not None and top.free_at_ms <= horizon_ms else None
         idle = self._idle
         while busy and busy[0][0] <= horizon_ms:
             free_at_ms, order, _, slice_ = heappop(busy)
             if slice_.pool is self and not slice_.is_idle and slice_.free_at_ms == free_at_ms:
                 slice_.is_idle = True
-                heappush(idle, (order, slice_))
+                self.idle += 1
+                heappush(idle, (order if self.is_lowest else free_at_ms, order, slice_))
         while idle:
-            slice_ = idle[0][1]
-            if slice_.pool is not self or not slice_.is_idle:
+            rank, _, slice_ = idle[0]
+            is_stale = not self.is_lowest and rank != slice_.free_at_ms  # idle, busy, and idle again
+            if slice_.pool is not self or not slice_.is_idle or is_stale:
                 heappop(idle)
             elif slice_.free_at_ms > horizon_ms:  # looked at with a longer horizon before
                 heappop(idle)
@@ -140,3 +149,7 @@ class Pool(Generic[WaiterT]):
         _, priority, serial, stamp, candidate = waiting[0]
         heapreplace(waiting, (latest_at_ms, priority, serial, stamp, candidate))
         return waiting[0][4] is candidate and waiting[0][0] == latest_at_ms
+
+    def is_spare(self, horizon_ms: float) -> bool:
+        """Whether a slice is idle by then that need not be kept for who cannot wait."""
+        return self.find(horizon_ms) is not None and self.idle > self.reserve

@@ -18,8 +18,8 @@ from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
 from policies.batching.candidate import Candidate, ModelState, Want
 from policies.batching.central import Central
 from policies.batching.deferred import frontrun_hold
-from policies.batching.holding import plan_holds, prospect
-from policies.batching.pools import Slice
+from policies.batching.holding import Hold, plan_holds, prospect, reserve_of
+from policies.batching.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
@@ -56,6 +56,7 @@ class Group:
 
     model_ids: list[ModelId]
     slices: int = 0
+    pools: list[Pool[Candidate]] = field(default_factory=list)
     suffering: Suffering = field(default_factory=Suffering)
 
 
@@ -130,15 +131,17 @@ class Tenuto(Central):
                 if rate_rps and state.candidates[0].table[1] > 0:
                     asked.append((state, rate_rps))
                 else:
-                    _set(state, 0.0, 1 if self._plans_target else 0)
+                    _set(state, Hold(0.0, 1 if self._plans_target else 0, spares_reserve=False))
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
             sufferings = [self._own[state.model.model_id].roll(_MEMORY) for state, _ in asked]
             holds = plan_holds(prospects, sufferings, group.slices, group.suffering.roll(_MEMORY))
-            for (state, _), (hold_ms, target) in zip(asked, holds, strict=True):
-                _set(state, NEVER_MS if hold_ms is None else hold_ms, target if self._plans_target else 0)
+            for pool in group.pools:
+                pool.reserve = reserve_of(prospects, holds, group.slices, pool.size)
+            for (state, _), hold in zip(asked, holds, strict=True):
+                _set(state, hold if self._plans_target else hold._replace(target=0))
 
     def _regroup(self) -> None:
         self._is_regrouped = False
@@ -161,8 +164,10 @@ class Tenuto(Central):
                 elif group is not merged:
                     merged.model_ids.extend(group.model_ids)
                     merged.slices += group.slices
+                    merged.pools.extend(group.pools)
                     self._group_of.update(dict.fromkeys(group.model_ids, merged))
             merged.slices += pool.size
+            merged.pools.append(pool)
         self._groups = list({id(group): group for group in self._group_of.values()}.values())
         for group in self._groups:
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
@@ -170,7 +175,8 @@ class Tenuto(Central):
             group.suffering.share = max(known, default=0.0)
 
 
-def _set(state: ModelState, hold_ms: float, target: int) -> None:
+def _set(state: ModelState, hold: Hold) -> None:
     for candidate in state.candidates:
-        candidate.timeout_ms = hold_ms
-        candidate.target_planned = min(target, candidate.size_max)
+        candidate.timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
+        candidate.target_planned = min(hold.target, candidate.size_max)
+        candidate.spares_reserve = hold.spares_reserve

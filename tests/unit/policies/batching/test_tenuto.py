@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from policies.batching import make_discipline
-from policies.batching.base import BatchModel
-from policies.batching.holding import Prospect, plan_holds, prospect
+from policies.batching.base import NEVER_MS, BatchModel
+from policies.batching.holding import Hold, Prospect, plan_holds, prospect, reserve_of
 from policies.batching.moments import cost_table, exec_table, lead_table
+from policies.batching.tenuto import Tenuto
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)
@@ -109,7 +110,8 @@ def test_who_suffers_more_than_the_others_stops_holding_and_giving_up_heads() ->
     calm, unlucky = plan_holds(many, [0.0, 0.1, 0.0, 0.0], 3, mean=0.01)[:2]
     assert calm.hold_ms is None or calm.hold_ms > 0.0
     assert calm.target > 1
-    assert (unlucky.hold_ms, unlucky.target) == (0.0, 1)
+    assert unlucky == Hold(0.0, 1, spares_reserve=False)
+    assert calm.spares_reserve
 
 
 def test_models_that_share_no_slice_are_planned_apart() -> None:
@@ -145,3 +147,87 @@ def test_overload_is_flat(options: dict[str, Any]) -> None:
         served.append(to.count("ran"))
     assert served[1] >= 0.97 * served[0]
     assert served[2] >= 0.97 * served[1]
+
+
+def test_a_reserve_is_kept_where_deferral_would_leave_it_idle() -> None:
+    many = [prospect_of(300.0) for _ in range(8)]
+    deferred = sum(one.work_deferred for one in many)
+    sparing = [Hold(0.0, 1, spares_reserve=True)] * 8
+    assert reserve_of(many, sparing, 64, 64) == 2  # a quarter of the root of 64
+    assert reserve_of(many, sparing, 64, 16) == 1  # of a part of them
+    assert 4.0 < deferred < 5.0
+    assert reserve_of(many, sparing, 4, 4) == 0  # more work than slices
+    assert reserve_of(many, sparing, 20, 20) == 1
+    assert reserve_of(many, sparing, 5, 20) == 1  # deferral leaves 1.08 of them idle
+    assert reserve_of(many, sparing, 5, 18) == 0  # and 0.98 of these
+
+
+def test_a_reserve_is_no_larger_than_the_part_of_those_who_spare_it() -> None:
+    many = [prospect_of(300.0) for _ in range(4)]
+    mixed = [Hold(0.0, 1, spares_reserve=number > 0) for number in range(4)]
+    assert reserve_of(many, mixed, 64, 64) == 1  # three quarters of 2
+    assert reserve_of([], [], 4, 4) == 0
+
+
+def test_what_saves_nothing_by_waiting_does_not_spare_the_reserve() -> None:
+    weak, strong = plan_holds(
+        [prospect_of(300.0, 5.0, 0.0), prospect_of(300.0, 1.0, 9.0)], [0.01] * 2, 3, mean=0.01
+    )
+    assert (weak.spares_reserve, strong.spares_reserve) == (False, True)
+
+
+def reserving() -> Stage:
+    """Two slices, one of them kept for who cannot wait, and the other busy until 6 ms."""
+    discipline = make_discipline("tenuto")
+    assert isinstance(discipline, Tenuto)
+    to = Stage(discipline)
+    for name in ("m", "n", "o"):
+        to.model(name, SLO_MS)
+    for order in range(2):
+        to.slice(f"s{order}", *(hosted(name, TABLE) for name in ("m", "n", "o")), order=order)
+    discipline._plan_at_ms = NEVER_MS  # no plan may come in between
+    for state in discipline._models.values():  # what a plan sets
+        (candidate,) = state.candidates
+        candidate.spares_reserve = True
+        candidate.pools[0].reserve = 1
+    to.arrive("m", SLO_MS)
+    to.until(1.0)
+    return to
+
+
+def sent(to: Stage) -> list[tuple[str, str, float]]:
+    return [(batch.model_id, batch.slice_id, batch.sent_at_ms) for batch in to.batches]
+
+
+def test_who_could_wait_leaves_the_last_idle_slice_alone_until_another_one_is_free() -> None:
+    to = reserving()
+    to.arrive("n", SLO_MS)
+    to.drain()
+    assert sent(to) == [("m", "s0", 0.0), ("n", "s0", 6.0)]
+
+
+def test_who_can_wait_no_longer_takes_the_reserve() -> None:
+    to = reserving()
+    to.arrive("n", SLO_MS)
+    to.arrive("o", 8.0)  # a second request would no longer fit 7 ms before its deadline
+    to.drain()
+    model_id, slice_id, sent_at_ms = sent(to)[1]
+    assert (model_id, slice_id) == ("o", "s1")
+    assert sent_at_ms == pytest.approx(2.0, abs=1e-3)
+    assert sent(to)[2][0] == "n"
+
+
+def test_a_batch_that_waits_beside_the_reserve_still_grows() -> None:
+    to = reserving()
+    for _ in range(3):
+        to.arrive("n", SLO_MS)
+    to.drain()
+    assert [len(batch.seqs) for batch in to.batches] == [1, 3]
+
+
+def test_a_model_that_is_removed_while_it_waits_beside_the_reserve_is_forgotten() -> None:
+    to = reserving()
+    to.arrive("n", SLO_MS)
+    to.unmodel("n")
+    to.drain()
+    assert sent(to) == [("m", "s0", 0.0)]
