@@ -78,7 +78,7 @@ class Nvml:
             pynvml = importlib.import_module("pynvml")
         except ImportError as error:
             raise NvmlUnavailable(
-                "the package nvidia-ml-py is not installed (pip install 'tenuto[worker]')"
+                "device cuda needs the package nvidia-ml-py (pip install 'tenuto[worker]')"
             ) from error
         return cls(pynvml)
 

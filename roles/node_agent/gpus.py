@@ -38,10 +38,7 @@ def discover(node: NodeConfig, nvml: Nvml | None) -> tuple[GpuInfo, ...]:
 
 
 def _advised(node: NodeConfig, error: NvmlUnavailable) -> str:
-    return (
-        f"node {node.host}: device cuda cannot be served: {error}; "
-        "say device: cpu or device: emulated for this node"
-    )
+    return f"node {node.host}: {error}; say device: cpu or device: emulated for this node"
 
 
 def _host_memory_bytes() -> int:

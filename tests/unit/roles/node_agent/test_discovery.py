@@ -78,13 +78,15 @@ def test_a_sample_has_what_there_are_sensors_for(gpus: Iterator[Path]) -> None:
 
 def test_no_driver_is_an_error_that_names_the_node_and_what_to_do(pynvml: ModuleType) -> None:
     del pynvml
-    with pytest.raises(NvmlUnavailable, match=r"node a: device cuda .*Driver Not Loaded.*say device: cpu or"):
+    with pytest.raises(
+        NvmlUnavailable, match=r"node a: no usable NVIDIA GPU .*Driver Not Loaded.*say device: cpu or"
+    ):
         open_nvml(node())
 
 
 def test_no_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(NvmlUnavailable, match="nvidia-ml-py is not installed"):
+    with pytest.raises(NvmlUnavailable, match="node a: device cuda needs the package nvidia-ml-py"):
         open_nvml(node())
 
 
