@@ -17,9 +17,12 @@ from fabric.messages import (
     Directory,
     Envelope,
     Host,
+    ModelsAdd,
     ModelsListed,
     NodeHello,
     Parcel,
+    PlanAsked,
+    PlanMade,
     SliceReady,
     StatusListed,
     Want,
@@ -29,7 +32,19 @@ from fabric.messages import (
 HEADER_BYTES_MAX: Final = 1 << 20
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
-BULKY: Final = (Directory, Host, ModelsListed, NodeHello, SliceReady, StatusListed, Want, WorkerHello)
+BULKY: Final = (
+    Directory,
+    Host,
+    ModelsAdd,
+    ModelsListed,
+    NodeHello,
+    PlanAsked,
+    PlanMade,
+    SliceReady,
+    StatusListed,
+    Want,
+    WorkerHello,
+)
 
 PARCELS_MAX: Final = 64
 """Messages that may travel as one."""
@@ -59,7 +74,7 @@ def encode(envelope: Envelope) -> bytes:
         header = _ENCODER.encode(envelope)
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"cannot send {_named(envelope)}: {error}") from error
-    if len(header) > _header_bytes_max(envelope):
+    if len(header) > HEADER_BYTES_MAX and len(header) > _header_bytes_max(envelope):
         raise LocalProtocolError(f"header of {_named(envelope)} has {len(header)} bytes")
     return header
 

@@ -30,14 +30,14 @@ def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
     Only an array that is strided or big-endian is copied. Raises LocalProtocolError for a dtype that has no
     raw form (objects, strings, dates) or more than 8 dimensions.
     """
-    dtype_name = _name_of(array.dtype)
-    dtype = DTYPES.get(dtype_name)
+    name_of_dtype = dtype_name(array.dtype)
+    dtype = DTYPES.get(name_of_dtype)
     if dtype is None or array.ndim > RANK_MAX:
         raise LocalProtocolError(
             f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
         )
     flat = np.asarray(array, dtype=dtype, order="C").reshape(-1).view(np.uint8)
-    return TensorSpec(name, dtype_name, array.shape), flat.data
+    return TensorSpec(name, name_of_dtype, array.shape), flat.data
 
 
 def size_of(spec: TensorSpec) -> int:
@@ -64,5 +64,6 @@ def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _name_of(dtype: np.dtype[np.generic]) -> str:
-    return dtype.name  # numpy works it out anew at every call, which costs more than all the rest here
+def dtype_name(dtype: np.dtype[np.generic]) -> str:
+    """The wire's name of a dtype. numpy works it out anew at every call, which costs more than all else here."""
+    return dtype.name

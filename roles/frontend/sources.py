@@ -22,6 +22,7 @@ from fabric.messages import (
     TensorSpec,
 )
 from fabric.sockets import DealerLink
+from fabric.tensors import dtype_name
 from roles.core import SCHEDULER, Heard, Lost
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
@@ -159,5 +160,5 @@ class TurnEnd:
 
 def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:
     """What they are, and their bytes."""
-    specs = tuple(TensorSpec(one.name, one.array.dtype.name, one.array.shape) for one in tensors)
-    return specs, sum(one.array.nbytes for one in tensors)
+    specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
+    return specs, sum([one.array.nbytes for one in tensors])
