@@ -61,13 +61,16 @@ def _thesis() -> dict[str, TableProfile]:
     """Table A.1: batches 4 … 128 on the whole GPU; sizes that ran out of memory are absent."""
     data = shipped_data("thesis_table_a1_v100")
     gpu_bytes = gpu_profile("v100").memory_bytes
-    source = f"{data['source']} {data['gpu']}. Batches below 4 were not measured: padded to 4."
+    source = (
+        f"{data['source']} {data['gpu']}. Run times: batch / printed throughput, which has more digits than the "
+        "printed latency. Batches below 4 were not measured: padded to 4."
+    )
     latency: dict[str, dict[int, float]] = {}
     memory: dict[str, dict[int, float]] = {}
     needs: dict[str, dict[int, Requirements]] = {}
     for row in data["rows"]:
         model, batch_size = row["model"], row["batch"]
-        latency.setdefault(model, {})[batch_size] = round(row["latency_s"] * 1000, 1)  # printed to 0.1 ms
+        latency.setdefault(model, {})[batch_size] = _thesis_ms(row)
         if row["mem_pct"] is not None:  # one cell is unreadable; its neighbours are joined by a line
             memory.setdefault(model, {})[batch_size] = row["mem_pct"] / 100 * gpu_bytes
         needs.setdefault(model, {})[batch_size] = Requirements(
@@ -83,6 +86,18 @@ def _thesis() -> dict[str, TableProfile]:
         )
         for model, column in latency.items()
     }
+
+
+def _thesis_ms(row: Mapping[str, Any]) -> float:
+    """Batch over throughput, inside what the printed latency leaves open.
+
+    Latencies are printed to 0.1 ms and throughputs to 0.01 a second, so the second says more of all but the slowest
+    rows: alexnet 4 took 4 / 2801.75 s = 1.4277 ms and is printed as 0.0014 s. The thesis' goodputs are sums of
+    these throughputs.
+    """
+    printed_ms = 1000 * row["latency_s"]
+    measured_ms = 1000 * row["batch"] / row["throughput_rps"]
+    return float(min(max(measured_ms, printed_ms - 0.05), printed_ms + 0.05))
 
 
 def _igniter(data: Mapping[str, Any], source: str) -> dict[str, ModelProfile]:

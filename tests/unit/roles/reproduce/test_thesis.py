@@ -39,7 +39,7 @@ def test_the_worked_examples_reach_the_stated_goodput() -> None:
     stated = [one for one in found.rows if isinstance(one.paper, float)]
     assert len(stated) == 4
     for one in stated:
-        assert one.ours == pytest.approx(one.paper, rel=1e-4), one.what
+        assert one.ours == pytest.approx(one.paper, abs=0.011), one.what
 
 
 def test_batches_of_64_are_full_at_1000_requests_a_second_and_not_at_600() -> None:
