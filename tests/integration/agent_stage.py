@@ -85,6 +85,12 @@ class Stage:
     def until_state(self, slice_id: str, state: str, limit_ms: float = 10_000.0) -> float:
         return until(lambda: state in self.states(slice_id)[-1:], limit_ms, f"{slice_id} {state}")
 
+    def until_was(self, slice_id: str, state: str, limit_ms: float = 10_000.0) -> str:
+        """Wait for a state that the next one may follow before this test is on the processor again; its reason."""
+        until(lambda: state in self.states(slice_id), limit_ms, f"{slice_id} {state}")
+        statuses = [change.status for change in self.changes if change.status.slice_id == slice_id]
+        return next(status.reason for status in statuses if status.state == state)
+
     def incarnation(self, slice_id: str) -> str:
         self.listen()
         return [change.status.incarnation for change in self.changes if change.status.slice_id == slice_id][

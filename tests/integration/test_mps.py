@@ -83,6 +83,11 @@ class MpsStage(Stage):
                 )
         return found
 
+    def heard_clients(self) -> dict[int, tuple[str, str]]:
+        """The same, and the agent is answered meanwhile."""
+        self.listen()
+        return self.clients()
+
     def has_right_shares(self, gpu: int = 0) -> bool:
         """Every worker of the GPU is a client of the one daemon that serves there."""
         (server,) = self.control(gpu).servers()
@@ -251,12 +256,10 @@ def test_whatever_of_mps_is_killed_hard_no_worker_runs_without_its_share(
     else:
         pid = stage.daemon() if victim == "daemon" else processes_of_guard(stage.place())[0]
     os.kill(pid, signal.SIGKILL)
-    stage.until_state("x", "lost", 30_000.0)
-    stage.until_state("x", "ready", 30_000.0)
-    stage.until_state("y", "ready", 30_000.0)
-    assert not former & set(stage.clients())
+    # Not by its words: one that comes while this scheduler is thought silent is lost, and made up for by a hello.
+    until(lambda: not former & set(stage.heard_clients()), 30_000.0, "the end of its clients")
+    until(stage.is_settled, 60_000.0, "new ones")
     assert sorted(stage.clients().values()) == [("30", ""), ("50", "")]
-    until(stage.has_right_shares, what="shares")
     assert list(stage.clients(1)) == [other], "a fault stays on its GPU"
     assert len(stage.ours()) == 2, "one daemon, one server"
     assert zombies_of(stage.agent.pid) == []
@@ -266,8 +269,8 @@ def test_a_daemon_that_hangs_is_replaced(make: StageMaker) -> None:
     stage = serving(make(), spec("x"))
     hung = stage.daemon()
     stage.misbehave("hang")
-    stage.until_state("x", "lost", 20_000.0)
-    assert stage.reason("x").startswith("its MPS daemon is sick: no answer to 'get_server_list' within 5 s")
+    reason = stage.until_was("x", "lost", 30_000.0)
+    assert reason.startswith("its MPS daemon is sick: no answer to 'get_server_list' within 5 s")
     stage.misbehave("")
     stage.until_state("x", "ready", 30_000.0)
     assert hung not in stage.ours()

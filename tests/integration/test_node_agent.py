@@ -196,8 +196,7 @@ def test_an_adopted_worker_that_is_killed_is_seen_and_replaced(make_stage: Stage
     stage.until_state("x", "ready")
     (worker,) = stage.workers()
     os.kill(worker, signal.SIGKILL)
-    stage.until_state("x", "lost")
-    assert stage.reason("x") == "its worker, adopted from a former agent, ended"
+    assert stage.until_was("x", "lost") == "its worker, adopted from a former agent, ended"
     stage.until_state("x", "ready")
     assert len(stage.workers()) == 1
     assert worker not in stage.workers()
