@@ -32,7 +32,7 @@ OVERBOOKED = 0.15
 OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
 ALL_SUFFER = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
-RESERVE = 0.25  # of the square root of the slices: so far do the needs of many swing about their mean
+RESERVE = 0.35  # of the square root of the slices: so far do the needs of many swing about their mean
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000
@@ -124,18 +124,25 @@ def plan_holds(
     return holds
 
 
-def reserve_of(prospects: Sequence[Prospect], holds: Sequence[Hold], slices: int, pool: int) -> int:
-    """How many of the pool's slices are kept for batches that can wait no longer, of `slices` that all share.
+def plan_reserves(prospects: Sequence[Prospect], slices: int, pools: Sequence[int]) -> list[int]:
+    """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
 
-    Never more than deferral would leave idle: then keeping them would only lengthen queues. And only as far as the
-    work is that of models which spare the reserve: what the others take of it would be taken from them.
+    They pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
+    waited for a large batch, and both are small then. Never more than deferral saves.
     """
-    deferred = sum(one.work_deferred for one in prospects)
+    fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
+    price_of_need = _price(prospects, slices - fixed)
+    deferred = saved = needed = 0.0
+    for one in prospects:
+        own = one.work_deferred
+        deferred += own
+        saved += one.opening(0.0) - one.opening(one.hold_max_ms)
+        if one.hold_max_ms > 0.0:
+            needed += own * one.hold_ms(price_of_need) / one.hold_max_ms
     if not deferred:
-        return 0
-    pairs = zip(prospects, holds, strict=True)
-    sparing = sum(one.work_deferred for one, hold in pairs if hold.spares_reserve) / deferred
-    return max(0, int(sparing * min(pool * (1.0 - deferred / slices), RESERVE * math.sqrt(pool))))
+        return [0] * len(pools)
+    share = RESERVE * (needed / deferred) ** 2
+    return [int(min(saved * pool / slices, share * math.sqrt(pool))) for pool in pools]
 
 
 def _price(prospects: Sequence[Prospect], allowed: float) -> float:

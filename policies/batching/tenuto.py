@@ -18,7 +18,7 @@ from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
 from policies.batching.candidate import Candidate, ModelState, Want
 from policies.batching.central import Central
 from policies.batching.deferred import frontrun_hold
-from policies.batching.holding import Hold, plan_holds, prospect, reserve_of
+from policies.batching.holding import Hold, plan_holds, plan_reserves, prospect
 from policies.batching.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
@@ -138,8 +138,9 @@ class Tenuto(Central):
             ]
             sufferings = [self._own[state.model.model_id].roll(_MEMORY) for state, _ in asked]
             holds = plan_holds(prospects, sufferings, group.slices, group.suffering.roll(_MEMORY))
-            for pool in group.pools:
-                pool.reserve = reserve_of(prospects, holds, group.slices, pool.size)
+            reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools])
+            for pool, reserve in zip(group.pools, reserves, strict=True):
+                pool.reserve = reserve
             for (state, _), hold in zip(asked, holds, strict=True):
                 _set(state, hold if self._plans_target else hold._replace(target=0))
 

@@ -8,7 +8,7 @@ import pytest
 
 from policies.batching import make_discipline
 from policies.batching.base import NEVER_MS, BatchModel
-from policies.batching.holding import Hold, Prospect, plan_holds, prospect, reserve_of
+from policies.batching.holding import Hold, Prospect, plan_holds, plan_reserves, prospect
 from policies.batching.moments import cost_table, exec_table, lead_table
 from policies.batching.tenuto import Tenuto
 from tests.batching_stage import Stage, hosted, linear
@@ -149,24 +149,20 @@ def test_overload_is_flat(options: dict[str, Any]) -> None:
     assert served[2] >= 0.97 * served[1]
 
 
-def test_a_reserve_is_kept_where_deferral_would_leave_it_idle() -> None:
-    many = [prospect_of(300.0) for _ in range(8)]
+def test_a_reserve_is_kept_where_full_deferral_is_what_carries_the_load() -> None:
+    many = [prospect_of(300.0) for _ in range(40)]
     deferred = sum(one.work_deferred for one in many)
-    sparing = [Hold(0.0, 1, spares_reserve=True)] * 8
-    assert reserve_of(many, sparing, 64, 64) == 2  # a quarter of the root of 64
-    assert reserve_of(many, sparing, 64, 16) == 1  # of a part of them
-    assert 4.0 < deferred < 5.0
-    assert reserve_of(many, sparing, 4, 4) == 0  # more work than slices
-    assert reserve_of(many, sparing, 20, 20) == 1
-    assert reserve_of(many, sparing, 5, 20) == 1  # deferral leaves 1.08 of them idle
-    assert reserve_of(many, sparing, 5, 18) == 0  # and 0.98 of these
+    assert 23.0 < deferred < 24.0
+    assert plan_reserves(many, 24, [24]) == [1]  # 0.35 of the root of 24 is 1.7
+    assert plan_reserves(many, 48, [48]) == [0]  # half the slices would be idle
+    assert plan_reserves(many, 24, [16, 8]) == [1, 0]
+    assert plan_reserves([prospect_of(300.0) for _ in range(400)], 240, [240]) == [5]
 
 
-def test_a_reserve_is_no_larger_than_the_part_of_those_who_spare_it() -> None:
-    many = [prospect_of(300.0) for _ in range(4)]
-    mixed = [Hold(0.0, 1, spares_reserve=number > 0) for number in range(4)]
-    assert reserve_of(many, mixed, 64, 64) == 1  # three quarters of 2
-    assert reserve_of([], [], 4, 4) == 0
+def test_no_reserve_is_larger_than_what_holding_saves() -> None:
+    many = [prospect_of(200.0, 5.0, 0.01) for _ in range(40)]
+    assert plan_reserves(many, 24, [24]) == [0]
+    assert plan_reserves([], 24, [24]) == [0]
 
 
 def test_what_saves_nothing_by_waiting_does_not_spare_the_reserve() -> None:
