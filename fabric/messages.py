@@ -95,8 +95,11 @@ class Part(Value, frozen=True):
 class LoaderSpec(Value, frozen=True):
     """How a real device gets a model: exactly one of `zoo` and `python` is set.
 
-    zoo: ``torchvision`` (with `arch`, random weights unless `weights` names a local file).
+    zoo: ``torchvision`` (with `arch`, random weights unless `weights` names a local file), or ``transformers``
+    (`arch` a type such as ``bert``, with `config` over its defaults as (key, JSON) pairs; or `weights`, a local
+    directory; or, `from_hub`, `arch` a name there).
     python: ``module:Class`` with `load`, `infer(batch)`, `example`.
+    `cuda_graphs` None: where it is known to be safe. The rest is in docs/worker.md.
     """
 
     zoo: str | None = None
@@ -105,6 +108,12 @@ class LoaderSpec(Value, frozen=True):
     weights: str | None = None
     top_k: int | None = None
     seed: int = 0
+    dtype: str = "float32"
+    channels_last: bool = False
+    cuda_graphs: bool | None = None
+    sequence_length: int = 512
+    config: tuple[tuple[str, str], ...] = ()
+    from_hub: bool = False
 
 
 class ModelSpec(Value, frozen=True):

@@ -7,7 +7,6 @@ what is wrong, and what would be right. Unknown keys are refused with the closes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import msgspec
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.messages import LoaderSpec
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
 from profiles.model import BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
@@ -33,6 +31,7 @@ from roles.cluster import (
     placement_choice,
 )
 from roles.config_checks import check_endpoint, finite, name_like, one_of, translated
+from roles.config_loaders import loader_spec
 from roles.config_origins import policy_settings, section_settings
 from roles.config_rates import Steps, model_rates
 from roles.config_sections import (
@@ -41,7 +40,6 @@ from roles.config_sections import (
     ClusterSection,
     Document,
     ListenSection,
-    LoaderSection,
     ModelSection,
     NodeSection,
     ProfileSection,
@@ -155,7 +153,7 @@ def _model(
         arrival=_arrival(section.arrival, f"{where}.arrival", base_dir),
         profile=profile,
         profiles_by_type=by_type,
-        loader=_loader(section.loader, f"{where}.loader", base_dir),
+        loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
         priority=section.priority,
     )
@@ -236,25 +234,6 @@ def _one_kind(section: ProfileSection, where: str) -> None:
             f"{where}: {got}; it must be exactly one of {{alpha_ms, beta_ms, max_batch}}, {{ref}}, {{table}}, "
             "{by_type}"
         )
-
-
-def _loader(section: LoaderSection | None, where: str, base_dir: Path) -> LoaderSpec | None:
-    if section is None:
-        return None
-    if (section.zoo is None) == (section.python is None):
-        raise ConfigError(f"{where}: must have exactly one of zoo and python")
-    if section.zoo is not None:
-        one_of(section.zoo, ("torchvision",), f"{where}.zoo")
-        if not section.arch:
-            raise ConfigError(f"{where}.arch: is missing; a zoo loader needs one, such as resnet50")
-    elif section.arch is not None:
-        raise ConfigError(f"{where}.arch: belongs to zoo, not to python")
-    if section.python is not None and not re.fullmatch(r"[\w.]+:\w+", section.python):
-        raise ConfigError(f'{where}.python: is {section.python!r}; it must be like "package.module:Class"')
-    if section.top_k is not None and section.top_k < 1:
-        raise ConfigError(f"{where}.top_k: is {section.top_k}; it must be 1 or more")
-    weights = None if section.weights is None else str((base_dir / section.weights).absolute())
-    return LoaderSpec(section.zoo, section.arch, section.python, weights, section.top_k, section.seed)
 
 
 def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:

@@ -48,6 +48,12 @@ class LoaderSection(Section, frozen=True):
     weights: str | None = None
     top_k: int | None = None
     seed: int = 0
+    dtype: str = "float32"
+    channels_last: bool = False
+    cuda_graphs: bool | None = None
+    sequence_length: int | None = None
+    config: dict[str, bool | int | float | str] | None = None
+    from_hub: bool = False
 
 
 class ModelSection(Section, frozen=True):

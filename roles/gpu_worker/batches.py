@@ -149,6 +149,11 @@ class BatchQueue:
                 return batch
         return None
 
+    @property
+    def next_complete(self) -> Batch | None:
+        """The first of those that wait which has all its inputs."""
+        return next((batch for batch in self._waiting if batch.is_complete), None)
+
     def take_waiting(self) -> Sequence[Batch]:
         """Give up everything that has not started."""
         waiting, self._waiting = self._waiting, []

@@ -56,12 +56,13 @@ from roles.gpu_worker.events import (
     Load,
     Release,
     SchedulerAnswers,
+    Stage,
     Unload,
     WatchAgent,
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed
+from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
 from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 
@@ -109,6 +110,8 @@ class WorkerCore:
                 return self._finish(event, now_ms)
             case RunFailed():
                 return self._fail(event, now_ms)
+            case Shrunk():
+                return self._shrunk(event, now_ms)
             case Loaded():
                 return self._loaded(event, now_ms)
             case LoadFailed():
@@ -228,6 +231,14 @@ class WorkerCore:
         to_agent = Send(AGENT, self._introductions.word(slice_))
         return [to_agent, *self._introductions.loaded(slice_, now_ms)]
 
+    def _shrunk(self, event: Shrunk, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        slice_.shrink(event.model_id, event.batch_size_max)
+        self.counters["batch_sizes_shrunk"] += 1
+        if slice_.state is not SliceState.READY:
+            return []
+        return [*self._introductions.changed(slice_, now_ms)]
+
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         slice_.has_loaded = True
@@ -339,10 +350,21 @@ class WorkerCore:
             slice_.queue.running = None
             actions += self._end_empty(batch_)
         alarm_at_ms = slice_.queue.wake_at_ms
+        actions += self._stage(slice_)
         if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
             heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
         slice_.alarm_at_ms = alarm_at_ms
         return actions + self._forget_if_drained(slice_)
+
+    def _stage(self, slice_: HostedSlice) -> list[WorkerAction]:
+        """While a batch runs, the next one's inputs can be put in place."""
+        batch = slice_.queue.next_complete
+        if batch is None or slice_.queue.running is None or not slice_.has_device:
+            return []
+        if slice_.staged == batch.run.batch_id:
+            return []
+        slice_.staged = batch.run.batch_id
+        return [Stage(batch.run, tuple(part for _, part in batch.live()))]
 
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]

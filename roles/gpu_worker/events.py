@@ -8,7 +8,15 @@ from fabric.ids import BatchId, FrontendId, SliceId
 from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
 from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import PartInputs
-from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, Rejected, RunAborted, RunFailed
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    Loaded,
+    LoadFailed,
+    Rejected,
+    RunAborted,
+    RunFailed,
+    Shrunk,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +60,7 @@ WorkerEvent = (
     | Loaded
     | LoadFailed
     | RunFailed
+    | Shrunk
     | RunAborted
     | DeviceBroken
 )
@@ -104,6 +113,14 @@ class Execute:
 
 
 @dataclass(slots=True, frozen=True)
+class Stage:
+    """This batch is complete and likely to run next: its inputs may be put in place meanwhile."""
+
+    run: RunBatch
+    parts: tuple[PartInputs, ...]
+
+
+@dataclass(slots=True, frozen=True)
 class Abort:
     """Stop what runs, if the device can: `RunAborted` follows then, else the batch ends as it would have."""
 
@@ -137,5 +154,16 @@ class End:
 
 
 WorkerAction = (
-    Send | Load | Unload | JoinScheduler | WatchAgent | KnowFrontends | Execute | Abort | Push | Release | End
+    Send
+    | Load
+    | Unload
+    | JoinScheduler
+    | WatchAgent
+    | KnowFrontends
+    | Execute
+    | Stage
+    | Abort
+    | Push
+    | Release
+    | End
 )

@@ -54,6 +54,10 @@ class Introductions:
         """A slice has become ready."""
         return self._introduce([slice_], now_ms) if self._is_scheduler_there else []
 
+    def changed(self, slice_: HostedSlice, now_ms: float) -> list[Send]:
+        """What a ready slice can do has changed."""
+        return self._introduce([slice_], now_ms) if self._is_scheduler_there else []
+
     def heard(self, directory: Directory, now_ms: float) -> list[Send]:
         """The answer; a scheduler that does not list us has restarted, or never got our word."""
         listed = {(info.slice_id, info.incarnation) for info in directory.slices}

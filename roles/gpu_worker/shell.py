@@ -13,11 +13,12 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import NamedTensor, Received
-from fabric.messages import AnyMessage, FrontendInfo, Inputs, SliceFailed, SliceReady
+from fabric.messages import AnyMessage, FrontendInfo, Inputs, RunBatch, SliceFailed, SliceReady
 from fabric.sockets import DealerLink, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver
 from roles.gpu_worker.agent_watch import AgentWatch
+from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import AGENT, WorkerCore
 from roles.gpu_worker.events import (
     Abort,
@@ -30,6 +31,7 @@ from roles.gpu_worker.events import (
     Load,
     Push,
     Release,
+    Stage,
     Unload,
     WatchAgent,
     WorkerAction,
@@ -40,11 +42,10 @@ from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.gpu_worker.slices import EMULATED
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
 from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_logging
-
-EMULATED = "emulated"
 
 log = logging.getLogger("tenuto")
 
@@ -178,8 +179,10 @@ class _Worker:
                 self._send(peer, message)
             case Push():
                 self._push(action)
-            case Execute():
-                self._execute(action)
+            case Execute(run, parts):
+                self._executors[run.slice_id].run(self._job(run, parts), self._clock.now_ms())
+            case Stage(run, parts):
+                self._executors[run.slice_id].stage(self._job(run, parts))
             case Abort(slice_id, batch_id):
                 self._executors[slice_id].abort(slice_id, batch_id, self._clock.now_ms())
             case Release(payloads):
@@ -218,11 +221,9 @@ class _Worker:
         if not self._frontends.send(PeerId(push.frontend_id), push.message, tensors):
             self._core.counters["outputs_refused"] += 1
 
-    def _execute(self, execute: Execute) -> None:
-        run = execute.run
-        parts = [JobPart(len(part.live_seqs), self._payloads.get(part.payload)) for part in execute.parts]
-        job = Job(run.slice_id, run.batch_id, run.model_id, parts)
-        self._executors[run.slice_id].run(job, self._clock.now_ms())
+    def _job(self, run: RunBatch, inputs: Sequence[PartInputs]) -> Job:
+        parts = [JobPart(len(part.live_seqs), self._payloads.get(part.payload)) for part in inputs]
+        return Job(run.slice_id, run.batch_id, run.model_id, parts)
 
     def _know(self, frontends: Sequence[FrontendInfo]) -> None:
         known = {PeerId(info.frontend_id) for info in frontends}

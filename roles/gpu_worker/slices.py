@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fabric.ids import ModelId
+from fabric.ids import BatchId, ModelId
 from fabric.messages import ReplicaInfo, SliceSpec
 from roles.gpu_worker.batches import BatchQueue
+
+EMULATED: Final = "emulated"
 
 
 class SliceState(enum.Enum):
@@ -59,6 +61,8 @@ class HostedSlice:
     """When the scheduler was told last."""
     is_listed: bool = False
     """Its last directory shows that it has understood."""
+    staged: BatchId | None = None
+    """The batch whose inputs the device was last told to expect."""
     alarm_at_ms: float | None = None
     """When its queue next needs a look."""
     batches: int = 0
@@ -67,6 +71,28 @@ class HostedSlice:
     def turn(self, turn: Turn) -> None:
         """Go on in its life."""
         self.state = NEXT[self.state, turn]
+
+    @property
+    def has_device(self) -> bool:
+        """Whether inputs go anywhere: an emulated device only counts them."""
+        return self.spec.device != EMULATED
+
+    def shrink(self, model_id: ModelId, batch_size_max: int) -> None:
+        """Batches of a model larger than that are not worth granting any more."""
+        self.replicas = tuple(
+            ReplicaInfo(
+                one.model_id,
+                batch_size_max,
+                one.exec_ms[:batch_size_max],
+                one.inputs,
+                one.outputs,
+                one.image,
+                one.memory_bytes,
+            )
+            if one.model_id == model_id
+            else one
+            for one in self.replicas
+        )
 
     def hosts(self, model_id: ModelId) -> bool:
         """Whether the model is loaded here."""

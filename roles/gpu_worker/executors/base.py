@@ -6,8 +6,9 @@ so an executor is a source of the driver (`roles/drive.py`). One job at a time p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from fabric.ids import BatchId, ModelId, SliceId
@@ -78,6 +79,15 @@ class RunFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class Shrunk:
+    """The device had no memory for a batch: larger ones than `batch_size_max` are not worth granting any more."""
+
+    slice_id: SliceId
+    model_id: ModelId
+    batch_size_max: int
+
+
+@dataclass(slots=True, frozen=True)
 class RunAborted:
     """The batch was stopped because somebody asked."""
 
@@ -92,7 +102,7 @@ class DeviceBroken:
     reason: str
 
 
-ExecutorEvent = Loaded | LoadFailed | JobRan | RunFailed | RunAborted | DeviceBroken
+ExecutorEvent = Loaded | LoadFailed | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
 
 
 class Executor(Protocol):
@@ -108,6 +118,10 @@ class Executor(Protocol):
 
     def run(self, job: Job, now_ms: float) -> None:
         """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows."""
+        ...
+
+    def stage(self, job: Job) -> None:
+        """This batch is likely to run next: its inputs may be put in place while another one runs."""
         ...
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
@@ -138,12 +152,14 @@ class Executor(Protocol):
 
 
 def sort_out(
-    parts: Sequence[JobPart], inputs: Sequence[TensorInfo]
+    parts: Sequence[JobPart],
+    inputs: Sequence[TensorInfo],
+    bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[list[dict[str, Tensor]], list[Rejected]]:
     """Rows that fit the signature, and the others with what is wrong.
 
     The frontend has checked the same before; this guards the neighbours in the batch against a frontend that
-    is older, newer or broken.
+    is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know.
     """
     fitting: list[dict[str, Tensor]] = []
     rejected: list[Rejected] = []
@@ -153,7 +169,9 @@ def sort_out(
         for index in range(part.count):
             tensors = part.tensors[index * width : (index + 1) * width]
             reason = (
-                f"{len(part.tensors)} tensors for {part.count} requests" if odd else _misfit(tensors, inputs)
+                f"{len(part.tensors)} tensors for {part.count} requests"
+                if odd
+                else _misfit(tensors, inputs, bounds)
             )
             if reason is None:
                 fitting.append({tensor.name: tensor.array for tensor in tensors})
@@ -163,7 +181,9 @@ def sort_out(
     return fitting, rejected
 
 
-def _misfit(tensors: Sequence[NamedTensor], inputs: Sequence[TensorInfo]) -> str | None:
+def _misfit(
+    tensors: Sequence[NamedTensor], inputs: Sequence[TensorInfo], bounds: Mapping[str, tuple[int, int]]
+) -> str | None:
     """What is wrong with one request's tensors, in words; None: they fit."""
     by_name = {tensor.name: tensor.array for tensor in tensors}
     wanted = {info.name for info in inputs}
@@ -175,4 +195,7 @@ def _misfit(tensors: Sequence[NamedTensor], inputs: Sequence[TensorInfo]) -> str
             return f"input {info.name!r} has dtype {array.dtype.name}, not {info.dtype}"
         if array.shape != info.shape:
             return f"input {info.name!r} has shape {list(array.shape)}, not {list(info.shape)}"
+        low, high = bounds.get(info.name, (0, 0))
+        if info.name in bounds and array.size and not (low <= array.min() and array.max() <= high):
+            return f"input {info.name!r} holds {array.min()} to {array.max()}, not {low} to {high}"
     return None

@@ -1,13 +1,15 @@
 """One model on one device: batches in as numpy rows, numpy outputs out, and what that takes.
 
-Inputs are copied once, row by row, into a reusable tensor that holds the largest batch; where there is CUDA that
-tensor is pinned and a second one lies on the device, so the copy there does not block the host.
+Inputs lie in one of two slots (`slots.py`), on CUDA put there by a stream of their own; the model runs on another,
+by CUDA graphs where it can (`buckets.py`); outputs come back through pinned memory. The host waits once a batch.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,79 +19,132 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
+from roles.gpu_worker.executors.base import JobPart, Rejected, sort_out
+from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders import LoadedModel, NotAModel
+from roles.gpu_worker.executors.slots import InputSlots, Slot
 
 MEASUREMENTS_MAX = 5
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it
+NUMPY_HAS_NOT = (torch.bfloat16,)
 
 
 class HostedModel:
-    """A loaded model with its buffers. Made, warmed and run on the executor's thread."""
+    """A loaded model with its buffers. Made, warmed and run on the executor's thread; `stage` on another.
+
+    `capture` stands in for CUDA's in tests.
+    """
 
     def __init__(
-        self, name: str, loaded: LoadedModel, batch_size_max: int, device: torch.device, clock: Clock
+        self,
+        name: str,
+        loaded: LoadedModel,
+        batch_size_max: int,
+        device: torch.device,
+        clock: Clock,
+        capture: Capture | None = None,
     ) -> None:
         self.inputs = _signature(loaded.example)
         self.outputs: tuple[TensorInfo, ...] = ()  # known from the first batch
         self.exec_ms: tuple[float, ...] = ()
+        self.no_memory_for: int | None = None
+        """The batch size at which warming up ran out of memory."""
         self._name = name
         self._loaded = loaded
         self._batch_size_max = batch_size_max
-        self._device = device
+        self._piece_max = batch_size_max
         self._clock = clock
-        is_cuda = device.type == "cuda"
-        self._host = {
-            key: torch.empty((batch_size_max, *value.shape), dtype=value.dtype, pin_memory=is_cuda)
-            for key, value in loaded.example.items()
-        }
-        self._rows: dict[str, Array] = {key: buffer.numpy() for key, buffer in self._host.items()}
-        self._on_device = {
-            key: torch.empty_like(buffer, device=device) if is_cuda else buffer
-            for key, buffer in self._host.items()
-        }
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(device)  # the weights came on the default stream
+            if capture is None and loaded.may_capture:
+                capture = cuda_capture(device, self._stream)
+        self.buckets = Buckets(loaded.model.infer, capture)
+        self._pre: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = getattr(
+            loaded.model, "pre", None
+        )
+        self._post: Callable[[Outputs], Outputs] | None = getattr(loaded.model, "post", None)
+        self.slots = InputSlots(loaded.example, batch_size_max, device)
+
+    def stage(self, parts: Sequence[JobPart]) -> None:
+        """Put a batch in place that may run next. A batch that cannot be is left to `run`, which says why."""
+        rows, rejected = sort_out(parts, self.inputs, self._loaded.bounds)
+        if 0 < len(rows) <= self._batch_size_max:
+            self.slots.stage(parts, rows, rejected)
+
+    def run_parts(self, parts: Sequence[JobPart]) -> tuple[list[NamedTensor], list[Rejected]]:
+        """Infer for the rows that fit the signature. Raises NotAModel, and whatever the model raises."""
+        slot = self.slots.staged(parts)
+        if slot is None:
+            rows, rejected = sort_out(parts, self.inputs, self._loaded.bounds)
+            if not rows:
+                return [], rejected
+            slot = self._put(rows, rejected)
+        return self._run(slot), slot.rejected
 
     def run(self, rows: Sequence[Mapping[str, Array]]) -> list[NamedTensor]:
-        """Infer for rows that fit the signature. Raises NotAModel, and whatever the model raises."""
-        batch_size = len(rows)
-        if batch_size > self._batch_size_max:
-            raise NotAModel(f"a batch of {batch_size} is over the model's largest, {self._batch_size_max}")
-        for key, buffer in self._rows.items():
-            for index, row in enumerate(rows):
-                buffer[index] = row[key]
-        with torch.inference_mode():
-            batch = {key: buffer[:batch_size] for key, buffer in self._on_device.items()}
-            if self._device.type == "cuda":
-                for key, tensor in batch.items():
-                    tensor.copy_(self._host[key][:batch_size], non_blocking=True)
-            outputs = self._to_numpy(self._loaded.model.infer(batch), batch_size)
-        if self._device.type == "cuda":  # also what no output depends on: the buffers are written again now
-            torch.cuda.current_stream(self._device).synchronize()
-        return outputs
+        """The same for rows that are known to fit."""
+        return self._run(self._put(rows, []))
 
     @property
     def batch_size_max(self) -> int:
         """The largest batch that is worth running, known once it is warm."""
         return len(self.exec_ms)
 
+    def shrink(self, batch_size: int) -> int:
+        """There was no memory for a batch of that size: the largest one from now on.
+
+        Larger ones that were granted already run in pieces. A single request that does not fit says nothing
+        about others.
+        """
+        self._piece_max = max(1, min(self._piece_max, batch_size) // 2) if batch_size > 1 else self._piece_max
+        self.exec_ms = self.exec_ms[: self._piece_max]
+        self.buckets.forget_above(self._piece_max)
+        return self.batch_size_max
+
     def warm(self, slo_ms: float) -> None:
         """Run every batch size 1, 2, 4, … and the largest; fills `outputs` and `exec_ms`.
 
-        Stops at the first size that takes longer than `slo_ms`: no batch that large can ever be in time.
+        Stops at the first size that takes longer than `slo_ms` (no batch that large can ever be in time), and
+        at the first but the smallest that there is no memory for.
         """
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
         self.outputs = tuple(
             TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:])
             for output in self.run([example])
         )
+        sizes, took_ms = self._measured(example, slo_ms)
+        if self.buckets.problem is not None and len(sizes) > 1:  # the first ones may have been captured still
+            sizes, took_ms = self._measured(example, slo_ms)
+        self.exec_ms = stepped(sizes, took_ms) if self.buckets.sizes else spread(sizes, took_ms)
+
+    def _measured(self, example: Mapping[str, Array], slo_ms: float) -> tuple[list[int], list[float]]:
         sizes: list[int] = []
         took_ms: list[float] = []
-        for size in batch_sizes(self._batch_size_max):
-            size_ms = self._measure([example] * size, slo_ms)
+        for size in batch_sizes(self._piece_max):
+            try:
+                size_ms = self._warm_size([example] * size, slo_ms)
+            except torch.OutOfMemoryError:
+                if not sizes:
+                    raise
+                self.no_memory_for = size
+                self._piece_max = sizes[-1]
+                self.buckets.forget_above(sizes[-1])
+                torch.cuda.empty_cache()
+                break
             if sizes and size_ms > slo_ms:
                 break
             sizes.append(size)
             took_ms.append(size_ms)
-        self.exec_ms = spread(sizes, took_ms)
+        return sizes, took_ms
+
+    def _warm_size(self, rows: Sequence[Mapping[str, Array]], slo_ms: float) -> float:
+        self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way
+        with torch.inference_mode(), self._on_stream():
+            self.buckets.prepare(self._before(self._put(rows, [])))
+        self.slots.give_back()
+        return self._measure(rows, slo_ms)
 
     def _measure(self, rows: Sequence[Mapping[str, Array]], enough_ms: float) -> float:
         """The median run time after one run that nobody counts, unless that took twice `enough_ms` already."""
@@ -106,10 +161,48 @@ class HostedModel:
             took_ms.append(self._clock.now_ms() - began_ms)
         return statistics.median(took_ms)
 
-    def _to_numpy(self, outputs: Mapping[str, Tensor], batch_size: int) -> list[NamedTensor]:
+    def _put(self, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> Slot:
+        if len(rows) > self._batch_size_max:
+            raise NotAModel(f"a batch of {len(rows)} is over the model's largest, {self._batch_size_max}")
+        return self.slots.take(rows, rejected)
+
+    def _run(self, slot: Slot) -> list[NamedTensor]:
+        try:
+            with torch.inference_mode(), self._on_stream():
+                pieces = [self._infer(piece) for piece in self._pieces(slot)]
+        finally:
+            if self._stream is not None:  # also what no output depends on: the slot is written again now
+                self._stream.synchronize()
+            self.slots.give_back()
+        if len(pieces) == 1:
+            return [NamedTensor(key, _as_numpy(output)) for key, output in pieces[0].items()]
+        return [
+            NamedTensor(key, np.concatenate([_as_numpy(piece[key]) for piece in pieces])) for key in pieces[0]
+        ]
+
+    def _pieces(self, slot: Slot) -> Iterator[dict[str, Tensor]]:
+        """The batch, whole unless there is no memory for that."""
+        batch = self._before(slot)
+        for first in range(0, slot.batch_size, self._piece_max):
+            yield {key: tensor[first : first + self._piece_max] for key, tensor in batch.items()}
+
+    def _before(self, slot: Slot) -> dict[str, Tensor]:
+        if self._stream is not None and slot.copied is not None:
+            self._stream.wait_event(slot.copied)
+        return slot.batch if self._pre is None else self._pre(slot.batch)
+
+    def _infer(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs on the host, or on their way there; never a view of what the next batch overwrites."""
+        outputs = self.buckets(batch)
+        if self._post is not None:
+            outputs = self._post(outputs)
+        batch_size = len(next(iter(batch.values())))
+        self._check(outputs, batch_size)
+        return {key: self._own(output) for key, output in outputs.items()}
+
+    def _check(self, outputs: Any, batch_size: int) -> None:
         if not isinstance(outputs, Mapping) or not outputs:
             raise NotAModel(f"{self._name}.infer() must give a dict of tensors, not {type(outputs).__name__}")
-        arrays = []
         for key, output in outputs.items():
             if not isinstance(output, Tensor):
                 raise NotAModel(
@@ -120,19 +213,17 @@ class HostedModel:
                     f"{self._name}.infer()[{key!r}] has shape {list(output.shape)}"
                     f" for a batch of {batch_size}: the first axis must be the batch"
                 )
-            arrays.append(NamedTensor(key, self._own(output)))
-        return arrays
 
-    def _own(self, output: Tensor) -> Array:
-        """On the host, in a dtype numpy has, and never a view of the buffers that the next batch overwrites."""
-        if output.dtype is torch.bfloat16:
+    def _own(self, output: Tensor) -> Tensor:
+        if output.dtype in NUMPY_HAS_NOT:
             output = output.float()
-        on_host = output.cpu()
-        storage = on_host.untyped_storage().data_ptr()
-        if any(buffer.untyped_storage().data_ptr() == storage for buffer in self._host.values()):
-            on_host = on_host.clone()
-        array: Array = np.ascontiguousarray(on_host.numpy())
-        return array
+        if output.device.type == "cuda":  # torch keeps freed pinned blocks, so this allocates only at first
+            host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+            return host.copy_(output, non_blocking=True)
+        return output.clone() if self.slots.holds(output) or self.buckets.sizes else output
+
+    def _on_stream(self) -> Any:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def batch_sizes(batch_size_max: int) -> list[int]:
@@ -146,6 +237,18 @@ def spread(sizes: Sequence[int], took_ms: Sequence[float]) -> tuple[float, ...]:
     rising = np.maximum.accumulate(took_ms)
     every = np.interp(np.arange(1, sizes[-1] + 1), sizes, rising)
     return tuple(float(value) for value in every)
+
+
+def stepped(sizes: Sequence[int], took_ms: Sequence[float]) -> tuple[float, ...]:
+    """l(b) where a batch is padded up to the next of `sizes`: that size's own time, never falling."""
+    rising = np.maximum.accumulate(took_ms)
+    places = np.searchsorted(sizes, np.arange(1, sizes[-1] + 1))
+    return tuple(float(rising[place]) for place in places)
+
+
+def _as_numpy(output: Tensor) -> Array:
+    array: Array = np.ascontiguousarray(output.numpy())
+    return array
 
 
 def _signature(example: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:

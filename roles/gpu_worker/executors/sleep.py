@@ -95,6 +95,9 @@ class SleepExecutor:
         self._free_at_ms[job.slice_id] = finish_at_ms
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
 
+    def stage(self, job: Job) -> None:
+        """There is nowhere to put anything."""
+
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """Wake up early."""
         for running in self._running:

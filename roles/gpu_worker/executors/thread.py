@@ -7,6 +7,7 @@ torch takes seconds to import.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -23,10 +24,12 @@ from roles.gpu_worker.executors.base import (
     Loaded,
     LoadFailed,
     RunFailed,
+    Shrunk,
 )
 from roles.gpu_worker.executors.mailbox import Mailbox
 
 QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
+STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs
 CLOSE_WITHIN_S = 1.0
 REASON_CHARS_MAX = 1_000  # an exception's text can be a page
 
@@ -44,6 +47,14 @@ class BlockingDevice(Protocol):
 
     def run(self, job: Job) -> JobRan:
         """Run a batch; may raise anything."""
+        ...
+
+    def stage(self, job: Job) -> None:
+        """Put the inputs of a batch in place that is likely to run next; called by another thread."""
+        ...
+
+    def shrunk(self, job: Job, error: BaseException) -> int | None:
+        """Asked after a job raised: the largest batch from now on, where that has changed."""
         ...
 
     def explain(self, error: BaseException) -> str:
@@ -77,13 +88,16 @@ class ThreadExecutor:
         self._mailbox: Mailbox[ExecutorEvent] = Mailbox()
         self._work: queue.Queue[_Work] = queue.Queue(QUEUE_MAX)
         self._device: BlockingDevice | None = None  # the thread's own
-        # A daemon: a model that never returns must not keep the process.
+        self._ahead: queue.Queue[Job | _Close] = queue.Queue(STAGED_MAX)
+        # Daemons: a model that never returns must not keep the process.
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._stager = threading.Thread(target=self._serve_ahead, name="staging", daemon=True)
 
     def load(self, spec: SliceSpec) -> None:
         """Load, warm and measure on the thread."""
         if self._thread.ident is None:
             self._thread.start()
+            self._stager.start()
         self._put(spec)
 
     def unload(self, slice_id: SliceId) -> None:
@@ -94,6 +108,11 @@ class ThreadExecutor:
         """After what was asked before."""
         self._put(job)
 
+    def stage(self, job: Job) -> None:
+        """On a thread of its own, while the device's waits for what runs; skipped where that is behind."""
+        with contextlib.suppress(queue.Full):
+            self._ahead.put_nowait(job)
+
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """A kernel that was launched cannot be called back."""
 
@@ -101,6 +120,8 @@ class ThreadExecutor:
         """End the thread if it ends within a second, else leave it to the end of the process."""
         if self._thread.ident is not None:
             self._put(_Close())
+            with contextlib.suppress(queue.Full):
+                self._ahead.put_nowait(_Close())
             self._thread.join(CLOSE_WITHIN_S)
         self._mailbox.close()
 
@@ -135,6 +156,14 @@ class ThreadExecutor:
             for event in self._do(work):
                 self._mailbox.post(event)
 
+    def _serve_ahead(self) -> None:
+        while not isinstance(job := self._ahead.get(), _Close):
+            if self._device is None:
+                continue
+            # Whatever is wrong with these inputs, their run will meet it and answer for it.
+            with contextlib.suppress(Exception):  # top of process: the batch is none of this thread's to fail
+                self._device.stage(job)
+
     def _do(self, work: _Work) -> list[ExecutorEvent]:
         try:
             if self._device is None:
@@ -155,7 +184,12 @@ class ThreadExecutor:
             event = self._failed(work, f"{type(error).__name__}: {error}")
         else:
             reason = self._device.explain(error)[:REASON_CHARS_MAX]
-            event = DeviceBroken(reason) if self._device.is_broken else self._failed(work, reason)
+            if self._device.is_broken:
+                return [DeviceBroken(reason)]
+            event = self._failed(work, reason)
+            if isinstance(work, Job) and (largest := self._device.shrunk(work, error)) is not None:
+                assert event is not None, "a job that failed has somebody to tell"
+                return [Shrunk(work.slice_id, work.model_id, largest), event]
         return [event] if event is not None else []
 
     def _failed(self, work: _Work, reason: str) -> ExecutorEvent | None:

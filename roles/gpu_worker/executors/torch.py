@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
-from roles.gpu_worker.executors.base import Job, JobRan, sort_out
+from roles.gpu_worker.executors.base import Job, JobRan
 from roles.gpu_worker.executors.hosted import HostedModel
 from roles.gpu_worker.executors.loaders import LoaderError, load_model
+
+log = logging.getLogger("tenuto")
 
 
 class TorchDevice:
@@ -44,11 +48,25 @@ class TorchDevice:
         """Run the rows that fit the model's signature."""
         model = self._hosted[job.slice_id][job.model_id]
         began_ms = self._clock.now_ms()
-        rows, rejected = sort_out(job.parts, model.inputs)
-        outputs = model.run(rows) if rows else []
+        outputs, rejected = model.run_parts(job.parts)
         return JobRan(
             job.slice_id, job.batch_id, outputs, tuple(rejected), exec_ms=self._clock.now_ms() - began_ms
         )
+
+    def stage(self, job: Job) -> None:
+        """Put a batch's inputs in place while another one runs; one whose slice has just gone is left alone."""
+        model = self._hosted.get(job.slice_id, {}).get(job.model_id)
+        if model is not None:
+            model.stage(job.parts)
+
+    def shrunk(self, job: Job, error: BaseException) -> int | None:
+        """The largest batch worth granting from now on, where the job failed for want of memory."""
+        if not _is_out_of_memory(error):
+            return None
+        model = self._hosted[job.slice_id][job.model_id]
+        before = model.batch_size_max
+        after = model.shrink(min(before, sum(part.count for part in job.parts)))
+        return after if after < before else None
 
     def explain(self, error: BaseException) -> str:
         """Out of memory is said plainly; our own errors need no type in front."""
@@ -58,8 +76,7 @@ class TorchDevice:
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
             return f"out of memory on the device ({text})"
-        # The CPU allocator has no error class of its own.
-        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        if _is_out_of_memory(error):
             return f"out of memory on the host ({text})"
         return text
 
@@ -93,6 +110,7 @@ class TorchDevice:
         loaded = load_model(spec.loader, device)
         hosted = HostedModel(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
         hosted.warm(spec.slo_ms)
+        _tell(spec.model_id, hosted)
         return hosted, _replica(spec, hosted, loaded.image, _memory_bytes(device))
 
 
@@ -108,6 +126,28 @@ def _replica(
         image=image,
         memory_bytes=memory_bytes or spec.memory_bytes,
     )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # The CPU allocator has no error class of its own.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _tell(model_id: ModelId, hosted: HostedModel) -> None:
+    """Once a load: how its batches run, where that is not what was asked for."""
+    if hosted.buckets.sizes:
+        log.info("cuda_graphs model=%s batch_sizes=%s", model_id, list(hosted.buckets.sizes))
+    if hosted.buckets.problem is not None:
+        log.warning(
+            "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
+        )
+    if hosted.no_memory_for is not None:
+        log.warning(
+            "no_memory_for_batch model=%s batch_size=%d batch_size_max=%d",
+            model_id,
+            hosted.no_memory_for,
+            hosted.batch_size_max,
+        )
 
 
 def _memory_bytes(device: torch.device) -> int:

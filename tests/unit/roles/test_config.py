@@ -140,6 +140,23 @@ def test_a_loader_needs_no_profile_and_its_weights_are_relative_to_the_file() ->
     assert [m.model_id for m in config.place().slices[0].models] == ["digits"]
 
 
+def test_a_loader_takes_a_configuration_and_how_the_weights_are_kept() -> None:
+    loader = {
+        "zoo": "transformers",
+        "arch": "gpt2",
+        "dtype": "bfloat16",
+        "config": {"n_layer": 2, "tie": True},
+    }
+    read = parse_config(document(model(loader=loader)), HERE).models[0].loader
+    assert read == LoaderSpec(
+        zoo="transformers",
+        arch="gpt2",
+        dtype="bfloat16",
+        sequence_length=512,
+        config=(("n_layer", "2"), ("tie", "true")),
+    )
+
+
 def test_memory_overrides_the_profile() -> None:
     config = parse_config(document(model(memory_mb=300)), HERE)
     assert config.models[0].memory_bytes == 300 * 2**20
@@ -292,6 +309,30 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(model(loader={})), "models[0].loader: must have exactly one of zoo and python"),
         (document(model(loader={"zoo": "torchvison", "arch": "x"})), "did you mean torchvision?"),
         (document(model(loader={"zoo": "torchvision"})), "models[0].loader.arch: is missing"),
+        (
+            document(model(loader={"zoo": "transformers"})),
+            "models[0].loader: must have exactly one of arch",
+        ),
+        (
+            document(model(loader={"zoo": "torchvision", "arch": "x", "config": {"a": 1}})),
+            "models[0].loader.config: belongs to zoo: transformers, not to torchvision",
+        ),
+        (
+            document(model(loader={"python": "x:Y", "channels_last": True})),
+            "models[0].loader.channels_last: belongs to zoo: torchvision, not to python",
+        ),
+        (
+            document(model(loader={"zoo": "torchvision", "arch": "x", "dtype": "fp16"})),
+            "models[0].loader.dtype: there is no 'fp16'",
+        ),
+        (
+            document(model(loader={"zoo": "transformers", "weights": "w", "config": {"a": 1}})),
+            "models[0].loader.config: goes with arch",
+        ),
+        (
+            document(model(loader={"zoo": "transformers", "arch": "bert", "sequence_length": 0})),
+            "models[0].loader.sequence_length: is 0",
+        ),
         (document(model(loader={"python": "x"})), 'must be like "package.module:Class"'),
         (document(model(loader={"python": "x:Y", "top_k": 0})), "models[0].loader.top_k: is 0"),
         (document(model(memory_mb=-1)), "models[0].memory_mb: is -1"),

@@ -80,3 +80,26 @@ class NoExample:
 
 
 not_a_class = 5
+
+
+class PrePost(Doubler):
+    """Adds one before, and answers with what it saw after."""
+
+    def pre(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": batch["x"] + 1}
+
+    def post(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"total": outputs["total"].round()}
+
+
+class PreIsNoMethod(Doubler):
+    pre = 5
+
+
+class Hungry(Doubler):
+    """Has no memory for more than two rows whose sum is over 0."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if len(batch["x"]) > 2 and batch["x"].sum() > 0:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return super().infer(batch)

@@ -336,6 +336,11 @@ class Broken:
         self.is_broken = True
         raise RuntimeError("CUDA error: device-side assert triggered")
 
+    def stage(self, job: Job) -> None: ...
+
+    def shrunk(self, job: Job, error: BaseException) -> int | None:
+        return None
+
     def explain(self, error: BaseException) -> str:
         return str(error)
 

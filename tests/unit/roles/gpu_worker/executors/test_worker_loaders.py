@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.hosted import HostedModel
 from roles.gpu_worker.executors.loaders import (
     IMAGENET,
     LoaderError,
@@ -32,6 +36,20 @@ def state() -> dict[str, torch.Tensor]:
     from torchvision import models
 
     net: torch.nn.Module = models.squeezenet1_1(weights=None)
+    return net.state_dict()
+
+
+def models_module() -> ModuleType:
+    declare_missing_operators()
+    from torchvision import models
+
+    module: ModuleType = models
+    return module
+
+
+def drawn_state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)  # the loader's default seed
+    net: torch.nn.Module = models_module().squeezenet1_1(weights=None)
     return net.state_dict()
 
 
@@ -65,6 +83,31 @@ def test_top_k_is_reduced_to_indices_and_scores() -> None:
     assert (outputs["indices"].dtype, outputs["indices"].shape) == (torch.int64, (2, 5))
     assert (outputs["scores"].dtype, outputs["scores"].shape) == (torch.float32, (2, 5))
     assert torch.equal(outputs["indices"][:, 0], logits.argmax(dim=1))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_worker_answers_what_the_plain_call_would_bit_for_bit(channels_last: bool) -> None:
+    spec = LoaderSpec(zoo="torchvision", arch="squeezenet1_1", channels_last=channels_last)
+    net = models_module().squeezenet1_1(weights=None)
+    net.load_state_dict(drawn_state())
+    net = net.eval().to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    hosted = HostedModel("m", load_model(spec, CPU), 2, CPU, MonotonicClock())
+    pictures = picture_batch()["image"]
+    (logits,) = hosted.run([{"image": picture.numpy()} for picture in pictures])
+    with torch.inference_mode():
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        plain = net(pictures.contiguous(memory_format=layout))
+    assert np.array_equal(logits.array, plain.numpy())
+
+
+def test_half_precision_is_cast_on_the_device_and_answers_in_float32() -> None:
+    with torch.inference_mode():
+        half = load_model(LoaderSpec(zoo="torchvision", arch="squeezenet1_1", dtype="bfloat16"), CPU)
+        logits = half.model.infer(picture_batch())["logits"]
+        exact = load_model(zoo(), CPU).model.infer(picture_batch())["logits"]
+    assert logits.dtype is torch.float32
+    assert half.example["image"].dtype is torch.float32
+    assert 0 < float((logits - exact).abs().max()) < 0.1
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -143,6 +186,9 @@ def test_a_users_class_is_loaded() -> None:
         (LoaderSpec(python=f"{MODELS}:NumpyExample"), NotAModel, "must be a tensor, not list"),
         (LoaderSpec(python=f"{MODELS}:Doubler", weights="w.pt"), UnknownModel, "'weights' means nothing"),
         (LoaderSpec(python=f"{MODELS}:Doubler", top_k=5), UnknownModel, "'top_k' means nothing"),
+        (LoaderSpec(python=f"{MODELS}:Doubler", dtype="float16"), UnknownModel, "'dtype' means nothing"),
+        (LoaderSpec(python=f"{MODELS}:PreIsNoMethod"), NotAModel, "pre is no method"),
+        (LoaderSpec(zoo="torchvision", arch="alexnet", dtype="int4"), UnknownModel, "no dtype 'int4'"),
     ],
 )
 def test_a_specification_that_is_wrong_is_explained(

@@ -1,0 +1,118 @@
+"""A model's batches as CUDA graphs of a few fixed sizes; eager where that does not work.
+
+A small model spends more time being launched than computing. A captured graph launches all its kernels at once, but
+only for one batch size and for inputs at one address: a batch is padded with copies of the example up to the
+next captured size, the *bucket*, and its rows are copied there. Capture fails where a model looks at its own results
+on the way (a `.item()`, a mask that is checked); such a model runs eagerly, as it would have without us.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Outputs = Mapping[str, Tensor]
+Infer = Callable[[dict[str, Tensor]], Outputs]
+
+
+class Graph(Protocol):
+    """Captured work that can be done again."""
+
+    def replay(self) -> None:
+        """Do it again with what its inputs hold now."""
+        ...
+
+
+Capture = Callable[[Callable[[], Outputs]], tuple[Graph, Outputs]]
+
+
+@dataclass(slots=True, frozen=True)
+class _Captured:
+    graph: Graph
+    inputs: dict[str, Tensor]
+    filler: dict[str, Tensor]
+    outputs: Outputs
+
+
+class Buckets:
+    """`infer`, called with batches of any size; `capture` None: always eager."""
+
+    def __init__(self, infer: Infer, capture: Capture | None) -> None:
+        self.problem: str | None = None
+        """Why nothing is captured although it could have been."""
+        self._infer = infer
+        self._capture = capture
+        self._captured: dict[int, _Captured] = {}
+        self._sizes: list[int] = []
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The captured batch sizes, ascending."""
+        return tuple(self._sizes)
+
+    def prepare(self, batch: Mapping[str, Tensor]) -> None:
+        """Capture a batch of examples of this very size, which has run once; a failure is kept in `problem`."""
+        if self._capture is None or self.problem is not None:
+            return
+        size = _size(batch)
+        inputs = {key: tensor.clone() for key, tensor in batch.items()}
+        try:
+            graph, outputs = self._capture(lambda: self._infer(dict(inputs)))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # every refusal of CUDA to capture is one
+            self.problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._captured.clear()
+            self._sizes.clear()
+            return
+        if not all(isinstance(out, Tensor) and out.ndim and out.shape[0] == size for out in outputs.values()):
+            self.problem = "an output's first axis is not the batch"
+            return
+        filler = {key: tensor[:1].clone() for key, tensor in batch.items()}
+        self._captured[size] = _Captured(graph, inputs, filler, outputs)
+        insort(self._sizes, size)
+
+    def forget_above(self, batch_size: int) -> None:
+        """Give up graphs of larger batches, and the memory they hold."""
+        for size in [size for size in self._sizes if size > batch_size]:
+            self._sizes.remove(size)
+            del self._captured[size]
+
+    def __call__(self, batch: dict[str, Tensor]) -> Outputs:
+        """The batch's outputs; captured ones are valid until the next call."""
+        size = _size(batch)
+        place = bisect_left(self._sizes, size)
+        if place == len(self._sizes):
+            return self._infer(batch)
+        bucket = self._sizes[place]
+        captured = self._captured[bucket]
+        for key, tensor in captured.inputs.items():
+            tensor[:size].copy_(batch[key], non_blocking=True)
+            if size < bucket:
+                tensor[size:].copy_(captured.filler[key].expand_as(tensor[size:]), non_blocking=True)
+        captured.graph.replay()
+        return {key: output[:size] for key, output in captured.outputs.items()}
+
+
+def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
+    """Capture on a device. All graphs share one pool of memory: they never run side by side."""
+    with torch.cuda.device(device):
+        pool = torch.cuda.graph_pool_handle()
+
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: the staging thread may copy inputs meanwhile, which must not end the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            outputs = call()
+        return graph, outputs
+
+    return capture
+
+
+def _size(batch: Mapping[str, Tensor]) -> int:
+    return int(next(iter(batch.values())).shape[0])

@@ -1,0 +1,127 @@
+"""Two input buffers of one model: while a batch runs out of one, the next is put together in the other.
+
+A batch is assembled once, row by row, straight into its slot; where there is CUDA the slot is pinned and has a twin on
+the device, to which it is copied on a stream of its own. The one lock is held while a slot is filled: whoever
+wants the slot meanwhile would have to wait for just that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fabric.link import Tensor as Array
+from roles.gpu_worker.executors.base import JobPart, Rejected
+
+
+@dataclass(slots=True)
+class Slot:
+    """One batch's inputs; the first `batch_size` rows of `on_device` are it, once `copied` has happened."""
+
+    host: dict[str, Tensor]
+    on_device: dict[str, Tensor]
+    copied: torch.cuda.Event | None
+    batch_size: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    parts: Sequence[JobPart] = ()
+    """Of the batch that was put together ahead of its run; empty: free, or running."""
+
+    @property
+    def batch(self) -> dict[str, Tensor]:
+        """Views of its rows."""
+        return {key: tensor[: self.batch_size] for key, tensor in self.on_device.items()}
+
+
+class InputSlots:
+    """`stage` is called by the staging thread, `take` and `give_back` by the device's own."""
+
+    def __init__(self, example: Mapping[str, Tensor], batch_size_max: int, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+        self._slots = [self._made(example, batch_size_max) for _ in range(2)]
+        self._running: Slot | None = None
+        self.staged_ahead = 0
+        """Batches that found their inputs in place."""
+
+    def stage(
+        self, parts: Sequence[JobPart], rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]
+    ) -> None:
+        """Put the next batch together, in the place of the one that was staged before."""
+        with self._lock:
+            slot = next(slot for slot in self._slots if slot is not self._running)
+            self._fill(slot, rows, rejected)
+            slot.parts = parts
+
+    def staged(self, parts: Sequence[JobPart]) -> Slot | None:
+        """The slot of a batch of these parts if they were staged; it runs from now on.
+
+        The very same tensors must have been: a batch's number may come again from a scheduler that restarted.
+        """
+        with self._lock:
+            for slot in self._slots:
+                if parts and _are_same(slot.parts, parts):
+                    slot.parts = ()
+                    self._running = slot
+                    self.staged_ahead += 1
+                    return slot
+            return None
+
+    def take(self, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> Slot:
+        """Put a batch together that nobody staged; one that was staged keeps its slot. It runs from now on."""
+        with self._lock:
+            slot = min(self._slots, key=lambda slot: len(slot.parts))
+            self._fill(slot, rows, rejected)
+            self._running = slot
+            return slot
+
+    def give_back(self) -> None:
+        """What ran has ended."""
+        with self._lock:
+            self._running = None
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor on the host is a view of one of the buffers, which the next batch overwrites."""
+        storage = tensor.untyped_storage().data_ptr()
+        return any(
+            buffer.untyped_storage().data_ptr() == storage
+            for slot in self._slots
+            for buffer in slot.host.values()
+        )
+
+    def _fill(self, slot: Slot, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> None:
+        slot.parts = ()
+        slot.batch_size, slot.rejected = len(rows), rejected
+        for key, buffer in slot.host.items():
+            into: Array = buffer.numpy()
+            for index, row in enumerate(rows):
+                into[index] = row[key]
+        stream: Any = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.inference_mode(), stream:
+            if slot.copied is not None:
+                for key, tensor in slot.batch.items():
+                    tensor.copy_(slot.host[key][: len(rows)], non_blocking=True)
+                slot.copied.record(self._stream)
+
+    def _made(self, example: Mapping[str, Tensor], batch_size_max: int) -> Slot:
+        is_cuda = self._device.type == "cuda"
+        host = {
+            key: torch.empty((batch_size_max, *value.shape), dtype=value.dtype, pin_memory=is_cuda)
+            for key, value in example.items()
+        }
+        if not is_cuda:
+            return Slot(host, host, None)
+        on_device = {key: torch.empty_like(buffer, device=self._device) for key, buffer in host.items()}
+        return Slot(host, on_device, torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+
+def _are_same(parts: Sequence[JobPart], others: Sequence[JobPart]) -> bool:
+    return len(parts) == len(others) and all(
+        part.tensors is other.tensors for part, other in zip(parts, others, strict=True)
+    )

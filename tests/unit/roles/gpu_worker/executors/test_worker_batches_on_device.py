@@ -1,0 +1,255 @@
+"""How a batch gets to a device and back: staged slots, captured graphs, memory that is not there; all on a CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from fabric.clock import MonotonicClock
+from fabric.ids import BatchId
+from fabric.link import NamedTensor
+from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
+from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
+from roles.gpu_worker.executors.hosted import HostedModel, stepped
+from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.thread import ThreadExecutor
+from roles.gpu_worker.executors.torch import TorchDevice
+from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
+from tests.worker_builders import MODEL, SLICE
+
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+CPU = torch.device("cpu")
+Outputs = Mapping[str, torch.Tensor]
+
+
+class Replayed:
+    """What a captured graph does, by doing it again: same inputs' addresses, same outputs' addresses."""
+
+    def __init__(self, call: Callable[[], Outputs]) -> None:
+        self._call = call
+        self.outputs = {key: value.clone() for key, value in call().items()}
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for key, value in self._call().items():
+            self.outputs[key].copy_(value)
+
+
+def stand_in(made: list[Replayed]) -> Capture:
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        made.append(Replayed(call))
+        return made[-1], made[-1].outputs
+
+    return capture
+
+
+def hosted(name: str = "Doubler", batch_size_max: int = 8, capture: Capture | None = None) -> HostedModel:
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:{name}"), CPU)
+    model = HostedModel("m", loaded, batch_size_max, CPU, MonotonicClock(), capture)
+    model.warm(60_000.0)
+    return model
+
+
+def part(*values: float) -> JobPart:
+    return JobPart(len(values), [NamedTensor("x", np.full(3, value, np.float32)) for value in values])
+
+
+def totals(model: HostedModel, *parts: JobPart) -> list[float]:
+    outputs, _ = model.run_parts(parts)
+    return [float(value) for value in by_name(outputs)["total"]]
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_a_batch_that_was_staged_runs_as_it_would_have() -> None:
+    model = hosted()
+    staged, other = part(1, 2, 3), part(7)
+    model.stage([staged])
+    assert totals(model, other) == [21]  # another one goes first, in the other slot
+    assert totals(model, staged) == [3, 6, 9]
+    assert model.slots.staged_ahead == 1
+    assert totals(model, staged) == [3, 6, 9]  # and once more, unstaged
+    assert model.slots.staged_ahead == 1
+
+
+def test_a_batch_of_the_same_number_with_other_inputs_is_not_mistaken_for_the_staged_one() -> None:
+    model = hosted()
+    model.stage([part(1, 2)])
+    assert totals(model, part(1, 5)) == [3, 15]
+    assert model.slots.staged_ahead == 0
+
+
+def test_the_batch_staged_last_takes_the_place_of_the_one_before() -> None:
+    model = hosted()
+    first, second = part(1), part(2)
+    running = model.slots.take([{"x": np.zeros(3, np.float32)}], [])
+    model.stage([first])
+    model.stage([second])
+    assert running.batch["x"].tolist() == [[0, 0, 0]]
+    model.slots.give_back()
+    assert totals(model, second) == [6]
+    assert totals(model, first) == [3]
+    assert model.slots.staged_ahead == 1
+
+
+def test_misfits_of_a_staged_batch_are_told_when_it_runs() -> None:
+    model = hosted()
+    long = JobPart(1, [NamedTensor("x", np.zeros(5, np.float32))])
+    parts = [part(1), long, part(2)]
+    model.stage(parts)
+    outputs, rejected = model.run_parts(parts)
+    assert by_name(outputs)["total"].tolist() == [3, 6]
+    assert [each.row for each in rejected] == [1]
+    model.stage([long])  # nothing fits: left to the run, which says why
+    assert model.run_parts([long])[0] == []
+
+
+def test_staging_while_a_batch_runs_never_changes_it() -> None:
+    model = hosted(batch_size_max=64)
+    parts = [[part(*([float(number)] * 64))] for number in range(1, 9)]
+    stop = threading.Event()
+
+    def stage_all() -> None:
+        while not stop.is_set():
+            for each in parts:
+                model.stage(each)
+
+    stager = threading.Thread(target=stage_all)
+    stager.start()
+    try:
+        for turn in range(200):
+            number = turn % 8 + 1
+            assert totals(model, *parts[number - 1]) == [3.0 * number] * 64
+    finally:
+        stop.set()
+        stager.join(10)
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def test_batches_are_padded_to_the_next_captured_size() -> None:
+    made: list[Replayed] = []
+    model = hosted(capture=stand_in(made))
+    assert model.buckets.sizes == (1, 2, 4, 8)
+    before = [graph.replays for graph in made]
+    assert totals(model, part(1, 2, 3)) == [3, 6, 9]
+    assert [graph.replays - was for graph, was in zip(made, before, strict=True)] == [0, 0, 1, 0]
+    assert totals(model, part(5)) == [15]  # nothing of the batch before is left in it
+    assert model.exec_ms[2] == model.exec_ms[3]  # three take as long as four
+    assert list(model.exec_ms) == sorted(model.exec_ms)
+
+
+def test_outputs_of_a_graph_are_not_overwritten_by_the_next_batch() -> None:
+    model = hosted(capture=stand_in([]))
+    first = by_name(model.run_parts([part(1)])[0])
+    model.run_parts([part(9)])
+    assert first["total"].tolist() == [3]
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_kept() -> None:
+    calls = 0
+
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    model = hosted(capture=capture)
+    assert model.buckets.problem == "operation not permitted when stream is capturing"
+    assert (model.buckets.sizes, calls) == ((), 1)  # not tried again for every size
+    assert totals(model, part(1, 2)) == [3, 6]
+
+
+def test_a_capture_that_fails_late_leaves_no_graph_and_a_table_of_eager_times() -> None:
+    made: list[Replayed] = []
+    good = stand_in(made)
+
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        if len(made) == 2:
+            raise RuntimeError("no more")
+        return good(call)
+
+    model = hosted(capture=capture)
+    assert model.buckets.sizes == ()
+    assert len(model.exec_ms) == 8
+
+
+def test_no_memory_for_a_capture_is_no_memory() -> None:
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    buckets = Buckets(lambda batch: batch, capture)
+    with pytest.raises(torch.OutOfMemoryError):
+        buckets.prepare({"x": torch.zeros(2, 3)})
+    assert buckets.problem is None
+
+
+def test_a_table_in_steps_holds_the_time_of_the_size_that_runs() -> None:
+    assert stepped([1, 2, 4, 6], [3.0, 2.0, 5.0, 9.0]) == (3.0, 3.0, 5.0, 5.0, 9.0, 9.0)
+
+
+# ---------------------------------------------------------------- users' own steps
+
+
+@pytest.mark.parametrize("capture", [None, stand_in([])], ids=["eager", "captured"])
+def test_pre_and_post_run_around_infer(capture: Capture | None) -> None:
+    model = hosted("PrePost", capture=capture)
+    assert [output.name for output in model.outputs] == ["total"]
+    assert totals(model, part(1, 2)) == [6, 9]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pieces() -> None:
+    device = TorchDevice(MonotonicClock())
+    device.load(user_slice("Hungry", batch_size_max=8))
+    batch = job(1, 2, 3, 4, 5, 6, 7)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
+        device.run(batch)
+    assert device.explain(caught.value).startswith("out of memory on the host")
+    assert device.shrunk(batch, caught.value) == 3
+    with pytest.raises(RuntimeError):
+        device.run(batch)  # was granted before anybody knew: in pieces of 3, which still are too large
+    assert device.shrunk(batch, caught.value) == 1
+    assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
+    assert device.shrunk(batch, caught.value) is None
+    assert device.shrunk(batch, ValueError("something else")) is None
+
+
+def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    try:
+        executor.load(user_slice("Hungry", batch_size_max=8))
+        assert isinstance(wait_for(executor)[0], Loaded)
+        executor.run(job(1, 2, 3, 4), 0.0)
+        shrunk, failed = wait_for(executor, 2)
+        assert shrunk == Shrunk(SLICE, MODEL, 2)
+        assert isinstance(failed, RunFailed)
+        assert failed.reason.startswith("out of memory on the host")
+    finally:
+        executor.close()
+
+
+def test_the_executor_stages_while_the_device_is_busy_and_survives_nonsense() -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    try:
+        executor.load(user_slice())
+        assert isinstance(wait_for(executor)[0], Loaded)
+        parts = [part(4, 5)]
+        executor.stage(Job(SLICE, BatchId(9), MODEL, [JobPart(0, [])]))  # divides by zero
+        executor.stage(Job(SLICE, BatchId(1), MODEL, parts))
+        executor.run(Job(SLICE, BatchId(1), MODEL, parts), 0.0)
+        (ran,) = wait_for(executor)
+        assert isinstance(ran, JobRan)
+        assert by_name(ran.outputs)["total"].tolist() == [12, 15]
+    finally:
+        executor.close()
