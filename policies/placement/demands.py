@@ -89,7 +89,7 @@ def check_inputs(models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], po
 
 
 def rate_of(model: PlacedModelInput) -> float:
-    """Its rate, which `check_inputs` has seen."""
+    """Its rate, which was looked at before."""
     assert model.rate_rps is not None, "checked when the placement began"
     return model.rate_rps
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from policies.placement.asked import joined, require_gpus
 from policies.placement.base import (
     GpuSlot,
     PlacedModelInput,
@@ -27,7 +28,6 @@ class _Owner:
 
     model: PlacedModelInput
     replicas: list[tuple[GpuSlot, int | None, float | None, float | None]] = field(default_factory=list)
-    reason: str = "all GPUs are taken by the models before it"
 
     @property
     def capacity_rps(self) -> float:
@@ -52,7 +52,11 @@ class Exclusive:
         profiles: Profiles,
         current: Placement | None = None,  # noqa: ARG002  nothing is kept: the rule alone decides
     ) -> Placement:
-        """Place; what a model's replicas cannot carry is unplaced as a part of its rate."""
+        """Place; what a model's replicas cannot carry is unplaced as a part of its rate.
+
+        Raises ConfigError where there is no GPU.
+        """
+        require_gpus(gpus)
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         owners = [_Owner(model) for model in models]
         free = list(gpus)
@@ -65,19 +69,15 @@ class Exclusive:
                 waiting.remove(owner)
         slices = [planned for owner in owners for planned in _slices(owner)]
         slices.sort(key=lambda planned: planned.gpu)
-        return Placement(tuple(slices), tuple(_unplaced(owners)), (), _goodput_rps(owners))
+        unplaced = _unplaced(owners, gpus, profiles, has_real_gpus=has_real_gpus)
+        return Placement(tuple(slices), tuple(unplaced), (), _goodput_rps(owners))
 
 
 def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles, *, has_real_gpus: bool) -> bool:
     """Give the model the first free GPU that can host it."""
     model = owner.model
     for gpu in free:
-        reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
-        needed = slice_memory_bytes([model], gpu.gpu_type, profiles)
-        if reason is None and needed > gpu.memory_bytes:
-            reason = f"memory: it needs {in_gib(needed)}, a GPU has {in_gib(gpu.memory_bytes)}"
-        if reason is not None:
-            owner.reason = reason
+        if _why_not_on(model, gpu, profiles, has_real_gpus=has_real_gpus) is not None:
             continue
         free.remove(gpu)
         profile = profiles.get((model.model_id, gpu.gpu_type))
@@ -90,6 +90,16 @@ def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles, *, has_rea
             owner.replicas.append((gpu, batch_size, exec_ms, 1000 * batch_size / exec_ms))
         return True
     return False
+
+
+def _why_not_on(
+    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool
+) -> str | None:
+    reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+    needed = slice_memory_bytes([model], gpu.gpu_type, profiles)
+    if reason is None and needed > gpu.memory_bytes:
+        return f"memory: it needs {in_gib(needed)}, a GPU has {in_gib(gpu.memory_bytes)}"
+    return reason
 
 
 def _slices(owner: _Owner) -> list[PlannedSlice]:
@@ -108,11 +118,16 @@ def _slices(owner: _Owner) -> list[PlannedSlice]:
     return planned
 
 
-def _unplaced(owners: Sequence[_Owner]) -> list[Unplaced]:
+def _unplaced(
+    owners: Sequence[_Owner], gpus: Sequence[GpuSlot], profiles: Profiles, *, has_real_gpus: bool
+) -> list[Unplaced]:
     unplaced = []
     for owner in owners:
         if not owner.replicas:
-            unplaced.append(Unplaced(owner.model.model_id, owner.model.rate_rps, owner.reason))
+            why_not = [_why_not_on(owner.model, gpu, profiles, has_real_gpus=has_real_gpus) for gpu in gpus]
+            could = "all GPUs that could host it are taken by the models before it"
+            reason = could if None in why_not else joined(one for one in why_not if one is not None)
+            unplaced.append(Unplaced(owner.model.model_id, owner.model.rate_rps, reason))
         elif owner.unmet_rps > 0:
             reason = f"its {len(owner.replicas)} GPUs carry {owner.capacity_rps:.1f} requests per second"
             unplaced.append(Unplaced(owner.model.model_id, owner.unmet_rps, reason))

@@ -16,6 +16,7 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.options import Free, Number, Schema, checked_options, suggestion
+from policies.placement.asked import joined, require_gpus
 from policies.placement.base import (
     GpuSlot,
     PlacedModelInput,
@@ -57,15 +58,16 @@ class Given:
     ) -> Placement:
         """Place as written. A slice over its GPU's memory loses its last models until it fits.
 
-        Raises ConfigError for a GPU or a model that the configuration does not have.
+        Raises ConfigError for a GPU or a model that the configuration does not have, or no GPU at all.
         """
+        require_gpus(gpus)
         by_id = {model.model_id: model for model in models}
         by_index = {gpu.index: gpu for gpu in gpus}
         self._check_names(by_id, by_index)
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         memory_left = {gpu.index: gpu.memory_bytes for gpu in gpus}
         kept: list[PlannedSlice] = []
-        reasons: dict[ModelId, str] = {}
+        reasons: dict[ModelId, list[str]] = {}
         for planned in self._slices:
             gpu = by_index[planned.gpu]
             hosted: list[PlannedModel] = []
@@ -83,7 +85,7 @@ class Given:
                 if reason is None:
                     entry, reason = _predicted(entry, planned.share_percent, gpu, profiles)
                 if reason is not None:
-                    reasons.setdefault(entry.model_id, reason)
+                    reasons.setdefault(entry.model_id, []).append(reason)
                     continue
                 hosted.append(entry)
                 inputs.append(model)
@@ -93,7 +95,7 @@ class Given:
                 kept.append(replace(planned, models=tuple(hosted)))
         placed = {entry.model_id for planned in kept for entry in planned.models}
         unplaced = [
-            Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, "no given slice hosts it"))
+            Unplaced(m.model_id, m.rate_rps, joined(reasons.get(m.model_id, ["no given slice hosts it"])))
             for m in models
             if m.model_id not in placed
         ]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
+from policies.placement.asked import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.base import (
     Decision,
     GpuSlot,
@@ -46,18 +46,21 @@ def place_by_kind(
 
     With several types, the plans compared are: everything on one type (what does not fit goes to the next
     cheaper plan's type), and each model on the type where it alone costs least. The one that serves most
-    wins, among those the cheapest. Raises ConfigError where types must be compared and a price is missing.
+    wins, among those the cheapest. Raises ConfigError where types must be compared and a price is missing, or
+    where there is no GPU.
     """
+    require_gpus(gpus)
     kinds = _kinds(models, gpus, profiles)
     if len({kind.gpu_type for kind in kinds}) > 1:
-        _check_prices(kinds)
+        slots = (slot for kind in kinds for slot in kind.slots)
+        require_prices(slots, "with several types of GPU the placement compares prices")
     has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
     hosts = {
         (model.model_id, kind): _why_not_on(model, kind, profiles, has_real_gpus=has_real_gpus)
         for model in models
         for kind in kinds
     }
-    planned = [model for model in models if model.rate_rps]
+    planned, unrated = rated(models)
     orders = _orders(planned, kinds, profiles, hosts, planner)
     outcomes = [_follow(order, planned, profiles, hosts, planner) for order in orders]
     best = min(
@@ -68,7 +71,8 @@ def place_by_kind(
     if len(orders) > 1:
         chosen.decisions.append(_type_decision(orders, outcomes, best))
     no_data = {gpu.gpu_type: None for gpu in gpus if all(gpu.gpu_type != kind.gpu_type for kind in kinds)}
-    return placement_of(chosen, _unplaced(models, chosen, tuple(no_data), profiles))
+    missing = _unplaced(planned, chosen, tuple(no_data), profiles)
+    return placement_of(chosen, in_order([*missing, *unrated], models))
 
 
 # ---------------------------------------------------------------- which models on which kinds
@@ -88,15 +92,6 @@ def _kinds(
         if profile is not None:
             kinds.append(GpuKind(gpu_type, device, profile.hardware, tuple(found)))
     return tuple(kinds)
-
-
-def _check_prices(kinds: Sequence[GpuKind]) -> None:
-    for kind in kinds:
-        if any(slot.price_per_hour is None for slot in kind.slots):
-            raise ConfigError(
-                f"cluster.nodes: GPU type {kind.gpu_type} has no price_per_hour; with several types of GPU "
-                "the placement compares prices"
-            )
 
 
 def _why_not_on(
@@ -123,21 +118,13 @@ def _no_coefficients(model: PlacedModelInput, gpu_type: str, profiles: Profiles)
 def _unplaced(
     models: Sequence[PlacedModelInput], outcome: Outcome, no_data: Sequence[str], profiles: Profiles
 ) -> list[Unplaced]:
-    """What found no place, in file order; `no_data` are the types of GPU without any coefficients."""
+    """What found no place; `no_data` are the types of GPU without any coefficients."""
     unplaced = []
     for model in models:
-        rate_rps, reasons = model.rate_rps, ["there is nothing to plan a share for"]
-        if rate_rps is None:
-            reasons.insert(0, "its rate is not known")
-        elif rate_rps == 0:
-            reasons.insert(0, "its rate is 0")
-        elif model.model_id in outcome.missing:
+        if model.model_id in outcome.missing:
             rate_rps, known = outcome.missing[model.model_id]
             more = [_no_coefficients(model, gpu_type, profiles) for gpu_type in no_data]
-            reasons = [*known, *more] or ["there is no GPU"]
-        else:
-            continue
-        unplaced.append(Unplaced(model.model_id, rate_rps, "; ".join(dict.fromkeys(reasons))))
+            unplaced.append(Unplaced(model.model_id, rate_rps, joined([*known, *more])))
     return unplaced
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fabric.ids import ModelId
+from policies.placement.asked import joined, require_gpus
 from policies.placement.base import (
     GpuSlot,
     PlacedModelInput,
@@ -45,13 +46,15 @@ class Symphony:
     ) -> Placement:
         """Place (Symphony sections 3.1 and 4.4): a model that fits on no GPU of its sub-cluster is unplaced.
 
-        `current` matters with several sub-clusters only: few models and GPUs change theirs.
+        `current` matters with several sub-clusters only: few models and GPUs change theirs. Raises ConfigError
+        where there is no GPU.
         """
+        require_gpus(gpus)
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         divided = subclusters_of(models, gpus, profiles, current, self._subclusters)
         of = {gpu.index: (divided.of_gpu[gpu.index], gpu_kind(gpu)) for gpu in gpus}
         hosted: dict[_Of, list[PlacedModelInput]] = {}
-        reasons: dict[ModelId, str] = dict(divided.reasons)
+        reasons = {model_id: [reason] for model_id, reason in divided.reasons.items()}
         for gpu in gpus:
             if of[gpu.index] not in hosted:
                 inside = [m for m in models if divided.of_model.get(m.model_id) == divided.of_gpu[gpu.index]]
@@ -66,7 +69,7 @@ class Symphony:
         )
         placed = {model.model_id for inside in hosted.values() for model in inside}
         unplaced = tuple(
-            Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, "there is no GPU"))
+            Unplaced(m.model_id, m.rate_rps, joined(reasons[m.model_id]))
             for m in models
             if m.model_id not in placed
         )
@@ -80,7 +83,7 @@ def _hosted_on(
     gpu: GpuSlot,
     models: Sequence[PlacedModelInput],
     profiles: Profiles,
-    reasons: dict[ModelId, str],
+    reasons: dict[ModelId, list[str]],
     *,
     has_real_gpus: bool,
 ) -> list[PlacedModelInput]:
@@ -97,7 +100,7 @@ def _hosted_on(
                 f"memory: with the models listed before it, it would need {in_gib(needed)} "
                 f"of a GPU's {in_gib(gpu.memory_bytes)}"
             )
-        reasons.setdefault(model.model_id, reason)
+        reasons.setdefault(model.model_id, []).append(reason)
     return hosted
 
 

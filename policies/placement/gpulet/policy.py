@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.placement.asked import in_order, joined, rated, require_gpus
 from policies.placement.base import (
     Decision,
     GpuSlot,
@@ -65,14 +66,17 @@ class GpuletPolicy:
     ) -> Placement:
         """Place (Algorithm 2); `current` says how many GPUs the scaling starts from.
 
-        A workload that is too much for all GPUs is carried as far as it goes. Raises ConfigError where an
-        exhaustive search is asked over too many GPUs.
+        A workload that is too much for all GPUs is carried as far as it goes. Raises ConfigError where there is
+        no GPU, or an exhaustive search is asked over too many.
         """
-        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
+        require_gpus(gpus)
+        planned, unrated = rated(models)
+        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(planned)]
         demands = [one.demand for one in asked if one.demand is not None]
         kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
         if not demands:
-            return Placement((), tuple(_unplaced(Board.of(kinds, memory), asked, gpus)), (), 0.0)
+            nowhere = _unplaced(Board.of(kinds, memory), asked, gpus)
+            return Placement((), in_order([*nowhere, *unrated], models), (), 0.0)
         first_count = len(current.gpus_used) if current is not None else 1
         board = scaled(
             demands,
@@ -95,7 +99,7 @@ class GpuletPolicy:
         decisions.append(scaling_decision(board, first_count, len(gpus), is_scheduled=is_scheduled))
         return Placement(
             tuple(_slices(board, asked, gpus)),
-            tuple(_unplaced(board, asked, gpus)),
+            in_order([*_unplaced(board, asked, gpus), *unrated], models),
             tuple(_violations(board, asked, gpus)),
             sum(_served_rps(board, demand) for demand in demands),
             tuple(decisions),
@@ -108,9 +112,10 @@ class GpuletPolicy:
 
         Quicker than `place`, which would make a partial plan then.
         """
-        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(models)]
+        planned, _ = rated(models)
+        asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(planned)]
         demands = [one.demand for one in asked if one.demand is not None]
-        if len(demands) < len(asked):
+        if len(demands) < len(models):
             return None
         kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
         found = scaled(demands, kinds, memory, search=self._search, has_interference=self._has_interference)
@@ -122,16 +127,11 @@ def _kind(gpu: GpuSlot) -> Kind:
 
 
 def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> _Asked:
-    """The model as a demand, or the reason why no GPU here can ever serve it."""
-    if not gpus:
-        return _Asked(model, None, "there is no GPU")
-    if not model.rate_rps:
-        stated = "0" if model.rate_rps == 0 else "unknown"
-        return _Asked(model, None, f"its rate is {stated}: gpulet plans by rate")
+    """The model, which has a rate, as a demand, or the reason why no GPU here can ever serve it."""
     has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
     costs, memory = {}, {}
-    reason = ""
-    for kind, gpu in {_kind(gpu): gpu for gpu in reversed(gpus)}.items():
+    reasons = []
+    for kind, gpu in {_kind(gpu): gpu for gpu in gpus}.items():
         profile = profiles.get((model.model_id, gpu.gpu_type))
         refused = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
         if refused is None and profile is None:
@@ -150,10 +150,11 @@ def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profile
                 f"memory: it and its process need {in_gib(needed + PARTITION_BYTES)}, "
                 f"{in_gib(usable)} of a GPU are usable"
             )
-        reason = refused or reason
+        if refused is not None:
+            reasons.append(refused)
     if not costs:
-        return _Asked(model, None, reason)
-    rate_rps = model.rate_rps
+        return _Asked(model, None, joined(reasons))
+    rate_rps = model.rate_rps or 0.0
     return _Asked(model, Demand(place, model.slo_ms, inflated_rps(rate_rps), rate_rps, costs, memory))
 
 

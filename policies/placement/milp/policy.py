@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fabric.ids import ModelId
 from policies.options import Flag, Number, Schema
+from policies.placement.asked import in_order, joined, rated, require_gpus
 from policies.placement.base import (
     Decision,
     GpuSlot,
@@ -29,7 +31,6 @@ from policies.placement.demands import (
     Demand,
     GpuClass,
     Metric,
-    check_inputs,
     gpu_classes,
     profiled_demands,
     rate_of,
@@ -74,29 +75,28 @@ class Milp:
     ) -> Placement:
         """Place; what the replicas of a model cannot carry is unplaced as a part of its rate.
 
-        Raises ConfigError for a model without a rate, no GPU, or no solver.
+        Raises ConfigError for no GPU, or no solver.
         """
-        check_inputs(models, gpus, self._name)
+        require_gpus(gpus)
+        planned, unrated = rated(models)
+        found = self._placed(planned, gpus, profiles)
+        return replace(found, unplaced=in_order([*found.unplaced, *unrated], models))
+
+    def _placed(
+        self, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+    ) -> Placement:
         classes = gpu_classes(gpus)
         offers, reasons = self._offers(models, classes, profiles)
-        if not any(offers):
-            return Placement(
-                (), tuple(Unplaced(m.model_id, m.rate_rps, reasons[m.model_id]) for m in models), (), 0.0
-            )
         rates_rps = [rate_of(model) for model in models]
         replicas_max = [
             self._replicas_max(model, offered, len(gpus)) for model, offered in _by_model(models, offers)
         ]
         task = Task(rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage)
-        answer = solve_task(task)
+        answer = solve_task(task) if any(offers) else None
         if answer is None:
-            reason = f"the solver found no placement within {self._time_limit_s:g} s"
-            return Placement(
-                (),
-                tuple(Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, reason)) for m in models),
-                (),
-                0.0,
-            )
+            late = f"the solver found no placement within {self._time_limit_s:g} s"
+            nowhere = (Unplaced(m.model_id, m.rate_rps, reasons.get(m.model_id, late)) for m in models)
+            return Placement((), tuple(nowhere), (), 0.0)
         return _placement(models, task, answer, reasons)
 
     def _offers(
@@ -119,7 +119,7 @@ class Milp:
                     reason = f"no batch within its SLO is full within {self._max_wait_ms:g} ms at its rate"
                 why_not.append(reason)
             if len(why_not) == len(classes):
-                reasons[model.model_id] = why_not[0]
+                reasons[model.model_id] = joined(why_not)
         return offers, reasons
 
     def _built_in_time(self, model: PlacedModelInput, batch: int) -> int:

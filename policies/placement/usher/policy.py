@@ -19,6 +19,7 @@ from typing import Any
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.options import Choice, Free, Schema, suggestion
+from policies.placement.asked import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.base import (
     Decision,
     GpuSlot,
@@ -33,7 +34,6 @@ from policies.placement.demands import (
     Demand,
     GpuClass,
     Metric,
-    check_inputs,
     gpu_classes,
     profiled_demands,
     rate_of,
@@ -90,12 +90,13 @@ class Usher:
     ) -> Placement:
         """Place; what the replicas of a model cannot carry is unplaced as a part of its rate.
 
-        Raises ConfigError for a model without a rate, no GPU, types of GPU without prices, or `groups` that
-        name a model twice, not at all, or one that does not exist.
+        Raises ConfigError for no GPU, a choice between types of GPU without prices, or `groups` that name a
+        model twice, not at all, or one that does not exist.
         """
-        check_inputs(models, gpus, self._name)
+        require_gpus(gpus)
         self._check_groups([model.model_id for model in models])
-        homes, reasons, decisions = self._homes(models, gpu_classes(gpus), profiles)
+        planned, unrated = rated(models)
+        homes, reasons, decisions = self._homes(planned, gpu_classes(gpus), profiles)
         slices: list[PlannedSlice] = []
         served: dict[ModelId, float] = {}
         for home in homes:
@@ -113,11 +114,12 @@ class Usher:
                     slices += _slices(candidate, option, places, home.gpus, served[model_id])
                     reasons[model_id] = shortfall(option, len(places))
         slices.sort(key=lambda planned: planned.gpu)
-        unplaced = tuple(
+        short = [
             Unplaced(model.model_id, missing, reasons[model.model_id])
-            for model in models
+            for model in planned
             if (missing := rate_of(model) - served.get(model.model_id, 0.0)) > 1e-9 * rate_of(model)
-        )
+        ]
+        unplaced = in_order([*short, *unrated], models)
         return Placement(tuple(slices), unplaced, (), sum(served.values()), tuple(decisions))
 
     def _check_groups(self, model_ids: Sequence[ModelId]) -> None:
@@ -134,20 +136,13 @@ class Usher:
         self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
     ) -> tuple[list[_Home], dict[ModelId, str], list[Decision]]:
         """Each class of GPUs with its models: the class where the model's c_min GPUs cost least."""
-        is_priced = len({gpus.slot.gpu_type for gpus in classes}) > 1
-        if is_priced:
-            for gpus in classes:
-                if gpus.slot.price_per_hour is None:
-                    raise ConfigError(
-                        f"placement.{self._name}: GPU type {gpus.slot.gpu_type} has no price_per_hour; "
-                        "among several types each model goes to the cheapest"
-                    )
         has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
         homes = [_Home(gpus, Room.empty(len(gpus.gpus))) for gpus in classes]
         reasons: dict[ModelId, str] = {}
         decisions: list[Decision] = []
         for model in models:
             offers: list[tuple[float, int, _Home, Candidate]] = []
+            why_not: list[str] = []
             for home in homes:
                 reason = why_unservable(
                     model, home.gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus
@@ -157,13 +152,13 @@ class Usher:
                 if reason is None and not demands:
                     reason = "Usher's batch sizes of 4 to 128 all take longer than its SLO"
                 if reason is not None:
-                    reasons.setdefault(model.model_id, reason)
+                    why_not.append(reason)
                     continue
                 gpu_count = len(home.gpus.gpus)
                 needed = smallest_degree(model, demands)
                 options = options_of(model, demands, gpu_count, is_capped=self._is_capped)
                 if not options:
-                    reasons[model.model_id] = (
+                    why_not.append(
                         f"its rate needs {needed} GPUs at its largest batch within the SLO, there are {gpu_count}"
                     )
                     continue
@@ -171,10 +166,15 @@ class Usher:
                 cost = min(needed, gpu_count) * (home.gpus.slot.price_per_hour or 0.0)
                 offers.append((cost, needed, home, Candidate(model, options)))
             if not offers:
+                reasons[model.model_id] = joined(why_not)
                 continue
+            is_choice = len({offered.gpus.slot.gpu_type for _, _, offered, _ in offers}) > 1
+            if is_choice:
+                slots = [offered.gpus.slot for _, _, offered, _ in offers]
+                require_prices(slots, f"{model.model_id} goes to the cheapest of several types")
             _, _, home, candidate = min(offers, key=lambda offer: offer[:2])  # the first of equals
             home.candidates[model.model_id] = candidate
-            if is_priced:
+            if is_choice:
                 costs = {offered.gpus.slot.gpu_type: cost for cost, _, offered, _ in offers}
                 decisions.append(type_decision(model, home.gpus.slot.gpu_type, costs))
         return [home for home in homes if home.candidates], reasons, decisions

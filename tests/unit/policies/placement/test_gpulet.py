@@ -73,35 +73,12 @@ def test_what_does_not_fit_is_unplaced_and_the_rest_is_kept() -> None:
     assert placed.expected_goodput_rps == pytest.approx(served + 100)
 
 
-def test_a_rate_of_zero_or_none_is_unplaced_with_the_reason() -> None:
-    placed = place(models(resnet50=0, bert=None, googlenet=10), 1)
-    assert [(one.model_id, one.reason) for one in placed.unplaced] == [
-        ("resnet50", "its rate is 0: gpulet plans by rate"),
-        ("bert", "its rate is unknown: gpulet plans by rate"),
-    ]
-    assert [model.model_id for planned in placed.slices for model in planned.models] == ["googlenet"]
-
-
-def test_without_a_gpu_everything_is_unplaced() -> None:
-    placed = place(models(resnet50=10), 0)
-    assert [one.reason for one in placed.unplaced] == ["there is no GPU"]
-
-
 def test_an_slo_that_two_single_requests_break_is_unplaced() -> None:
     placed = placement_policy("gpulet").place(
         [PlacedModelInput(ModelId("vgg16"), 15, 10)], gpus(1), profiles("vgg16")
     )
     # 1.1 * (7.0621 + 1.9 * 0.242238) = 8.27459 on the whole GPU
     assert "below twice the 8.27459 ms" in placed.unplaced[0].reason
-
-
-def test_a_gpu_type_without_a_profile_is_named() -> None:
-    placed = placement_policy("gpulet").place(models(bert=10), gpus(1, "t4"), profiles("bert"))
-    assert placed.unplaced[0].reason == "it has no profile for GPU type t4"
-    real = placement_policy("gpulet").place(
-        [PlacedModelInput(ModelId("digits"), 100, 10, has_loader=True)], gpus(1, "t4", device="cuda"), {}
-    )
-    assert real.unplaced[0].reason == "it has no profile for GPU type t4"
 
 
 def test_only_gpus_with_a_profile_are_used_in_a_mixed_cluster() -> None:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.base import PlacedModelInput, Profiles
 from profiles.igniter import IgniterProfile
-from profiles.model import LinearProfile
 from profiles.store import shipped_profile
 from tests.igniter_workloads import GIB, by_gpu, gpus, inputs, profiles, table_3
 
@@ -22,38 +20,6 @@ def model(
 
 def of(kind: str, *names: str, gpu_type: str = "v100") -> Profiles:
     return {(ModelId(name), gpu_type): shipped_profile(f"igniter-{gpu_type}/{kind}") for name in names}
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_a_model_without_coefficients_is_unplaced_and_the_others_are_not(name: str) -> None:
-    known = {**of("resnet50", "a"), (ModelId("line"), "v100"): LinearProfile(1, 5)}
-    placed = placement_policy(name).place([model(), model("line"), model("bare")], gpus(2), known)
-    assert [planned.models[0].model_id for planned in placed.slices] == ["a"]
-    reasons = {unplaced.model_id: unplaced.reason for unplaced in placed.unplaced}
-    assert "v100 has no iGniter coefficients" in reasons[ModelId("line")]
-    assert "no profile for GPU type v100" in reasons[ModelId("bare")]
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_without_any_coefficients_each_model_says_what_is_missing(name: str) -> None:
-    placed = placement_policy(name).place([model()], gpus(2), {(ModelId("a"), "v100"): LinearProfile(1, 5)})
-    assert "v100 has no iGniter coefficients" in placed.unplaced[0].reason
-
-
-@pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize(
-    ("rate_rps", "words"), [(None, "its rate is not known"), (0.0, "its rate is 0;")], ids=["none", "zero"]
-)
-def test_a_share_is_planned_for_a_rate(name: str, rate_rps: float | None, words: str) -> None:
-    placed = placement_policy(name).place([model(rate_rps=rate_rps)], gpus(1), of("resnet50", "a"))
-    assert words in placed.unplaced[0].reason
-    assert placed.unplaced[0].rate_rps == rate_rps
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_without_gpus_nothing_is_placed_and_the_reason_says_so(name: str) -> None:
-    placed = placement_policy(name).place([model()], [], of("resnet50", "a"))
-    assert [(u.rate_rps, u.reason) for u in placed.unplaced] == [(100, "there is no GPU")]
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -146,14 +112,6 @@ def test_a_new_gpu_is_checked_unless_the_paper_is_wanted() -> None:
     assert by_gpu(paper) == [{"a": (97.5, 5)}]
     assert paper.violations == ("GPU 0: a takes 10.07 ms, over half its SLO, 10 ms",)
     assert by_gpu(checked) == [{"a": (100, 5)}]
-
-
-def test_missing_prices_name_the_type() -> None:
-    slots = gpus(1, price=3.06) + gpus(1, "t4", 1)
-    with pytest.raises(ConfigError, match="GPU type t4 has no price_per_hour"):
-        placement_policy("igniter").place(
-            [model()], slots, {**of("resnet50", "a"), **of("resnet50", "a", gpu_type="t4")}
-        )
 
 
 def test_a_model_without_a_profile_for_one_type_goes_to_the_other() -> None:

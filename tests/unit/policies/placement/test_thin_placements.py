@@ -75,11 +75,6 @@ def test_an_slo_below_one_request_is_unplaced_with_the_reason() -> None:
     assert "SLO of 5 ms is below the 6.125 ms" in placed.unplaced[0].reason
 
 
-def test_a_model_without_a_profile_for_any_gpu_is_unplaced() -> None:
-    placed = placement_policy("symphony").place([model("a")], gpus(1), profiles("a", gpu_type="t4"))
-    assert "no profile for GPU type v100" in placed.unplaced[0].reason
-
-
 def test_real_models_go_to_real_devices_and_profiled_ones_to_emulated_ones() -> None:
     slots = [gpu(0, device="cpu"), gpu(1, device="emulated")]
     models = [model("digits", has_loader=True), model("resnet50")]

@@ -14,7 +14,6 @@ from policies.placement import placement_policy
 from policies.placement.base import PlacedModelInput, Placement
 from policies.placement.usher.grouping import balanced_groups
 from profiles.gpu import gpu_profile
-from profiles.model import LinearProfile
 from profiles.store import shipped_profile
 from tests.requirement_profiles import Case, Cell, case, check_sound, v100s
 
@@ -169,40 +168,9 @@ def test_given_memory_counts_for_every_batch_and_can_be_too_much() -> None:
     assert "none of its" in missing.reason
 
 
-@pytest.mark.parametrize("policy", ["usher", "wsm-milp"])
-def test_models_that_no_gpu_can_serve_are_unplaced_with_the_reason(policy: str) -> None:
-    of = case({"a": (50, 900, FAST), "late": (3, 10, FAST), "bare": (50, 10, FAST), "dumb": (50, 10, FAST)})
-    known = dict(of.profiles)
-    del known[(ModelId("bare"), "v100")]
-    known[(ModelId("dumb"), "v100")] = LinearProfile(1, 1)
-    placement = placement_policy(policy).place(of.models, of.gpus, known)
-    reasons = {str(entry.model_id): entry.reason for entry in placement.unplaced}
-    assert hosted(placement) == [(0, "a", 4)]
-    assert set(reasons) == {"late", "bare", "dumb"}
-    assert "SLO of 3 ms" in reasons["late"]
-    assert "no profile for GPU type v100" in reasons["bare"]
-    assert "has no" in reasons["dumb"]
-
-
 def test_a_model_that_is_only_profiled_outside_ushers_batch_sizes_is_unplaced() -> None:
     placement = place(case({"a": (50, 10, {1: Cell(2, 20), 2: Cell(3, 30)})}))
     assert "4 to 128" in placement.unplaced[0].reason
-
-
-@pytest.mark.parametrize("policy", ["usher", "ao-milp"])
-@pytest.mark.parametrize(("rate_rps", "message"), [(None, "no rate_rps"), (0, "must be over 0")])
-def test_a_model_without_a_rate_is_refused(policy: str, rate_rps: float | None, message: str) -> None:
-    of = case({"a": (50, 900, FAST)})
-    models = [replace(of.models[0], rate_rps=rate_rps)]
-    with pytest.raises(ConfigError, match=f"model a has {message}|model a has rate_rps 0; it {message}"):
-        placement_policy(policy).place(models, of.gpus, of.profiles)
-
-
-@pytest.mark.parametrize("policy", ["usher", "ao-milp"])
-def test_no_gpu_is_refused(policy: str) -> None:
-    of = case({"a": (50, 900, FAST)})
-    with pytest.raises(ConfigError, match="no GPU"):
-        placement_policy(policy).place(of.models, [], of.profiles)
 
 
 # ---------------------------------------------------------------- several types
@@ -222,9 +190,3 @@ def test_each_model_goes_to_the_type_where_its_gpus_cost_least() -> None:
     assert {gpu: model for gpu, model, _ in hosted(placement)} == {0: "b", 2: "a", 3: "a"}
     (chosen, *_) = placement.decisions
     assert (chosen.subject, chosen.chosen, chosen.metrics) == ("GPU type of a", "t4", {"price_per_hour": 2.0})
-
-
-def test_several_types_need_prices() -> None:
-    of = case({"a": (50, 900, FAST)}, (*v100s(1), *v100s(1, "t4", first=1, price=1.0)))
-    with pytest.raises(ConfigError, match="GPU type v100 has no price_per_hour"):
-        place(of)
