@@ -7,7 +7,7 @@ from types import ModuleType
 
 import click
 
-EXIT_SLO_MISSED = 4
+EXIT_SLO_MISSED, EXIT_PARTIAL = 4, 6
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))

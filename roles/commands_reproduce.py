@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 
 import click
@@ -11,52 +14,93 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from roles.command_parts import json_option, painters, plot_option
+from roles.command_parts import EXIT_PARTIAL, json_option, painters, plot_option
 from roles.progress import progress
-from roles.reproduce import EXPERIMENTS, run_experiment
+from roles.reproduce import EXPERIMENTS, check_name, run_experiment
 from roles.reproduce.document import as_json as experiment_json
-from roles.reproduce.document import markdown, rows_with_numbers, value_text
+from roles.reproduce.document import (
+    chapter,
+    chapters_of,
+    failed_chapter,
+    in_order,
+    is_failed,
+    markdown,
+    rows_with_numbers,
+    value_text,
+)
 from roles.reproduce.report import Reproduction
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "is_all", is_flag=True, help="Every experiment, in the order of the document.")
 @click.option(
     "--write",
     "write_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write what was run as a Markdown document.",
+    help="Write each result into a Markdown document as soon as it is there; other chapters stay.",
+)
+@click.option(
+    "--missing", "is_missing", is_flag=True, help="With --all --write: only what the document lacks."
 )
 @plot_option
 @json_option
 def reproduce(
-    *, name: str | None, is_all: bool, write_path: Path | None, plot_path: Path | None, as_json: bool
+    *,
+    names: tuple[str, ...],
+    is_all: bool,
+    write_path: Path | None,
+    is_missing: bool,
+    plot_path: Path | None,
+    as_json: bool,
 ) -> None:
-    """Run the experiment NAME, or all; without either, list the names."""
-    if name is not None and is_all:
+    """Run the experiments NAME, or all; without either, list the names.
+
+    One that fails does not stop the others: exit code 6, and the message names it.
+    """
+    if names and is_all:
         raise click.UsageError("give NAME or --all, not both")
-    if plot_path is not None and name is None:
+    if plot_path is not None and len(names) != 1:
         raise click.UsageError("--plot draws one experiment: give its NAME")
-    if write_path is not None and name is None and not is_all:
+    if write_path is not None and not names and not is_all:
         raise click.UsageError("--write needs something to run: give NAME or --all")
+    if is_missing and (write_path is None or not is_all):
+        raise click.UsageError("--missing goes with --all and --write")
     plots = None if plot_path is None else painters()
-    if name is None and not is_all:
+    if not names and not is_all:
         _list_names(as_json=as_json)
         return
-    found = _run(list(EXPERIMENTS) if name is None else [name])
-    if write_path is not None:
-        write_path.write_text(markdown(found), encoding="utf-8")
-    if plot_path is not None and plots is not None:
+    for name in names:
+        check_name(name)
+    chapters = {} if write_path is None else _read_chapters(write_path)
+    wanted = [
+        name
+        for name in (EXPERIMENTS if is_all else names)
+        if not is_missing or name not in chapters or is_failed(chapters[name])
+    ]
+
+    def keep(name: str, text: str) -> None:
+        if write_path is not None:
+            chapters[name] = text
+            draft = write_path.with_name(f"{write_path.name}.tmp")
+            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS))), encoding="utf-8")
+            draft.replace(write_path)
+
+    found, failed = _run(wanted, keep)
+    if plot_path is not None and plots is not None and found:
         if not rows_with_numbers(found[0]):
             raise click.ClickException(f"--plot: {found[0].name} has no numbers that a picture could show")
         plots.plot_reproduction(plot_path, found[0])
     if as_json:
         documents = [experiment_json(one) for one in found]
-        click.echo(json.dumps(documents if is_all else documents[0]))
+        click.echo(json.dumps(documents[0] if len(names) == 1 and documents else documents))
     else:
         for one in found:
             _print_experiment(one)
+    for name, reason in failed.items():
+        click.echo(f"tenuto: {name} failed: {reason}", err=True)
+    if failed:
+        sys.exit(EXIT_PARTIAL)
 
 
 def _list_names(*, as_json: bool) -> None:
@@ -67,13 +111,32 @@ def _list_names(*, as_json: bool) -> None:
         click.echo(name)
 
 
-def _run(names: list[str]) -> list[Reproduction]:
-    found = []
+def _read_chapters(path: Path) -> dict[str, str]:
+    """What a document has so far; a file that is something else is not overwritten."""
+    if not path.exists():
+        return {}
+    chapters = chapters_of(path.read_text(encoding="utf-8"))
+    if chapters is None:
+        raise click.UsageError(f"--write: {path} is there and was not written by this command")
+    return chapters
+
+
+def _run(names: Sequence[str], keep: Callable[[str, str], None]) -> tuple[list[Reproduction], dict[str, str]]:
+    """The results, and by name why there is none; `keep` gets each chapter at once: some take minutes."""
+    day = date.today().isoformat()  # noqa: DTZ011  the day of whoever reads the document
+    found, failed = [], {}
     with progress("reproducing") as on_step:
         for number, name in enumerate(names, start=1):
-            found.append(run_experiment(name))
+            try:
+                one = run_experiment(name)
+            except Exception as error:  # noqa: BLE001  # top of process: each experiment is a run of its own
+                failed[name] = f"{type(error).__name__}: {error}"
+                keep(name, failed_chapter(name, failed[name], day))
+            else:
+                found.append(one)
+                keep(name, chapter(one, day))
             on_step(number / len(names))
-    return found
+    return found, failed
 
 
 def _print_experiment(found: Reproduction) -> None:

@@ -34,11 +34,15 @@ EXPERIMENTS: Mapping[str, str] = {
 """Name to ``module:function``, in the order of the document."""
 
 
-def run_experiment(name: str) -> Reproduction:
-    """Run one; ConfigError with the closest name where there is none of that name."""
-    target = EXPERIMENTS.get(name)
-    if target is None:
+def check_name(name: str) -> None:
+    """ConfigError with the closest name where there is none of that name."""
+    if name not in EXPERIMENTS:
         raise ConfigError(f"there is no experiment {name!r}{suggestion(name, EXPERIMENTS)}")
-    module, _, attribute = target.partition(":")
+
+
+def run_experiment(name: str) -> Reproduction:
+    """Run one; ConfigError where there is none of that name."""
+    check_name(name)
+    module, _, attribute = EXPERIMENTS[name].partition(":")
     experiment: Callable[[], Reproduction] = getattr(importlib.import_module(module), attribute)
     return experiment()

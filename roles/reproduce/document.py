@@ -1,24 +1,78 @@
-"""Reproductions as Markdown (`docs/reproduction.md`) and as JSON."""
+"""Reproductions as Markdown (`docs/reproduction.md`) and as JSON.
+
+The document is a chapter per experiment, and can be read back as such: what is run again replaces its own chapter and
+leaves the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from roles.reproduce.report import Reproduction, Value
 
-_HEAD = """\
-# The papers' figures beside ours
+_TITLE = "# The papers' figures beside ours"
+_HEAD = f"""\
+{_TITLE}
 
-Written by `tenuto reproduce --all --write docs/reproduction.md`; not edited by hand. Everything runs in emulation:
-plans come from the policies in `policies/placement/`, runs from the simulator with the shipped profiles. A note says
-where a difference comes from. An empty cell: the paper states no number, or there is none to give.
+Written by `tenuto reproduce --all --write docs/reproduction.md`, not by hand; each chapter says when. An empty cell: the
+paper states no number there, or there is none to give. A note says where a difference comes from.
+
+What is what:
+
+- **Nothing here ran on a GPU.** Plans come from the policies in `policies/placement/`; what is *emulated* comes from the
+  simulator with the shipped profiles and an interference model. Planned and emulated numbers are as good as those.
+- iGniter's V100: coefficients and 750 co-located pairs measured by its authors. **Its T4 is an estimate**: the
+  authors published no coefficients for it.
+- The thesis: run times and requirements of its Table A.1, measured by its author. **Interference is the model `sm`**, whose one
+  constant is fitted to two of the thesis' observations ([ADR 0040](adr/0040-interference-sm.md)). **iGniter's
+  coefficients for these models are estimates** ([how](profiles.md)); the thesis measured its own and did not
+  publish them.
+- gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
+  published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
 """
+_ANCHOR = re.compile(r'^<a id="([^"]+)"></a>$', re.MULTILINE)
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_FAILED = "**Failed:**"
 
 
-def markdown(found: Sequence[Reproduction]) -> str:
-    """The whole document, experiments in the given order."""
-    contents = "\n".join(f"- [{_plain(one.title)}](#{one.name})" for one in found)
-    return "\n".join([_HEAD, contents, *(_chapter(one) for one in found)])
+def markdown(chapters: Mapping[str, str]) -> str:
+    """The whole document; chapters by the experiments' names, in the order in which they come."""
+    contents = "\n".join(f"- [{_heading_of(text)}](#{name})" for name, text in chapters.items())
+    parts = [_HEAD, contents, *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items())]
+    return "\n".join(parts)
+
+
+def chapters_of(document: str) -> dict[str, str] | None:
+    """The chapters of a document that `markdown` wrote, None for any other text."""
+    if not document.startswith(_TITLE):
+        return None
+    parts = _ANCHOR.split(document)[1:]
+    return {name: f"{text.strip()}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def chapter(found: Reproduction, day: str) -> str:
+    """An experiment that was run on that day."""
+    lines = [
+        f"## {_plain(found.title)}\n",
+        f"{found.source} Of {day}; again: `tenuto reproduce {found.name}`\n",
+        "| what | paper | ours | note |",
+        "|---|---|---|---|",
+    ]
+    for row in found.rows:
+        cells = (row.what, value_text(row.paper), value_text(row.ours), row.note)
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def failed_chapter(name: str, reason: str, day: str) -> str:
+    """An experiment that could not be run on that day."""
+    return f"## {name}\n\n{_FAILED} {_plain(reason)}\n\nOf {day}; again: `tenuto reproduce {name}`\n"
+
+
+def is_failed(text: str) -> bool:
+    """A chapter without a result."""
+    return _FAILED in text
 
 
 def value_text(value: Value) -> str:
@@ -49,18 +103,14 @@ def as_json(found: Reproduction) -> dict[str, object]:
     }
 
 
-def _chapter(found: Reproduction) -> str:
-    lines = [
-        f'\n<a id="{found.name}"></a>\n',
-        f"## {_plain(found.title)}\n",
-        f"{found.source} Again: `tenuto reproduce {found.name}`\n",
-        "| what | paper | ours | note |",
-        "|---|---|---|---|",
-    ]
-    for row in found.rows:
-        cells = (row.what, value_text(row.paper), value_text(row.ours), row.note)
-        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+def in_order(chapters: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The chapters in the order of those names; an experiment that is no more loses its chapter."""
+    return {name: chapters[name] for name in names if name in chapters}
+
+
+def _heading_of(text: str) -> str:
+    found = _HEADING.search(text)
+    return "" if found is None else found.group(1)
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import roles.reproduce
 from fabric.errors import ConfigError
 from roles.commands_reproduce import reproduce
-from roles.reproduce.document import markdown
+from roles.reproduce.document import chapters_of
 from roles.reproduce.report import Reproduction, Row
 
 FOUND = Reproduction(
@@ -31,7 +31,11 @@ FOUND = Reproduction(
 def _experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("experiments_of_a_test")
     words = Reproduction("words", "Only words", "Test paper.", (Row("plan", "a", "b"),))
-    vars(module).update(table=lambda: FOUND, words=lambda: words)
+
+    def fails() -> Reproduction:
+        raise ConfigError("it needs pulp")
+
+    vars(module).update(table=lambda: FOUND, words=lambda: words, fails=fails)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = {"test-table": "experiments_of_a_test:table", "words": "experiments_of_a_test:words"}
     monkeypatch.setattr(roles.reproduce, "EXPERIMENTS", names)
@@ -64,14 +68,67 @@ def test_the_json_has_every_row() -> None:
     assert [one["name"] for one in json.loads(run("--all", "--json").stdout)] == ["test-table", "words"]
 
 
-def test_all_of_them_are_written_as_one_document(tmp_path: Path) -> None:
+def test_all_of_them_are_written_as_one_document_that_can_be_read_back(tmp_path: Path) -> None:
     path = tmp_path / "reproduction.md"
     assert run("--all", "--write", str(path)).exit_code == 0
     text = path.read_text(encoding="utf-8")
-    assert text == markdown([FOUND, roles.reproduce.run_experiment("words")])
     assert "| goodput, r/s | 1092.04 | 1092.04 | rounded \\| there |" in text
     assert "| unstated |  | 3 |  |" in text
     assert "- [Only words](#words)" in text
+    chapters = chapters_of(text)
+    assert chapters is not None
+    assert list(chapters) == ["test-table", "words"]
+    assert chapters["words"].startswith("## Only words\n\nTest paper. Of ")
+    assert run("--all", "--write", str(path)).exit_code == 0
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_one_experiment_replaces_its_own_chapter_only(tmp_path: Path) -> None:
+    path = tmp_path / "reproduction.md"
+    assert run("words", "--write", str(path)).exit_code == 0
+    text = path.read_text(encoding="utf-8").replace("| plan | a | b |", "| plan | a | old |")
+    path.write_text(text, encoding="utf-8")
+    assert run("test-table", "--write", str(path)).exit_code == 0
+    kept = path.read_text(encoding="utf-8")
+    assert "old" in kept
+    assert kept.index("#test-table") < kept.index("#words")
+    assert run("test-table", "words", "--write", str(path)).exit_code == 0
+    assert "old" not in path.read_text(encoding="utf-8")
+
+
+def test_what_fails_is_named_and_loses_nobody_elses_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "reproduction.md"
+    names = roles.reproduce.EXPERIMENTS
+    broken = {
+        "words": names["words"],
+        "broken": "experiments_of_a_test:fails",
+        "test-table": names["test-table"],
+    }
+    monkeypatch.setattr(roles.reproduce, "EXPERIMENTS", broken)
+    monkeypatch.setattr("roles.commands_reproduce.EXPERIMENTS", broken)
+    result = run("--all", "--write", str(path))
+    assert result.exit_code == 6
+    assert "broken failed: ConfigError: it needs pulp" in result.stderr
+    text = path.read_text(encoding="utf-8")
+    assert "**Failed:** ConfigError: it needs pulp" in text
+    assert "1092.04" in text
+    assert [one["name"] for one in json.loads(run("--all", "--json").stdout)] == ["words", "test-table"]
+    repaired = {**broken, "broken": names["words"]}
+    monkeypatch.setattr(roles.reproduce, "EXPERIMENTS", repaired)
+    again = run("--all", "--missing", "--write", str(path), "--json")
+    assert [one["name"] for one in json.loads(again.stdout)] == ["words"], "only the broken one is run again"
+    assert "Failed" not in path.read_text(encoding="utf-8")
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("# Mine\n", encoding="utf-8")
+    result = run("words", "--write", str(path))
+    assert result.exit_code == 2
+    assert "was not written by this command" in result.output
+    assert path.read_text(encoding="utf-8") == "# Mine\n"
 
 
 def test_a_picture_shows_rows_with_two_numbers(tmp_path: Path) -> None:
@@ -90,6 +147,8 @@ def test_an_unknown_name_is_refused_with_the_closest_one() -> None:
     assert "did you mean test-table" in str(error)
 
 
-@pytest.mark.parametrize("arguments", [("words", "--all"), ("--plot", "x.png"), ("--write", "x.md")])
+@pytest.mark.parametrize(
+    "arguments", [("words", "--all"), ("--plot", "x.png"), ("--write", "x.md"), ("words", "--missing")]
+)
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2
