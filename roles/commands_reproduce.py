@@ -151,4 +151,12 @@ def _print_experiment(found: Reproduction) -> None:
         )
     console = Console()
     console.print(table)
+    for grid in found.grids:
+        bars = Table(title=escape(grid.title), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        bars.add_column("")
+        for column in grid.columns:
+            bars.add_column(escape(column), justify="right")
+        for name, values in grid.rows:
+            bars.add_row(escape(name), *(escape(value_text(value)) for value in values))
+        console.print(bars)
     console.print(escape(found.source))

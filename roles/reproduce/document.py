@@ -62,6 +62,11 @@ def chapter(found: Reproduction, day: str) -> str:
     for row in found.rows:
         cells = (row.what, value_text(row.paper), value_text(row.ours), row.note)
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    for grid in found.grids:
+        lines += [f"\n{_plain(grid.title)}\n", f"| | {' | '.join(grid.columns)} |"]
+        lines.append(f"|---|{'---:|' * len(grid.columns)}")
+        for name, values in grid.rows:
+            lines.append(f"| {_cell(name)} | {' | '.join(value_text(value) for value in values)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,6 +104,16 @@ def as_json(found: Reproduction) -> dict[str, object]:
         "source": found.source,
         "rows": [
             {"what": row.what, "paper": row.paper, "ours": row.ours, "note": row.note} for row in found.rows
+        ],
+        "grids": [
+            {
+                "title": grid.title,
+                "rows": [
+                    {"name": name, "values": dict(zip(grid.columns, values, strict=True))}
+                    for name, values in grid.rows
+                ],
+            }
+            for grid in found.grids
         ],
     }
 

@@ -16,7 +16,7 @@ from policies.placement.base import GpuSlot, PlacedModelInput, Profiles
 from policies.placement.gpulet import GpuletPolicy
 from profiles.gpu import MIB
 from profiles.store import shipped_data, shipped_profile
-from roles.reproduce.report import Reproduction, Row
+from roles.reproduce.report import Grid, Reproduction, Row
 
 GPU_TYPE = "2080ti"
 SYNTHETIC = "on a synthetic latency table, the authors' is unpublished"
@@ -195,7 +195,7 @@ def highest_rps(members: Sequence[Member], gpu_count: int, scheduler: Scheduler)
 
 def slo_preserved_throughput(gpu_count: int = GPU_COUNT) -> Reproduction:
     """The most requests per second of each workload, all models together, that each scheduler can plan for."""
-    rows, gains = [], {scheduler.name: list[float]() for scheduler in SCHEDULERS}
+    bars, gains = [], {scheduler.name: list[float]() for scheduler in SCHEDULERS}
     compared = [scheduler for scheduler in SCHEDULERS if scheduler.search != "exhaustive"]
     for name, members in workloads().items():
         rates_rps = {
@@ -203,16 +203,15 @@ def slo_preserved_throughput(gpu_count: int = GPU_COUNT) -> Reproduction:
             for scheduler in compared
         }
         base_rps = rates_rps[compared[0].name]
+        bars.append((name, tuple(round(rates_rps[scheduler.name], 1) for scheduler in compared)))
         for scheduler in compared:
-            rate_rps = rates_rps[scheduler.name]
-            rows.append(Row(f"{name}, {scheduler.title}: requests per second", None, rate_rps, SYNTHETIC))
             if base_rps > 0:  # else there is nothing to gain over
-                gains[scheduler.name].append(100 * (rate_rps / base_rps - 1))
-    rows += [
+                gains[scheduler.name].append(100 * (rates_rps[scheduler.name] / base_rps - 1))
+    rows = [
         Row(
             f"{scheduler.title}: mean gain over time sharing over {len(gains[scheduler.name])} workloads, %",
             PAPER_GAIN_PERCENT if scheduler.has_interference else None,
-            statistics.fmean(gains[scheduler.name]) if gains[scheduler.name] else None,
+            round(statistics.fmean(gains[scheduler.name]), 1) if gains[scheduler.name] else None,
             f"planned, not measured; {SYNTHETIC}",
         )
         for scheduler in compared[1:]
@@ -222,4 +221,11 @@ def slo_preserved_throughput(gpu_count: int = GPU_COUNT) -> Reproduction:
         "gpulet: SLO-preserved throughput",
         f"gpulet (ATC 2022), figure 13, here on {gpu_count} GPUs of 11 GB.",
         tuple(rows),
+        (
+            Grid(
+                f"Requests per second of all models together, {SYNTHETIC}:",
+                tuple(scheduler.title for scheduler in compared),
+                tuple(bars),
+            ),
+        ),
     )

@@ -19,10 +19,23 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """Numbers of ours alone, as a figure's bars: `rows` are (name, a value for each column)."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Value, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reproduction:
-    """One experiment. `source` is where the paper's numbers stand: paper and section, table or figure."""
+    """One experiment. `source` is where the paper's numbers stand: paper and section, table or figure.
+
+    `grids` are for figures whose bars the paper does not label.
+    """
 
     name: str
     title: str
     source: str
     rows: tuple[Row, ...]
+    grids: tuple[Grid, ...] = ()

@@ -1,16 +1,15 @@
 """The thesis' bars: figures 6.1, 6.10 and 6.15, each policy in each setting.
 
-The thesis prints no numbers on these bars. A row has the emulated goodput under the thesis' router (`fixed`,
-MAX_WAIT 100 ms), and in its note the policy's own prediction and the goodput under `deferred`; what the thesis says
-of a figure in words comes first.
+The thesis prints no numbers on these bars. What it says of a figure in words comes first, then grids: the emulated goodput
+under the thesis' router (`fixed`, MAX_WAIT 100 ms) and under `deferred`, and the policies' own predictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from roles.pool import executor_of
-from roles.reproduce.report import Reproduction, Row
+from roles.reproduce.report import Grid, Reproduction, Row
 from roles.reproduce.thesis_runs import Contender, Played, contenders, play
 from roles.reproduce.thesis_settings import FIGURE_6_1, FIGURE_6_10, FIGURE_6_15, Setting
 
@@ -67,7 +66,8 @@ def figure_6_1() -> Reproduction:
         "thesis-figure-6-1",
         "Thesis: five vision models on one to six GPUs",
         "Figure 6.1, section 6.2.1: 500 requests/s each, SLO 200 ms.",
-        (*said, *_rows(bars)),
+        tuple(said),
+        _grids(bars),
     )
 
 
@@ -84,7 +84,8 @@ def figure_6_10() -> Reproduction:
             "iGniter on 6 GPUs over the ideal",
             "near 1",
             round(good("iGniter", 6) / ideal_rps, 3),
-            "its coefficients here are estimates",
+            "its coefficients here are estimates, made for shares that slow down in proportion; under `sm` a small "
+            "share costs more than that",
         ),
         Row(
             "WAO-Usher: goodput on 8 GPUs less that on 1, requests/s",
@@ -102,7 +103,8 @@ def figure_6_10() -> Reproduction:
         "thesis-figure-6-10",
         "Thesis: vision and language models on one to eight GPUs",
         "Figure 6.10, section 6.2.2: 300 requests/s each, SLO 300 ms.",
-        (*said, *_rows(bars)),
+        tuple(said),
+        _grids(bars),
     )
 
 
@@ -123,7 +125,8 @@ def figure_6_15() -> Reproduction:
         "thesis-figure-6-15",
         "Thesis: rate by SLO on four GPUs",
         "Figure 6.15, section 6.3: five vision models with a fifth of the rate each.",
-        (*said, *_rows(bars)),
+        tuple(said),
+        _grids(bars),
     )
 
 
@@ -139,14 +142,29 @@ def _play_all(settings: Sequence[Setting], without: Sequence[str] = ()) -> _Bars
         return {(one.setting.name, one.contender.label): one for one in played}
 
 
-def _rows(bars: _Bars) -> list[Row]:
-    rows = []
-    for (setting, label), played in bars.items():
-        predicted_rps = played.plan.expected_goodput_rps or 0.0
-        note = (
-            f"own prediction {predicted_rps:.1f}; deferred {played.goodput_rps('deferred'):.1f}; "
-            f"{len(played.plan.gpus_used)} GPUs used; ideal {played.setting.ideal_rps:g}"
+def _grids(bars: _Bars) -> tuple[Grid, ...]:
+    labels = tuple(dict.fromkeys(label for _, label in bars))
+    settings = list(dict.fromkeys(setting for setting, _ in bars))
+
+    def grid(title: str, value: Callable[[Played], float]) -> Grid:
+        rows = tuple(
+            (
+                setting,
+                (
+                    bars[setting, labels[0]].setting.ideal_rps,
+                    *(round(value(bars[setting, label]), 1) for label in labels),
+                ),
+            )
+            for setting in settings
         )
-        what = f"{setting} {label}: emulated goodput, requests/s"
-        rows.append(Row(what, None, round(played.goodput_rps("fixed"), 1), note))
-    return rows
+        return Grid(title, ("ideal", *labels), rows)
+
+    return (
+        grid("Emulated goodput under `fixed`, requests/s:", lambda played: played.goodput_rps("fixed")),
+        grid("Emulated goodput under `deferred`, requests/s:", lambda played: played.goodput_rps("deferred")),
+        grid(
+            "The policies' own predictions, requests/s:",
+            lambda played: played.plan.expected_goodput_rps or 0.0,
+        ),
+        grid("GPUs used:", lambda played: len(played.plan.gpus_used)),
+    )

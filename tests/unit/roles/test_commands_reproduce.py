@@ -12,8 +12,9 @@ import roles.reproduce
 from fabric.errors import ConfigError
 from roles.commands_reproduce import reproduce
 from roles.reproduce.document import chapters_of
-from roles.reproduce.report import Reproduction, Row
+from roles.reproduce.report import Grid, Reproduction, Row
 
+GRID = Grid("Goodput:", ("usher", "milp"), (("1 GPU", (10.5, None)), ("2 GPUs", (20.0, 30.25))))
 FOUND = Reproduction(
     "test-table",
     "A table | of a test",
@@ -30,7 +31,7 @@ FOUND = Reproduction(
 @pytest.fixture(autouse=True)
 def _experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("experiments_of_a_test")
-    words = Reproduction("words", "Only words", "Test paper.", (Row("plan", "a", "b"),))
+    words = Reproduction("words", "Only words", "Test paper.", (Row("plan", "a", "b"),), (GRID,))
 
     def fails() -> Reproduction:
         raise ConfigError("it needs pulp")
@@ -57,6 +58,18 @@ def test_an_experiment_is_a_table_of_the_papers_numbers_beside_ours() -> None:
         assert word in text
 
 
+def test_bars_without_a_stated_number_are_a_grid() -> None:
+    assert "30.25" in run("words").stdout
+    grid = {
+        "title": "Goodput:",
+        "rows": [
+            {"name": "1 GPU", "values": {"usher": 10.5, "milp": None}},
+            {"name": "2 GPUs", "values": {"usher": 20.0, "milp": 30.25}},
+        ],
+    }
+    assert json.loads(run("words", "--json").stdout)["grids"] == [grid]
+
+
 def test_the_json_has_every_row() -> None:
     printed = json.loads(run("test-table", "--json").stdout)
     assert printed["rows"][1] == {
@@ -75,6 +88,10 @@ def test_all_of_them_are_written_as_one_document_that_can_be_read_back(tmp_path:
     assert "| goodput, r/s | 1092.04 | 1092.04 | rounded \\| there |" in text
     assert "| unstated |  | 3 |  |" in text
     assert "- [Only words](#words)" in text
+    assert (
+        "Goodput:\n\n| | usher | milp |\n|---|---:|---:|\n| 1 GPU | 10.5 |  |\n| 2 GPUs | 20 | 30.25 |\n"
+        in text
+    )
     chapters = chapters_of(text)
     assert chapters is not None
     assert list(chapters) == ["test-table", "words"]
