@@ -19,12 +19,14 @@ from functools import cache
 from typing import Any, Final
 
 from fabric.messages import (
+    Changed,
     Done,
     Envelope,
     GpuSharing,
     Ledger,
     Message,
     Parcel,
+    PlanReport,
     SeqRun,
     SliceStatus,
     TensorInfo,
@@ -33,6 +35,8 @@ from fabric.messages import (
 
 NAME_CHARS_MAX: Final = 512
 REASON_CHARS_MAX: Final = 2_000  # an exception's text: clipped by the sender, see `clipped`
+PATH_CHARS_MAX: Final = 4_096
+DOCUMENT_CHARS_MAX: Final = 8 << 20  # a configuration with a table for each of thousands of models
 DURATION_MAX_MS: Final = 1e9  # eleven days; nobody serves at such an SLO
 REQUESTS_MAX: Final = 65_536  # in one run or batch
 REQUESTS_LISTED_MAX: Final = 1 << 20  # in all runs of one message
@@ -57,6 +61,8 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
+    (Changed, "status"): ("ok", "partial", "failed", "refused"),
+    (PlanReport, "state"): ("steady", "planning", "moving"),
     (SliceStatus, "state"): ("starting", "ready", "failed", "lost", "stopped"),
 }
 
@@ -149,7 +155,8 @@ def _text_rule(owner: type, name: str, value: str) -> str:
     choices = CHOICES.get((owner, name))
     if choices is not None:
         return f"{value} in {choices!r}"
-    return f"len({value}) <= {REASON_CHARS_MAX if name == 'reason' else NAME_CHARS_MAX}"
+    limit = {"reason": REASON_CHARS_MAX, "document": DOCUMENT_CHARS_MAX, "base_dir": PATH_CHARS_MAX}
+    return f"len({value}) <= {limit.get(name, NAME_CHARS_MAX)}"
 
 
 def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:

@@ -9,6 +9,8 @@ Tensors are not in here: they ride as raw frames behind the header, described by
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
@@ -18,6 +20,14 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceI
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
     """A part of a message; never sent alone."""
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def replaced(struct: StructT, **fields: Any) -> StructT:
+    """The same with other values in some fields."""
+    return msgspec.structs.replace(struct, **fields)
 
 
 class TensorSpec(Value, frozen=True):
@@ -588,6 +598,96 @@ class SliceReport(Value, frozen=True):
     requests: int
 
 
+class UnplacedInfo(Value, frozen=True):
+    """A model, or that part of its rate, that found no place."""
+
+    model_id: ModelId
+    rate_rps: float | None
+    reason: str
+
+
+class GpuRef(Value, frozen=True):
+    """One GPU of a node, in the node's own order."""
+
+    node_id: NodeId
+    gpu: int
+
+
+class ReplicaHint(Value, frozen=True):
+    """What a plan says of a model on a slice: batch and promised run time (None: nothing), weight and rate.
+
+    `batch_max` binds: the slice must be replaced for another one.
+    """
+
+    model_id: ModelId
+    batch: int | None = None
+    weight: float = 1.0
+    rate_rps: float | None = None
+    predicted_ms: float | None = None
+    batch_max: int | None = None
+
+
+class CurrentSlice(Value, frozen=True):
+    """A slice that runs, as a planner sees it."""
+
+    slice_id: SliceId
+    node_id: NodeId
+    gpu: int
+    share_percent: float | None
+    hints: tuple[ReplicaHint, ...]
+    memory_bytes: int
+
+
+class KeptSlice(Value, frozen=True):
+    """A slice that stays as it is, with the new plan's hints."""
+
+    slice_id: SliceId
+    hints: tuple[ReplicaHint, ...]
+
+
+class NewSlice(Value, frozen=True):
+    """A slice to start once all of `after` have ended: there is no memory for both."""
+
+    node_id: NodeId
+    spec: SliceSpec
+    hints: tuple[ReplicaHint, ...]
+    after: tuple[SliceId, ...] = ()
+
+
+class MoveInfo(Value, frozen=True):
+    """All `starts` become ready, then the `ends` are drained. An earlier `wave` is over before it begins."""
+
+    wave: int
+    starts: tuple[NewSlice, ...]
+    ends: tuple[SliceId, ...]
+
+
+class ModelAdvice(Value, frozen=True):
+    """Measured and planned rate; `gpus`: what the model lacks, or (negative) leaves idle, in GPUs' worth."""
+
+    model_id: ModelId
+    rate_rps: float
+    planned_rps: float | None
+    gpus: float = 0.0
+
+
+class PlanReport(Value, frozen=True):
+    """What the controller does: `state` steady | planning | moving, and why; `gpus_advised` of `gpus` in all.
+
+    `lately`: what it did last, oldest first.
+    """
+
+    state: str
+    reason: str
+    gpus: int
+    gpus_advised: int
+    models: tuple[ModelAdvice, ...]
+    moves_done: int
+    moves_failed: int
+    unplaced: tuple[UnplacedInfo, ...] = ()
+    lately: tuple[str, ...] = ()
+
+
 class StatusListed(Message, frozen=True, tag=61):
     """The answer: identity, beliefs, and counters by name (`bytes_in`, `bytes_out`, `requests_dropped`, …)."""
 
@@ -597,6 +697,92 @@ class StatusListed(Message, frozen=True, tag=61):
     models: tuple[ModelInfo, ...]
     counters: dict[str, float]
     gpus: tuple[GpuReport, ...] = ()
+    plan: PlanReport | None = None
+
+
+# operator -> scheduler, and what the scheduler has computed aside (docs/dynamic-placement.md)
+
+
+class ModelsAdd(Message, frozen=True, tag=62):
+    """Operator -> scheduler: serve these too. `document`: a JSON list of sections as in the file's `models`."""
+
+    request_no: int
+    document: str
+
+
+class ModelsRemove(Message, frozen=True, tag=63):
+    """Operator -> scheduler: serve these no more."""
+
+    request_no: int
+    model_ids: tuple[ModelId, ...]
+
+
+class ModelSet(Message, frozen=True, tag=64):
+    """Operator -> scheduler: another SLO or declared rate; None leaves it as it is."""
+
+    request_no: int
+    model_id: ModelId
+    slo_ms: float | None = None
+    rate_rps: float | None = None
+
+
+class DrainAsked(Message, frozen=True, tag=65):
+    """Operator -> scheduler: plan without that node, or that GPU of it. `is_back`: plan with it again."""
+
+    request_no: int
+    node_id: NodeId
+    gpu: int | None = None
+    is_back: bool = False
+
+
+class Changed(Message, frozen=True, tag=66):
+    """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
+
+    refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy);
+    partial: `unplaced` found no place; failed: rolled back.
+    """
+
+    request_no: int
+    status: str
+    code: str = ""
+    reason: str = ""
+    started: int = 0
+    ended: int = 0
+    kept: int = 0
+    unplaced: tuple[UnplacedInfo, ...] = ()
+
+
+class PlanAsked(Message, frozen=True, tag=70):
+    """Scheduler core -> its planner: place this `document` (JSON; paths relative to `base_dir`).
+
+    `rates_rps` override the document's; `gpus_out` are not to be used. With a `grown` slice: change
+    nothing but its share, to `share_percent`.
+    """
+
+    number: int
+    document: str
+    base_dir: str
+    current: tuple[CurrentSlice, ...]
+    rates_rps: dict[str, float]
+    gpus_out: tuple[GpuRef, ...] = ()
+    grown: SliceId = SliceId("")
+    share_percent: float | None = None
+
+
+class PlanMade(Message, frozen=True, tag=71):
+    """The planner's answer, with the rates it planned for. With a `reason` there is no plan.
+
+    `priorities` are those of `models`, in their order; slices of `moves` have no names of their own yet.
+    """
+
+    number: int
+    reason: str = ""
+    models: tuple[ModelSpec, ...] = ()
+    priorities: tuple[float, ...] = ()
+    kept: tuple[KeptSlice, ...] = ()
+    moves: tuple[MoveInfo, ...] = ()
+    unplaced: tuple[UnplacedInfo, ...] = ()
+    rates_rps: dict[str, float] = {}
 
 
 AnyMessage = (
@@ -632,6 +818,13 @@ AnyMessage = (
     | Stop
     | StatusAsked
     | StatusListed
+    | ModelsAdd
+    | ModelsRemove
+    | ModelSet
+    | DrainAsked
+    | Changed
+    | PlanAsked
+    | PlanMade
 )
 
 

@@ -109,6 +109,7 @@ def status(run_dir_option: Path | None, is_json: bool) -> None:  # noqa: FBT001 
             "slices": listed.slices,
             "models": listed.models,
             "gpus": listed.gpus,
+            "plan": listed.plan,
             "counters": listed.counters,
         }
         click.echo(json.dumps(_plain(plain)))

@@ -11,7 +11,8 @@ import click
 
 from fabric.errors import ConfigError
 from fabric.ids import FrontendId
-from roles.config import load_config
+from roles.config import load_config, parse_config
+from roles.documents import read_document
 from roles.environment import RunDir, run_dir
 from roles.process import StopSignal, die_with_parent, read_run_file, set_up_logging
 
@@ -41,11 +42,13 @@ _RUN_DIR = click.option(
 )
 def scheduler(config: Path, run_dir_option: Path | None, journal: Path | None, journal_mb: int) -> None:
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
-    from roles.scheduler.shell import ROLE_ID, Recording, run_scheduler  # noqa: PLC0415  only this command needs it
+    from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  only this command needs it
 
     with _role(ROLE_ID, run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        run_scheduler(load_config(config), home, stop, recording)
+        document = read_document(config)
+        written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
+        run_scheduler(written, home, stop, recording)
 
 
 @click.command()

@@ -25,6 +25,9 @@ NO_PAYLOAD = Handle(0)
 SCHEDULER: Final = PeerId("scheduler")
 """The scheduler's name on the links that lead to it, whatever its incarnation. Nobody else can have it."""
 
+PLANNER: Final = PeerId("planner")
+"""Where a scheduler core sends its `PlanAsked`, and who answers: the shell's or the simulator's."""
+
 
 class Core(Protocol[EventT_contra, ActionT_co]):
     """Decides. The same events at the same moments give the same actions, always."""

@@ -15,19 +15,7 @@ from fabric.errors import ConfigError
 
 def read_document(path: Path) -> dict[str, Any]:
     """The mapping in a `.json` file, or in a YAML file of any other name; ConfigError naming file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not a text file: {error}") from error
-    try:
-        document = _read_json(text) if path.suffix == ".json" else _read_yaml(text)
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())  # PyYAML shows the place over several lines
-        raise ConfigError(f"{path}: cannot be parsed: {reason}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: is nested too deeply") from error
+    document = read_file(path)
     if document is None:
         raise ConfigError(f"{path}: is empty; it needs at least models and cluster")
     if not isinstance(document, dict):
@@ -35,6 +23,23 @@ def read_document(path: Path) -> dict[str, Any]:
             f"{path}: holds {type(document).__name__}; it must be a mapping with models, cluster"
         )
     return document
+
+
+def read_file(path: Path) -> Any:
+    """Whatever is in such a file; ConfigError naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not a text file: {error}") from error
+    try:
+        return _read_json(text) if path.suffix == ".json" else _read_yaml(text)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())  # PyYAML shows the place over several lines
+        raise ConfigError(f"{path}: cannot be parsed: {reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
 
 
 def read_value(text: str, where: str) -> Any:

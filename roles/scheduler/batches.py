@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from fabric.ids import BatchId, FrontendId, ModelId, PeerId
+from fabric.ids import BatchId, FrontendId, ModelId, PeerId, SliceId
 from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun
 from fabric.messages import Preempt as PreemptBatch
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.core import Send
 from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.loads import new_tallies
 from roles.scheduler.news import News
+from roles.scheduler.promises import PromiseWatch
 
 BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
@@ -60,6 +62,9 @@ class Batches:
         self.counters = Counters()
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
+        self.tallies = new_tallies()
+        self.promises: PromiseWatch | None = None
+        """Hears of every run, if there is one."""
         self._discipline = discipline
         self._fleet = fleet
         self._beliefs = beliefs
@@ -128,6 +133,7 @@ class Batches:
         counters = self.counters
         counters.batches_sent += 1
         counters.requests_granted += batch_size
+        self.tallies[model_id].granted += batch_size
         latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
         last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
         expires_in_ms = max(latest_in_ms, last.deadline_at_ms + last.span_ms - exec_ms - now_ms)
@@ -148,6 +154,7 @@ class Batches:
 
     def _drop(self, drop: Drop, actions: list[Send]) -> None:
         count = sum(run.count for run in drop.runs)
+        self.tallies[drop.model_id].dropped += count
         if drop.is_expired:
             self.counters.requests_expired += count
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"
@@ -174,7 +181,10 @@ class Batches:
             return _NOTHING  # of a lost slice, or preempted: its requests have gone their way
         flights, record = flight.others, flight.record
         flights.remove(flight)
+        self._note_run(message, flight)
         actions = self._give_back(message, flight) if message.missing else None
+        if record.is_draining:
+            return actions or _NOTHING
         # What still waits there started when this one ended.
         free_at_ms = now_ms - late_ms
         for other in flights:
@@ -205,10 +215,29 @@ class Batches:
             if flight is not None:
                 self.counters.batches_lost += 1
                 flight.others.remove(flight)
-                decisions = self._discipline.slice_free(flight.record.spec.slice_id, now_ms, now_ms)
-                actions += self.carry_out(decisions, now_ms)
+                if not flight.record.is_draining:
+                    decisions = self._discipline.slice_free(flight.record.spec.slice_id, now_ms, now_ms)
+                    actions += self.carry_out(decisions, now_ms)
         self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
         return actions
+
+    def in_flight(self, slice_id: SliceId) -> int:
+        """How many batches the slice has."""
+        return len(self._on_slice.get(slice_id, ()))
+
+    def free_at_ms(self, slice_id: SliceId, now_ms: float) -> float:
+        """When it may be given another batch, as far as that is known now."""
+        flights = self._on_slice.get(slice_id, ())
+        if len(flights) >= BATCHES_PER_SLICE:
+            return NEVER_MS
+        return now_ms + sum(flight.exec_ms for flight in flights)
+
+    def _note_run(self, message: Done, flight: Flight) -> None:
+        share_percent = flight.record.spec.share_percent
+        busy_ms = message.exec_ms if share_percent is None else message.exec_ms * share_percent / 100
+        self.tallies[flight.model_id].busy_gpu_ms += busy_ms
+        if self.promises is not None and message.ran and message.status == "ok":
+            self.promises.note(flight.record, flight.model_id, message.ran, message.exec_ms)
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
@@ -216,7 +245,9 @@ class Batches:
             found = self._fleet.frontends.get(part.frontend_id)
             if found is None:
                 continue
-            self.counters.requests_returned += sum(run.count for run in part.runs)
+            count = sum(run.count for run in part.runs)
+            self.counters.requests_returned += count
+            self.tallies[flight.model_id].returned += count
             reason = (
                 "its slice was late" if message.status == "expired" else "its inputs did not come in time"
             )
@@ -226,7 +257,7 @@ class Batches:
     def _learn(self, message: Done, flight: Flight, now_ms: float) -> bool:
         """Take the measured times; True when l(b) of that slice has to be replaced."""
         model_id = flight.model_id
-        if self._beliefs.learn_transfer(model_id, message):
+        if self._beliefs.learn_transfer(model_id, message) and model_id in self._fleet.replicas:
             self._discipline.add_model(self._beliefs.model(model_id), now_ms)
         return self._beliefs.learn_speed(flight.record, model_id, message)
 

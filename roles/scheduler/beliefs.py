@@ -23,6 +23,8 @@ class Beliefs:
             for model_id in self._slo_ms
         }
         self._speed: dict[SliceId, dict[ModelId, SpeedCorrection]] = {}  # of those that left their table
+        self._priorities = dict(settings.priorities)
+        self._hints = dict(settings.hints)
         self._hinted = {slice_id for slice_id, _ in settings.hints}
         self._hosted: dict[int, tuple[HostedModel, ...]] = {}
 
@@ -30,19 +32,61 @@ class Beliefs:
         """The model, with the way of its inputs as it was measured."""
         transfer = self._transfer[model_id]
         delay = Delay(self._settings.delay.control_ms + transfer.fixed_ms, transfer.ms_per_item)
-        return BatchModel(model_id, self._slo_ms[model_id], delay, self._settings.priorities.get(model_id, 0))
+        return BatchModel(model_id, self._slo_ms[model_id], delay, self._priorities.get(model_id, 0))
+
+    def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None) -> bool:
+        """A model is served from now on, or has another SLO or priority (None: as it is); False: no news."""
+        former = self._priorities.get(model_id, 0)
+        priority = former if priority is None else priority
+        if self._slo_ms.get(model_id) == slo_ms and priority == former:
+            return False
+        self._slo_ms[model_id], self._priorities[model_id] = slo_ms, priority
+        settings = self._settings
+        correction = TransferCorrection(settings.delay.data_ms_per_item, settings.transfer_ms)
+        self._transfer.setdefault(model_id, correction)
+        self._hosted.clear()
+        return True
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """It is no longer told of, though slices may still host it, and batches of it still end."""
+        del self._slo_ms[model_id]
+        self._hosted.clear()
+
+    def put_hint(self, slice_id: SliceId, model_id: ModelId, batch: int | None, weight: float) -> bool:
+        """What the plan says of a replica; True when that is news."""
+        known = self._hints.get((slice_id, model_id), (None, 1.0))
+        if known == (batch, weight):
+            return False
+        self._hints[slice_id, model_id] = batch, weight
+        self._hinted.add(slice_id)
+        return True
+
+    def forget_slice(self, slice_id: SliceId) -> None:
+        """It will not come back."""
+        self._speed.pop(slice_id, None)
+        self._hinted.discard(slice_id)
+        for key in [key for key in self._hints if key[0] == slice_id]:
+            del self._hints[key]
 
     def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
         """The slice, with l(b) as it was measured there."""
         slice_id = record.spec.slice_id
         speeds = self._speed.get(slice_id)
         if speeds is not None or slice_id in self._hinted:
-            hosted = tuple(self._hosted_model(slice_id, one, speeds or {}) for one in record.replicas)
+            hosted = tuple(
+                self._hosted_model(slice_id, one, speeds or {})
+                for one in record.replicas
+                if one.model_id in self._slo_ms
+            )
         else:
             key = id(record.replicas)  # one object for all that are equal, and the fleet keeps it
             hosted = self._hosted.get(key, ())
             if not hosted:
-                hosted = tuple(HostedModel(one.model_id, one.exec_ms) for one in record.replicas)
+                hosted = tuple(
+                    HostedModel(one.model_id, one.exec_ms)
+                    for one in record.replicas
+                    if one.model_id in self._slo_ms
+                )
                 self._hosted[key] = hosted
         return BatchSlice(slice_id, record.order, hosted, free_at_ms)
 
@@ -75,5 +119,5 @@ class Beliefs:
         speed = speeds.get(replica.model_id)
         factor = 1.0 if speed is None else speed.factor
         exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
-        target, weight = self._settings.hints.get((slice_id, replica.model_id), (None, 1.0))
+        target, weight = self._hints.get((slice_id, replica.model_id), (None, 1.0))
         return HostedModel(replica.model_id, exec_ms, target, weight)

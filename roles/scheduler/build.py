@@ -6,10 +6,17 @@ from policies.batching import make_discipline
 from policies.batching.sharded import sharded
 from roles.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.desired import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings
 
 
-def scheduler_core(settings: SchedulerSettings, batching: PolicyChoice) -> SchedulerCore:
-    """A core with its discipline; sub-clusters that share no model get a dispatcher each (Symphony 4.4)."""
+def scheduler_core(
+    settings: SchedulerSettings, batching: PolicyChoice, planning: ControllerSettings | None = None
+) -> SchedulerCore:
+    """A core with its discipline; sub-clusters that share no model get a dispatcher each (Symphony 4.4).
+
+    With `planning` its placement follows what happens.
+    """
     hosted = [[model.model_id for model in spec.models] for _, spec in settings.slices]
-    return SchedulerCore(settings, sharded(lambda: make_discipline(batching.name, batching.options), hosted))
+    discipline = sharded(lambda: make_discipline(batching.name, batching.options), hosted)
+    return SchedulerCore(settings, discipline, planning)

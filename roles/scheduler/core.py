@@ -15,10 +15,15 @@ from fabric.ids import FrontendId, PeerId
 from fabric.messages import (
     Arrivals,
     Done,
+    DrainAsked,
     Dropped,
     FrontendHello,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
     NodeHello,
     Ping,
+    PlanMade,
     Pong,
     SeqRun,
     SliceChanged,
@@ -30,12 +35,17 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, Drop, RequestRun
-from roles.core import Heard, Lost, Send, Tick
+from roles.core import PLANNER, Heard, Lost, Send, Tick
 from roles.scheduler.batches import Batches, Counters, by_frontend
 from roles.scheduler.beliefs import Beliefs
+from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
+from roles.scheduler.desired import Change, ControllerSettings
 from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, NodeRecord, SliceRecord
+from roles.scheduler.hands import Hands
+from roles.scheduler.loads import Loads
 from roles.scheduler.news import News
+from roles.scheduler.promises import PromiseWatch
 from roles.scheduler.settings import SchedulerSettings
 
 Event = Heard | Lost | Tick
@@ -43,11 +53,19 @@ _NOTHING: Sequence[Send] = ()
 
 
 class SchedulerCore:
-    """One active scheduler. Events: `Heard` (messages of frontends, agents, workers), `Lost`, `Tick`."""
+    """One active scheduler. Events: `Heard` (messages of frontends, agents, workers), `Lost`, `Tick`.
 
-    def __init__(self, settings: SchedulerSettings, discipline: Discipline) -> None:
+    With `planning` the placement follows what happens (`controller`); without, it is what it was at the start.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        discipline: Discipline,
+        planning: ControllerSettings | None = None,
+    ) -> None:
         self.wake_at_ms: float | None = None
-        """The discipline's next moment, the next directory, or a `Done` that should have come."""
+        """The discipline's next moment, the next directory, a `Done` that should have come, or the controller's."""
         self._settings = settings
         self._discipline = discipline
         self._arrive = discipline.arrive
@@ -72,6 +90,14 @@ class SchedulerCore:
             Ping: self._on_ping,
             StatusAsked: self._on_status_asked,
         }
+        self.controller: Controller | None = None
+        if planning is not None:
+            self._hands = Hands(self._fleet, self._batches, self._beliefs, self._news, discipline)
+            self._batches.promises = promises = PromiseWatch()
+            loads = Loads(self._batches.tallies)
+            self.controller = Controller(planning, self._fleet, self._hands, loads, promises)
+            self._on |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), self._on_change)
+            self._on[PlanMade] = self._on_plan_made
         self._look_ahead()
 
     @property
@@ -123,6 +149,8 @@ class SchedulerCore:
         wake_at_ms = self._discipline.wake_at_ms
         chore_at_ms = self._batches.overdue_at_ms
         chore_at_ms = min(chore_at_ms, self._news.due_at_ms)
+        if self.controller is not None:
+            chore_at_ms = min(chore_at_ms, self.controller.due_at_ms)
         if wake_at_ms is None or chore_at_ms < wake_at_ms:
             wake_at_ms = None if chore_at_ms == NEVER_MS else chore_at_ms
         self.wake_at_ms = wake_at_ms
@@ -132,6 +160,7 @@ class SchedulerCore:
     def _refused(self, peer: PeerId, message: Arrivals) -> Send:
         model_id = message.model_id
         if model_id in self._replicas:
+            self._batches.tallies[model_id].refused += message.count
             code, reason = "NoReplica", f"no ready slice hosts {model_id}"
         else:
             code, reason = "ModelNotFound", f"no model named {model_id}"
@@ -141,10 +170,13 @@ class SchedulerCore:
     def _on_withdraw(self, peer: PeerId, message: Withdraw, late_ms: float, now_ms: float) -> Sequence[Send]:
         del late_ms
         if message.model_id in self._replicas:
+            queued = self._discipline.queued(message.model_id)
             for run in message.runs:
                 self._discipline.withdraw(
                     message.model_id, FrontendId(peer), run.first_seq, run.count, now_ms
                 )
+            gone = queued - self._discipline.queued(message.model_id)
+            self._batches.tallies[message.model_id].withdrawn += gone
         return _NOTHING
 
     def _on_done(self, peer: PeerId, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
@@ -163,7 +195,34 @@ class SchedulerCore:
             actions.extend(self._news.tell())
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
+        if self.controller is not None and self.controller.due_at_ms <= now_ms:
+            self.controller.tick(now_ms)
+            actions.extend(self._hands.take())
         return actions
+
+    # ------------------------------------------------------------ the plan
+
+    def _on_change(self, peer: PeerId, message: Change, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del late_ms
+        assert self.controller is not None, "listed with it"
+        self.controller.asked(peer, message, now_ms)
+        return self._hands.take()
+
+    def _on_plan_made(self, peer: PeerId, message: PlanMade, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del late_ms
+        assert self.controller is not None, "listed with it"
+        if peer != PLANNER:
+            self._counters.messages_unexpected += 1
+            return _NOTHING
+        self.controller.planned(message, now_ms)
+        return self._hands.take()
+
+    def _replanned(self, now_ms: float) -> list[Send]:
+        """Slices have changed: a move may go on."""
+        if self.controller is None:
+            return []
+        self.controller.advance(now_ms)
+        return self._hands.take()
 
     # ------------------------------------------------------------ the fleet
 
@@ -187,6 +246,7 @@ class SchedulerCore:
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
         actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
+        actions.extend(self._replanned(now_ms))
         actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
@@ -203,8 +263,12 @@ class SchedulerCore:
             return [*actions, Send(peer, self._fleet.directory())]
         self._beliefs.forget_speed(message.slice_id)
         self._news.came(now_ms)
-        decisions = self._discipline.add_slice(self._beliefs.slice_(record, now_ms), now_ms)
-        actions.extend(self._batches.carry_out(decisions, now_ms))
+        if not record.is_draining:
+            slice_ = self._beliefs.slice_(record, now_ms)
+            if slice_.hosted:
+                decisions = self._discipline.add_slice(slice_, now_ms)
+                actions.extend(self._batches.carry_out(decisions, now_ms))
+        actions.extend(self._replanned(now_ms))
         return actions
 
     def _on_slice_changed(
@@ -218,7 +282,10 @@ class SchedulerCore:
         if record.state == READY and status.incarnation != record.incarnation:
             return _NOTHING  # old news of a former incarnation
         if status.state in (FAILED, LOST, STOPPED):
-            return self._slices_down([record], status.state, status.reason, now_ms)
+            return [
+                *self._slices_down([record], status.state, status.reason, now_ms),
+                *self._replanned(now_ms),
+            ]
         return _NOTHING  # starting is what we believe already; ready comes from the worker itself
 
     def _slices_down(
@@ -231,8 +298,9 @@ class SchedulerCore:
         actions = self._news.tell()
         for record in gone:
             self._batches.lose(record)
-            decisions = self._discipline.remove_slice(record.spec.slice_id, now_ms)
-            actions.extend(self._batches.carry_out(decisions, now_ms))
+            if not record.is_draining:
+                decisions = self._discipline.remove_slice(record.spec.slice_id, now_ms)
+                actions.extend(self._batches.carry_out(decisions, now_ms))
         for record in gone:
             actions.extend(self._give_up_unserved(record, now_ms))
         return actions
@@ -242,6 +310,8 @@ class SchedulerCore:
         actions: list[Send] = []
         for replica in record.replicas:
             model_id = replica.model_id
+            if model_id not in self._replicas:
+                continue
             if self._fleet.is_served(model_id) or not self._discipline.queued(model_id):
                 continue
             for decision in self._discipline.remove_model(model_id, now_ms):
@@ -262,7 +332,7 @@ class SchedulerCore:
             del self._fleet.nodes[node_id]
             if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
                 gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
-        return self._slices_down(gone, LOST, reason, now_ms)
+        return [*self._slices_down(gone, LOST, reason, now_ms), *self._replanned(now_ms)]
 
     def _on_telemetry(
         self, peer: PeerId, message: Telemetry, late_ms: float, now_ms: float
@@ -292,5 +362,6 @@ class SchedulerCore:
             self._fleet.models(),
             asdict(self._counters),
             self._fleet.gpu_reports(now_ms),
+            None if self.controller is None else self.controller.report(now_ms),
         )
         return [Send(peer, listed)]

@@ -46,6 +46,8 @@ class SliceRecord:
     """l(b) at index b - 1, as the worker said."""
     batches: int = 0
     requests: int = 0
+    is_draining: bool = False
+    """It gets no more batches: the plan has no place for it."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,35 @@ class Fleet:
     def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
         """What should exist on a node."""
         return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
+
+    def add_slice(self, node_id: NodeId, spec: SliceSpec, order: int) -> SliceRecord:
+        """Another slice that should exist."""
+        record = self.slices[spec.slice_id] = SliceRecord(spec, node_id, order)
+        return record
+
+    def forget_slice(self, record: SliceRecord) -> None:
+        """It should not exist any more."""
+        if record.state == READY:
+            self._count(record, -1)
+        del self.slices[record.spec.slice_id]
+        self.version += 1
+
+    def slo_ms(self, model_id: ModelId) -> float:
+        """Of a model that is served."""
+        return self._slo_ms[model_id]
+
+    def put_model(self, model_id: ModelId, slo_ms: float) -> None:
+        """A model is served from now on, or has another SLO."""
+        self._slo_ms[model_id] = slo_ms
+        if model_id not in self.replicas:
+            ready = [record for record in self.slices.values() if record.state == READY]
+            self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
+        self.version += 1
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """A model is not served any more, whatever still hosts it."""
+        del self._slo_ms[model_id], self.replicas[model_id]
+        self.version += 1
 
     def is_served(self, model_id: ModelId) -> bool:
         """Whether some ready slice hosts the model."""

@@ -8,16 +8,19 @@ from typing import Any
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import ModelSpec, SliceSpec, Want
+from fabric.messages import GpuRef, ModelSpec, PlanMade, SliceSpec, Want
 from policies.batching.base import Delay
 from roles.cluster import PolicyChoice
 from roles.journal import packed, unpacked
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.desired import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 
-def about_scheduler(settings: SchedulerSettings, batching: PolicyChoice) -> bytes:
+def about_scheduler(
+    settings: SchedulerSettings, batching: PolicyChoice, planning: ControllerSettings | None = None
+) -> bytes:
     """The settings and the discipline, for the head of a journal.
 
     Slices that host the same models share one list of them: with every l(b) it is by far the largest part.
@@ -39,6 +42,7 @@ def about_scheduler(settings: SchedulerSettings, batching: PolicyChoice) -> byte
         "transfer_ms": settings.transfer_ms,
         "role_id": settings.role_id,
         "pid": settings.pid,
+        "planning": None if planning is None else _packed_planning(planning),
     }
     return json.dumps(about).encode()
 
@@ -50,10 +54,11 @@ def scheduler_from(about: bytes) -> SchedulerCore:
         if read["role"] != "scheduler":
             raise ConfigError(f"a journal of a {read['role']}, which cannot be replayed")
         settings = _settings(read)
+        planning = None if read.get("planning") is None else _planning(read["planning"])
         name, options = read["batching"]
     except (FabricError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"the journal does not say what scheduler it is of: {error}") from error
-    return scheduler_core(settings, PolicyChoice(name, options))
+    return scheduler_core(settings, PolicyChoice(name, options), planning)
 
 
 def _settings(read: dict[str, Any]) -> SchedulerSettings:
@@ -86,3 +91,33 @@ def _unpacked_models(header: str) -> tuple[ModelSpec, ...]:
     if not isinstance(want, Want):
         raise ConfigError("a list of models was expected")
     return want.slices[0].models
+
+
+def _packed_planning(planning: ControllerSettings) -> dict[str, Any]:
+    desired = planning.desired
+    made = PlanMade(0, kept=planning.hints, unplaced=planning.unplaced)
+    return {
+        "sections": list(desired.sections),
+        "rest": dict(desired.rest),
+        "base_dir": desired.base_dir,
+        "gpus": [[ref.node_id, ref.gpu] for ref in desired.gpus],
+        "declared_rps": dict(desired.declared_rps),
+        "drained": sorted([ref.node_id, ref.gpu] for ref in desired.drained),
+        "made": b64encode(packed(made)).decode(),
+        "is_rate_blind": planning.is_rate_blind,
+    }
+
+
+def _planning(read: dict[str, Any]) -> ControllerSettings:
+    made = unpacked(b64decode(read["made"]))
+    if not isinstance(made, PlanMade):
+        raise ConfigError("a plan was expected")
+    desired = Desired(
+        tuple(read["sections"]),
+        read["rest"],
+        read["base_dir"],
+        tuple(GpuRef(NodeId(node_id), gpu) for node_id, gpu in read["gpus"]),
+        {ModelId(model_id): rate_rps for model_id, rate_rps in read["declared_rps"].items()},
+        frozenset(GpuRef(NodeId(node_id), gpu) for node_id, gpu in read["drained"]),
+    )
+    return ControllerSettings(desired, made.kept, read["is_rate_blind"], made.unplaced)

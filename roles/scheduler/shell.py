@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fabric.clock import MonotonicClock
-from fabric.ids import new_incarnation
-from fabric.messages import StatusListed
+from fabric.ids import PeerId, new_incarnation
+from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
+from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig
-from roles.core import Heard, Lost, Send
+from roles.core import PLANNER, Heard, Lost, Send
 from roles.drive import Driver, Source
 from roles.environment import RunDir
 from roles.hearing import LinkSource
 from roles.journal import Journal, MessageCore, Recorded
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.desired import controller_settings
+from roles.scheduler.planner import Planner
 from roles.scheduler.recorded import about_scheduler
 from roles.scheduler.settings import settings_from
 
@@ -35,38 +40,68 @@ class Recording:
     bytes_max: int
 
 
+@dataclass(slots=True, frozen=True)
+class Written:
+    """A configuration, and the document that it was read from; paths in that are relative to `base_dir`."""
+
+    config: ClusterConfig
+    document: Mapping[str, Any]
+    base_dir: Path
+
+
 def run_scheduler(
-    config: ClusterConfig, run_dir: Path, stop: StopSignal, recording: Recording | None = None
+    written: Written, run_dir: Path, stop: StopSignal, recording: Recording | None = None
 ) -> None:
     """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
+    config = written.config
+    placement = config.place()
     settings = replace(
-        settings_from(config, pid=os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
+        settings_from(config, placement, os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
     )
-    core: MessageCore = scheduler_core(settings, config.batching)
+    base_dir = str(written.base_dir.absolute())
+    planning = controller_settings(config, written.document, base_dir, placement, settings)
+    scheduler = scheduler_core(settings, config.batching, planning)
+    core: MessageCore = scheduler
     journal: Journal | None = None
     if recording is not None:
-        journal = Journal(recording.path, about_scheduler(settings, config.batching), recording.bytes_max)
+        journal = Journal(
+            recording.path, about_scheduler(settings, config.batching, planning), recording.bytes_max
+        )
         core = Recorded(core, journal)
     link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
     clock = MonotonicClock()
-    sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), stop]
+    planner = Planner()
+    sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), planner, stop]
 
     def perform(action: Send) -> None:
         message = action.message
+        if action.peer == PLANNER:
+            assert isinstance(message, PlanAsked), "nothing else goes there"
+            planner.start(message)
+            return
         if isinstance(message, StatusListed):
             measured = {
                 "dispatch_late_p99_ms": driver.stats.late_ms(0.99),
                 "turn_ms_max": driver.stats.turn_ms_max,
             }
             counters = {**message.counters, **link.counters, **measured}
-            message = StatusListed(
-                message.role_id, message.pid, message.slices, message.models, counters, message.gpus
-            )
-        # Refused: the peer is gone (the link will say so) or has not read for a long time. A frontend's
-        # requests end by their own deadline timers then, a worker's batch by `latest`.
-        link.send(action.peer, message)
+            message = replaced(message, counters=counters)
+        outbox.put(action.peer, message)
 
-    driver: Driver[Heard | Lost, Send] = Driver(core, sources, perform, clock)
+    def refused(peer: PeerId, message: AnyMessage) -> None:
+        """The peer is gone (the link will say so) or has not read for a long time.
+
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`.
+        """
+
+    def end_turn() -> None:
+        outbox.flush()
+        controller = scheduler.controller
+        while controller is not None and controller.unsaid:
+            log.info("placement %s", controller.unsaid.popleft())
+
+    outbox = Outbox(link, refused)
+    driver: Driver[Heard | Lost, Send] = Driver(core, sources, perform, clock, end_turn)
     run_file = RunFile(ROLE_ID, os.getpid(), new_incarnation(), {"control": list(link.addresses)})
     write_run_file(run_dir, run_file)
     log.info(
@@ -82,6 +117,7 @@ def run_scheduler(
     finally:
         remove_run_file(run_dir, run_file)
         driver.close()
+        planner.close()
         if journal is not None:
             journal.close()
         link.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fabric.errors import ConfigError
 from fabric.ids import SliceId
@@ -13,6 +13,7 @@ from fabric.messages import GpuInfo
 from roles.cluster import ClusterConfig
 from roles.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.desired import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.sim.network import Network, NetworkModel
 from roles.sim.world import Hardware, ModelTraffic, SimulatedNode, World
@@ -31,6 +32,17 @@ class SimulatedRun:
     batches: Sequence[BatchRecord]
     traffic: Sequence[ModelTraffic]
     slices: Sequence[SliceId]
+    log: Sequence[str] = ()
+    """What the controller did, where there was one."""
+
+
+@dataclass(slots=True, frozen=True)
+class Replanning:
+    """The placement follows the load: a plan takes `plan_ms`, a new slice is warm after `start_ms`."""
+
+    controller: ControllerSettings
+    start_ms: float = 5_000.0
+    plan_ms: float = 1_000.0
 
 
 def simulate(
@@ -38,10 +50,11 @@ def simulate(
     workload: Workload,
     window: Window,
     settings: SchedulerSettings | None = None,
+    replanning: Replanning | None = None,
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
-    `settings` spares placing the models again. Raises ConfigError for a run with more requests than memory
+    `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load. Raises ConfigError for a run with more requests than memory
     holds, and ProfileError where a profile is missing.
     """
     until_ms = window.until_ms + COOLDOWN_SLOS * max(model.slo_ms for model in config.models)
@@ -56,7 +69,12 @@ def simulate(
         ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms)
         for model, arrived_at_ms in zip(config.models, workload.arrivals(until_ms), strict=True)
     ]
-    world = World(scheduler_core(settings, config.batching), hardware_of(config, workload.seed), traffic)
+    hardware = hardware_of(config, workload.seed)
+    core = scheduler_core(settings, config.batching)
+    if replanning is not None:
+        core = scheduler_core(settings, config.batching, replanning.controller)
+        hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
+    world = World(core, hardware, traffic)
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)
@@ -69,7 +87,8 @@ def simulate(
     }
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
     slices = [spec.slice_id for _, spec in settings.slices]
-    return SimulatedRun(outcome, window, world.batches, traffic, slices)
+    log = () if core.controller is None else tuple(core.controller.unsaid)
+    return SimulatedRun(outcome, window, world.batches, traffic, slices, log)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from fabric.messages import (
     FrontendHello,
     GpuInfo,
     NodeHello,
+    PlanAsked,
     Preempt,
     ReplicaInfo,
     Returned,
@@ -33,8 +34,9 @@ from fabric.messages import (
     Want,
 )
 from profiles.device import DeviceModel
-from roles.core import Core, Heard, Lost, Send, Tick
+from roles.core import PLANNER, Core, Heard, Lost, Send, Tick
 from roles.outcomes import BatchRecord
+from roles.scheduler.planning import make_plan
 from roles.sim.gpu import Job, SimulatedGpu, SimulatedSlice, requests_in
 from roles.sim.network import Network
 
@@ -102,11 +104,16 @@ class ModelTraffic:
 
 @dataclass(slots=True, frozen=True)
 class Hardware:
-    """What the world is made of besides the scheduler."""
+    """What the world is made of besides the scheduler.
+
+    A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.
+    """
 
     nodes: tuple[SimulatedNode, ...]
     network: Network
     frontends: int = 1
+    start_ms: float = 0.0
+    plan_ms: float = 0.0
 
 
 class World:
@@ -122,6 +129,7 @@ class World:
         self._core = core
         self._nodes = {node.node_id: node for node in hardware.nodes}
         self._network = hardware.network
+        self._hardware = hardware
         self._traffic = {one.model_id: one for one in traffic}
         self._frontends = [
             (FrontendId(f"frontend-{number}"), peer_id(f"frontend-{number}", FIRST))
@@ -135,6 +143,7 @@ class World:
             for info, device in zip(node.gpus, node.devices, strict=True):
                 self._gpus[node.node_id, info.gpu] = SimulatedGpu(len(self._gpus), device)
         self._slices: dict[SliceId, SimulatedSlice] = {}
+        self._nodes_slices: dict[NodeId, list[SliceId]] = {}
         self._announced_again: set[tuple[ModelId, int]] = set()
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._order = 0
@@ -147,6 +156,7 @@ class World:
             Dropped: self._on_dropped,
             Returned: self._on_returned,
             Want: self._on_want,
+            PlanAsked: self._on_plan_asked,
         }
 
     def run(self) -> None:
@@ -285,8 +295,13 @@ class World:
             self._carry_out(self._core.handle(hello, 0.0), 0.0)
 
     def _on_want(self, peer: PeerId, message: Want, now_ms: float) -> None:
-        """An agent starts what is not there yet, and each new slice reports itself ready."""
+        """An agent ends what is not wanted and starts what is not there yet; new slices report themselves ready."""
         node_id = NodeId(peer.rpartition("/")[0])
+        wanted = {spec.slice_id for spec in message.slices}
+        for slice_id in [one for one in self._nodes_slices.get(node_id, ()) if one not in wanted]:
+            gone = self._slices.pop(slice_id)
+            gone.gpu.slices.remove(gone)
+            self._nodes_slices[node_id].remove(slice_id)
         for spec in message.slices:
             if spec.slice_id in self._slices:
                 continue
@@ -295,6 +310,7 @@ class World:
             slice_ = SimulatedSlice(spec, worker, gpu, self)
             gpu.slices.append(slice_)
             self._slices[spec.slice_id] = slice_
+            self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)
             replicas = tuple(
                 ReplicaInfo(
                     model.model_id,
@@ -305,7 +321,20 @@ class World:
                 for model in spec.models
             )
             ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, (), replicas)
-            self._carry_out(self._core.handle(Heard(worker, ready), now_ms), now_ms)
+            heard = Heard(worker, ready)
+            if now_ms > 0 and self._hardware.start_ms > 0:
+                self.schedule(now_ms + self._hardware.start_ms, self._hear_if_wanted, heard)
+            else:
+                self._carry_out(self._core.handle(heard, now_ms), now_ms)
+
+    def _hear_if_wanted(self, heard: Heard, now_ms: float) -> None:
+        assert isinstance(heard.message, SliceReady), "only starts come this way"
+        if heard.message.slice_id in self._slices:
+            self._hear(heard, now_ms)
+
+    def _on_plan_asked(self, peer: PeerId, message: PlanAsked, now_ms: float) -> None:
+        del peer
+        self.schedule(now_ms + self._hardware.plan_ms, self._hear, Heard(PLANNER, make_plan(message)))
 
     def _on_run_batch(self, peer: PeerId, message: RunBatch, now_ms: float) -> None:
         """A batch goes to its worker; its grants to the frontends, which push the inputs at once.

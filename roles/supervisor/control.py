@@ -48,16 +48,21 @@ class ClusterReport:
 
 def look(run_dir: Path) -> ClusterReport:
     """The cluster of a run directory as its scheduler sees it. PeerLost when that does not answer."""
-    processes = processes_in(run_dir)
+    addresses = scheduler_addresses(run_dir)
+    return ClusterReport(endpoints_in(run_dir), processes_in(run_dir), ask_status(addresses))
+
+
+def scheduler_addresses(run_dir: Path) -> list[str]:
+    """Where the scheduler of a run directory listens. PeerLost where none runs."""
     addresses = [
         address
-        for process in processes
+        for process in processes_in(run_dir)
         if process.role_id.startswith("scheduler-") and process.alive
         for address in process.addresses.get("control", ())
     ]
     if not addresses:
         raise PeerLost(f"no cluster runs in {run_dir}")
-    return ClusterReport(endpoints_in(run_dir), processes, ask_status(addresses))
+    return addresses
 
 
 def processes_in(run_dir: Path) -> list[ProcessReport]:

@@ -1,0 +1,64 @@
+"""An operator's request to a running scheduler, and its answer."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+from collections.abc import Sequence
+
+from fabric.clock import Clock, MonotonicClock
+from fabric.errors import PeerLost
+from fabric.ids import PeerId, new_incarnation, peer_id
+from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, Ping, Pong
+from fabric.sockets import DealerLink
+
+ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
+SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
+PING_EVERY_MS = 500.0
+
+Change = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
+
+
+def new_request_no() -> int:
+    """A number that nobody else uses."""
+    return secrets.randbits(48)
+
+
+def ask_change(
+    addresses: Sequence[str],
+    change: Change,
+    *,
+    limit_ms: float = ANSWER_LIMIT_MS,
+    silence_ms: float = SILENCE_MAX_MS,
+    clock: Clock | None = None,
+) -> Changed:
+    """Ask for a change and wait until it is over. Raises PeerLost when the scheduler is or becomes unreachable."""
+    clock = clock or MonotonicClock()
+    server = PeerId("scheduler")
+    link = DealerLink.connect(peer_id("operator", new_incarnation()), server, addresses)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(link.fileno(), selectors.EVENT_READ)
+            until_ms = clock.now_ms() + limit_ms
+            heard_at_ms = clock.now_ms()
+            ping_at_ms, pings = heard_at_ms, 0
+            is_asked = False
+            while clock.now_ms() < until_ms:
+                is_asked = is_asked or link.send(server, change)
+                if clock.now_ms() >= ping_at_ms:
+                    ping_at_ms, pings = clock.now_ms() + PING_EVERY_MS, pings + 1
+                    link.send(server, Ping(pings))
+                for received in link.receive(16):
+                    heard_at_ms = clock.now_ms()
+                    match received.message:
+                        case Changed(request_no=number) as answer if number == change.request_no:
+                            return answer
+                        case Pong():
+                            pass
+                if clock.now_ms() - heard_at_ms > silence_ms:
+                    raise PeerLost(f"the scheduler at {addresses[0]} does not answer")
+                if not link.has_more:
+                    selector.select(0.01)
+    finally:
+        link.close()
+    raise PeerLost(f"no answer within {limit_ms / 1e3:g} s")

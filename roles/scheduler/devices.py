@@ -1,0 +1,63 @@
+"""Which GPUs can be planned with: those whose node is there, and whose slices do not all stay dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fabric.ids import SliceId
+from fabric.messages import GpuRef
+from roles.scheduler.fleet import READY, Fleet
+
+FIRST_PATIENCE_MS = 30_000.0  # for a node that never came: its host may still be starting
+PATIENCE_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
+REST_MS = 60_000.0  # a GPU whose slices died and stayed dead is tried again after so long
+
+
+class GpuPresence:
+    """Looked at about once a second."""
+
+    def __init__(self, gpus: Iterable[GpuRef]) -> None:
+        self._gpus = tuple(gpus)
+        self._absent_since_ms: dict[GpuRef, float] = {}
+        self._rests_until_ms: dict[GpuRef, float] = {}
+        self._was_there: set[GpuRef] = set()
+        self._was_ready: set[SliceId] = set()
+        self._absent: frozenset[GpuRef] = frozenset()
+
+    @property
+    def absent(self) -> frozenset[GpuRef]:
+        """Those not to be planned with, as of the last look."""
+        return self._absent
+
+    def look(self, fleet: Fleet, now_ms: float) -> bool:
+        """Take note; True when GPUs went or came."""
+        absent = frozenset(gpu for gpu in self._gpus if self._is_absent(gpu, fleet, now_ms))
+        self._was_ready &= fleet.slices.keys()
+        is_changed = absent != self._absent
+        self._absent = absent
+        return is_changed
+
+    def _is_absent(self, gpu: GpuRef, fleet: Fleet, now_ms: float) -> bool:
+        if self._rests_until_ms.get(gpu, 0.0) > now_ms:
+            return True
+        records = [
+            record
+            for record in fleet.slices.values()
+            if record.node_id == gpu.node_id and record.spec.gpu == gpu.gpu
+        ]
+        ready = {record.spec.slice_id for record in records if record.state == READY}
+        self._was_ready |= ready
+        has_node = gpu.node_id in fleet.nodes
+        # Slices that never got ready may fail for their model's sake, and would fail anywhere.
+        is_dead = bool(records) and all(record.spec.slice_id in self._was_ready for record in records)
+        if ready or (has_node and not is_dead):
+            self._was_there.add(gpu)
+            self._absent_since_ms.pop(gpu, None)
+            return False
+        since_ms = self._absent_since_ms.setdefault(gpu, now_ms)
+        if now_ms - since_ms < (PATIENCE_MS if gpu in self._was_there else FIRST_PATIENCE_MS):
+            return gpu in self._absent
+        if has_node:
+            self._rests_until_ms[gpu] = now_ms + REST_MS
+            del self._absent_since_ms[gpu]
+        return True

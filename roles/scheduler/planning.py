@@ -1,0 +1,215 @@
+"""A placement computed anew, as a value: what runs and what is wanted in, the moves between them out.
+
+It may take seconds (a MILP has 10), so a live scheduler has it done in a process of its own (`planner.py`); the
+simulator calls it as it is. Question and answer are messages, so a journal has both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import ConfigError, FabricError
+from fabric.ids import SliceId
+from fabric.messages import (
+    CurrentSlice,
+    GpuRef,
+    KeptSlice,
+    MoveInfo,
+    NewSlice,
+    PlanAsked,
+    PlanMade,
+    ReplicaHint,
+    UnplacedInfo,
+    replaced,
+)
+from policies.placement import placement_policy
+from policies.placement.base import (
+    GpuSlot,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Unplaced,
+    slice_memory_bytes,
+)
+from policies.placement.differ import MemoryOf, Reorganisation, key_of, reorganised
+from roles.cluster import ClusterConfig, placed_models
+from roles.config import parse_config
+from roles.scheduler.settings import SchedulerSettings, settings_from
+
+SOURCE = "the running configuration"
+
+
+def make_plan(asked: PlanAsked) -> PlanMade:
+    """Answer a question; where there is no plan, `reason` says why. Raises nothing that a configuration can cause."""
+    try:
+        return _made(asked)
+    except FabricError as error:
+        return PlanMade(asked.number, reason=str(error))
+
+
+def plan_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without rates, which travel beside it: a model more or less changes no other one's rate."""
+    plain = {key: value for key, value in document.items() if key not in ("rate_rps", "popularity")}
+    plain["models"] = [
+        {key: value for key, value in section.items() if key not in ("rate_rps", "weight")}
+        for section in document["models"]
+    ]
+    return plain
+
+
+def replica_hints(
+    placement: Placement, settings: SchedulerSettings, slice_ids: Iterable[SliceId]
+) -> dict[SliceId, tuple[ReplicaHint, ...]]:
+    """What a placement says of each of its slices, which have these ids in the order of `in_gpu_order`."""
+    hints: dict[SliceId, tuple[ReplicaHint, ...]] = {}
+    for slice_id, planned in zip(slice_ids, in_gpu_order(placement.slices), strict=True):
+        hints[slice_id] = tuple(
+            ReplicaHint(
+                model.model_id,
+                *settings.hints.get((slice_id, model.model_id), (None, 1.0)),
+                model.rate_rps,
+                model.predicted_ms,
+                model.batch_max,
+            )
+            for model in planned.models
+        )
+    return hints
+
+
+def in_gpu_order(slices: Iterable[PlannedSlice]) -> list[PlannedSlice]:
+    """The order in which `settings_from` numbers the slices of a GPU."""
+    return sorted(slices, key=lambda planned: planned.gpu)
+
+
+def slice_ids_of(placement: Placement, config: ClusterConfig) -> list[SliceId]:
+    """The ids that `settings_from` gives the slices of a placement, in the order of `in_gpu_order`."""
+    gpus = {gpu.index: gpu for gpu in config.gpus}
+    seen: Counter[int] = Counter()
+    ids = []
+    for planned in in_gpu_order(placement.slices):
+        gpu = gpus[planned.gpu]
+        ids.append(SliceId(f"{gpu.node_id}/gpu{gpu.local_index}/{seen[planned.gpu]}"))
+        seen[planned.gpu] += 1
+    return ids
+
+
+# ---------------------------------------------------------------- one plan
+
+
+def _made(asked: PlanAsked) -> PlanMade:
+    document = json.loads(asked.document)
+    if not document["models"]:
+        ends = tuple(one.slice_id for one in asked.current)
+        return PlanMade(asked.number, moves=(MoveInfo(0, (), ends),) if ends else ())
+    config = _config(document, asked)
+    gpus = [gpu for gpu in config.gpus if GpuRef(gpu.node_id, gpu.local_index) not in asked.gpus_out]
+    if not gpus:
+        raise ConfigError("no GPU is left to plan with")
+    index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in config.gpus}
+    current = {
+        one.slice_id: _planned(one, index_of[one.node_id, one.gpu])
+        for one in asked.current
+        if (one.node_id, one.gpu) in index_of
+    }
+    unplaced: tuple[Unplaced, ...] = ()
+    if not asked.grown:
+        now = Placement(tuple(planned for planned in current.values() if planned.models))
+        policy = placement_policy(config.placement.name, config.placement.options)
+        placed = policy.place(placed_models(config.models), gpus, config.profiles(), now)
+        target, unplaced = list(placed.slices), placed.unplaced
+    else:
+        target = [
+            replace(planned, share_percent=asked.share_percent) if slice_id == asked.grown else planned
+            for slice_id, planned in current.items()
+        ]
+    may_swap = not asked.grown and config.placement.name != "given"
+    found = reorganised(
+        current, target, gpus, _memory_of(config, gpus, asked.current, current), may_swap=may_swap
+    )
+    return _as_message(asked, config, found, unplaced)
+
+
+def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:
+    config = parse_config(document, Path(asked.base_dir), source=SOURCE)
+    rates = asked.rates_rps
+    # Those of sections that were added just now are still in the document, and hold where nothing else is known.
+    models = tuple(
+        replace(model, rate_steps=((0.0, rates[model.name]),)) if model.name in rates else model
+        for model in config.models
+    )
+    return replace(config, models=models)
+
+
+def _planned(one: CurrentSlice, gpu: int) -> PlannedSlice:
+    models = tuple(
+        PlannedModel(
+            hint.model_id, hint.batch, hint.rate_rps, None, hint.predicted_ms, batch_max=hint.batch_max
+        )
+        for hint in one.hints
+    )
+    return PlannedSlice(gpu, one.share_percent, models)
+
+
+def _memory_of(
+    config: ClusterConfig,
+    gpus: Sequence[GpuSlot],
+    running: Sequence[CurrentSlice],
+    current: Mapping[SliceId, PlannedSlice],
+) -> MemoryOf:
+    """Memory by the profiles; of what hosts a model that is not configured any more, what its worker was told."""
+    models = {model.model_id: model for model in placed_models(config.models)}
+    profiles = config.profiles()
+    type_of = {gpu.index: gpu.gpu_type for gpu in gpus}
+    told = {key_of(current[one.slice_id]): one.memory_bytes for one in running if one.slice_id in current}
+
+    def memory_of(planned: PlannedSlice) -> int:
+        known = [models[model.model_id] for model in planned.models if model.model_id in models]
+        size = slice_memory_bytes(known, type_of[planned.gpu], profiles) if planned.gpu in type_of else 0
+        return size if len(known) == len(planned.models) else max(size, told.get(key_of(planned), 0))
+
+    return memory_of
+
+
+def _as_message(
+    asked: PlanAsked, config: ClusterConfig, found: Reorganisation, unplaced: Iterable[Unplaced]
+) -> PlanMade:
+    """With the specifications of new slices. What hosts a model that is gone is never kept, so all can be specified."""
+    new = [start.planned for move in found.moves for start in move.starts]
+    known = {model.model_id for model in config.models}
+    kept = {
+        slice_id: replace(planned, models=tuple(m for m in planned.models if m.model_id in known))
+        for slice_id, planned in found.kept.items()
+    }
+    everything = (*kept.values(), *new)
+    placement = Placement(everything)
+    settings = settings_from(config, placement)
+    specs = {spec.slice_id: (node_id, spec) for node_id, spec in settings.slices}
+    ids = slice_ids_of(placement, config)
+    hints = replica_hints(placement, settings, ids)
+    by_gpu = sorted(range(len(everything)), key=lambda place: everything[place].gpu)
+    id_at = dict(zip(by_gpu, ids, strict=True))
+    places = iter(range(len(kept), len(everything)))
+
+    def new_slice(after: tuple[SliceId, ...]) -> NewSlice:
+        slice_id = id_at[next(places)]
+        node_id, spec = specs[slice_id]
+        unnamed = replaced(spec, slice_id=SliceId(""))
+        return NewSlice(node_id, unnamed, hints[slice_id], after)
+
+    return PlanMade(
+        asked.number,
+        models=settings.models,
+        priorities=tuple(float(settings.priorities[model.model_id]) for model in settings.models),
+        kept=tuple(KeptSlice(slice_id, hints[id_at[place]]) for place, slice_id in enumerate(kept)),
+        moves=tuple(
+            MoveInfo(move.wave, tuple(new_slice(start.after) for start in move.starts), move.ends)
+            for move in found.moves
+        ),
+        unplaced=tuple(UnplacedInfo(one.model_id, one.rate_rps, one.reason) for one in unplaced),
+        rates_rps={model.name: model.rate_rps for model in config.models if model.rate_rps is not None},
+    )
