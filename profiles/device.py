@@ -20,6 +20,11 @@ class DeviceModel:
         self._interference = interference or NoInterference()
         self._tables: dict[tuple[ModelId, float | None], tuple[float, ...]] = {}
 
+    @property
+    def interference(self) -> Interference:
+        """How neighbours disturb each other."""
+        return self._interference
+
     def exec_ms(self, running: Running, neighbours: Sequence[Running] = ()) -> float:
         """Run time in ms of a batch that starts now, beside what runs on the GPU's other slices.
 

@@ -17,6 +17,7 @@ from fabric.messages import LoaderSpec
 from policies.options import Number, Schema, checked_options, suggestion
 from policies.placement import placement_options, placement_policy
 from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from profiles.device import DeviceModel
 from profiles.interference import INTERFERENCE_NAMES, interference_named
 from profiles.model import ModelProfile
@@ -226,7 +227,24 @@ class ClusterConfig:
         policy = placement_policy(
             name or self.placement.name, self.placement.options if name is None else options
         )
+        if isinstance(policy, ConditionedPolicy):
+            policy = policy.under(self.conditions())
         return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
+
+    def conditions(self) -> Conditions:
+        """What a placement of this cluster will run under.
+
+        Raises ConfigError where a model's profile lacks what the interference model needs.
+        """
+        network = self.network
+        return Conditions(
+            {gpu_type: self.device_model(gpu_type).interference for gpu_type in self.gpu_types},
+            self.batching.name == "fixed",
+            self.batching.options.get("max_wait_ms", MAX_WAIT_MS),
+            network.control_ms,
+            network.data_ms_per_item,
+            network.result_ms,
+        )
 
     def device_model(self, gpu_type: str) -> DeviceModel:
         """What a slice of a GPU of that type takes for a batch.

@@ -20,6 +20,8 @@ from policies.placement.igniter import Igniter
 from policies.placement.milp import OPTIONS as MILP_OPTIONS
 from policies.placement.milp import Milp
 from policies.placement.symphony import Symphony
+from policies.placement.tenuto import OPTIONS as TENUTO_OPTIONS
+from policies.placement.tenuto import Tenuto
 from policies.placement.third_party import third_party_names, third_party_policy
 from policies.placement.usher import OPTIONS as USHER_OPTIONS
 from policies.placement.usher import Usher
@@ -61,7 +63,15 @@ PLACEMENTS: Mapping[str, Registered] = {
     "wsm-usher": Registered(USHER_OPTIONS, partial(Usher, "wsm-usher", "weighted_sm_percent")),
     "ao-milp": Registered(MILP_OPTIONS, partial(Milp, "ao-milp", "achieved_occupancy_percent")),
     "wsm-milp": Registered(MILP_OPTIONS, partial(Milp, "wsm-milp", "weighted_sm_percent")),
+    "tenuto": Registered(TENUTO_OPTIONS, lambda options: Tenuto(options, _rivals())),
 }
+
+_RIVALS = ("exclusive", "usher", "wsm-usher", "ao-milp", "wsm-milp")
+"""Policies whose plans `tenuto` considers beside its own."""
+
+
+def _rivals() -> dict[str, PlacementPolicy]:
+    return {name: placement_policy(name) for name in _RIVALS}
 
 
 def placement_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

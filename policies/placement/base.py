@@ -52,13 +52,18 @@ class GpuSlot:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model on a slice. None: `batch` the runtime chooses; the others are not part of this policy's plan."""
+    """A model on a slice. None: `batch` the runtime chooses; the others are not part of this policy's plan.
+
+    `batch` is a target for disciplines that have one. `batch_max` binds all of them: the model's run time and
+    what it takes from its neighbours were planned for batches no larger.
+    """
 
     model_id: ModelId
     batch: int | None = None
     rate_rps: float | None = None
     duty_ms: float | None = None
     predicted_ms: float | None = None
+    batch_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ does not depend on the order of adding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fabric.errors import ConfigError
 from policies.placement.base import GpuSlot, PlacedModelInput, Profiles, cannot_host
 from profiles.requirements import Requirements
 
@@ -72,20 +70,6 @@ def gpu_classes(gpus: Sequence[GpuSlot]) -> tuple[GpuClass, ...]:
         key = (gpu.gpu_type, gpu.memory_bytes, gpu.device, gpu.price_per_hour)
         classes.setdefault(key, []).append(gpu)
     return tuple(GpuClass(tuple(members)) for members in classes.values())
-
-
-def check_inputs(models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], policy: str) -> None:
-    """ConfigError where a policy that plans for rates has none to plan for, or nothing to plan on."""
-    if not gpus:
-        raise ConfigError(f"placement.{policy}: there is no GPU to place on")
-    for model in models:
-        if model.rate_rps is None:
-            raise ConfigError(f"placement.{policy}: model {model.model_id} has no rate_rps to plan for")
-        if not (math.isfinite(model.rate_rps) and model.rate_rps > 0):
-            raise ConfigError(
-                f"placement.{policy}: model {model.model_id} has rate_rps {model.rate_rps:g}; "
-                "it must be over 0 to be placed"
-            )
 
 
 def rate_of(model: PlacedModelInput) -> float:

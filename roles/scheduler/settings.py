@@ -109,13 +109,31 @@ def _slice_spec(
     config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, device: DeviceModel, slice_id: SliceId
 ) -> SliceSpec:
     models = tuple(
-        _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent)
+        _bounded(
+            _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent),
+            model.batch_max,
+        )
         for model in planned.models
     )
     named = config.interference
     is_modelled = gpu.is_emulated and named.name != "none"
     interference = InterferenceSpec(named.name, named.options.get("strength")) if is_modelled else None
     return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference)
+
+
+def _bounded(spec: ModelSpec, batch_max: int | None) -> ModelSpec:
+    """The model as a slice runs it whose plan holds for batches up to that size only."""
+    if batch_max is None or batch_max >= spec.batch_size_max:
+        return spec
+    return ModelSpec(
+        spec.model_id,
+        spec.slo_ms,
+        batch_max,
+        spec.loader,
+        spec.exec_ms[:batch_max],
+        spec.memory_bytes,
+        spec.profile_ref,
+    )
 
 
 def _model_spec(

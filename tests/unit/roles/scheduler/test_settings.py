@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fabric.ids import ModelId
+from policies.placement.base import Placement, PlannedModel, PlannedSlice
 from roles.config import ClusterConfig, parse_config
 from roles.outcomes import Window
 from roles.scheduler.settings import settings_from
@@ -52,6 +54,18 @@ def served(run: SimulatedRun, model: str) -> dict[str, int]:
 
 def play(cluster: ClusterConfig) -> SimulatedRun:
     return simulate(cluster, workload_of(cluster), WINDOW)
+
+
+def test_a_plan_that_bounds_a_batch_binds_every_discipline() -> None:
+    cluster = config([on(0, of("a", 8)), on(1, of("b"))], batching="deferred")
+    bounded = PlannedSlice(0, None, (PlannedModel(ModelId("a"), 8, batch_max=8),))
+    free = PlannedSlice(1, None, (PlannedModel(ModelId("b")),))
+    settings = settings_from(cluster, Placement((bounded, free)))
+    (a, b) = (spec.models[0] for _, spec in settings.slices)
+    assert (a.batch_size_max, len(a.exec_ms), a.exec_ms[-1]) == (8, 8, 13.0)
+    assert b.batch_size_max == len(b.exec_ms) == 512
+    run = simulate(cluster, workload_of(cluster), WINDOW, settings)
+    assert max(batch.batch_size for batch in run.batches if batch.model_id == "a") == 8
 
 
 def test_a_plan_without_rates_weighs_replicas_by_their_batches() -> None:

@@ -1,0 +1,5 @@
+"""Tenuto's own placement: `policy.py` chooses among plans, the others make and judge them."""
+
+from policies.placement.tenuto.policy import OPTIONS, Tenuto
+
+__all__ = ["OPTIONS", "Tenuto"]

@@ -1,0 +1,223 @@
+"""The thesis' conclusions as a policy (sections 6.2, 6.3 and 7.1).
+
+Thesis: metrics of a batch alone do not say how batches bear each other; queues inside the cluster eat the SLO;
+batches must not be larger than it takes; goodput alone starves heavy models. So goodput is counted here with
+interference, batch forming and queueing, smaller batches win among equals, and of plans that bring about the
+same the fairest is taken.
+
+Where the cluster's interference model knows what slices without limits do to each other (`sm`), plans are made of
+such slices with one model each and bounded batches: an integer program where the cluster is small, then local
+search, once for goodput alone and once with fairness in it. Other policies' plans are candidates too, judged
+by the same model. Where nobody knows what sharing in space costs, or a rate is not known, GPUs are shared in
+time, as `symphony` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.errors import ConfigError, ProfileError
+from fabric.ids import ModelId
+from policies.options import Number, Schema
+from policies.placement.asked import rated
+from policies.placement.base import (
+    Decision,
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlacementPolicy,
+    Profiles,
+    Rejected,
+    Unplaced,
+    cannot_host,
+)
+from policies.placement.conditions import Conditions
+from policies.placement.demands import gpu_classes, rate_of
+from policies.placement.symphony import Symphony
+from policies.placement.tenuto.exact import exact_cluster
+from policies.placement.tenuto.forecast import forecast_of, worst_fraction
+from policies.placement.tenuto.goodput import GoodputModel
+from policies.placement.tenuto.plans import placement_of, with_batches
+from policies.placement.tenuto.search import Search, empty_cluster
+from policies.placement.tenuto.task import Task, task_of
+
+OPTIONS: Schema = {
+    "fairness_cost": Number(0.01, maximum=1.0, is_minimum_allowed=True),
+    "floor": Number(0.0, maximum=1.0, is_minimum_allowed=True),
+    "slices_max": Number(8, minimum=1, maximum=48, is_minimum_allowed=True, is_whole=True),
+    "forecasts_max": Number(20_000, minimum=1, is_minimum_allowed=True, is_whole=True),
+}
+_FAIRNESS = (0.0, 0.3)
+_JUDGED_MAX = 4
+_RIVALS_GPUS_MAX = 16  # Usher's groups and the program of the thesis take seconds beyond
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    name: str
+    plan: Placement
+    served: Mapping[ModelId, float]
+    worst: float
+
+    @property
+    def total_rps(self) -> float:
+        return math.fsum(self.served.values())
+
+    def metrics(self) -> dict[str, float]:
+        return {"expected_goodput_rps": self.total_rps, "worst_served_fraction": self.worst}
+
+
+class Tenuto:
+    """Options: see `OPTIONS`; `rivals` are policies whose plans are candidates too.
+
+    `fairness_cost`: of the best goodput, how much may go for a better served worst model. `floor`: a served
+    fraction that each model should reach, whatever it costs. `slices_max`: per GPU. `forecasts_max` bounds
+    each search.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        rivals: Mapping[str, PlacementPolicy],
+        conditions: Conditions | None = None,
+    ) -> None:
+        self._options = options
+        self._rivals = rivals
+        self._conditions = conditions or Conditions()
+
+    def under(self, conditions: Conditions) -> Tenuto:
+        """The same for what the plan will run under."""
+        return Tenuto(self._options, self._rivals, conditions)
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,
+    ) -> Placement:
+        """Place; what the plan cannot serve in time is unplaced as a part of its rate.
+
+        Raises ConfigError where there is no GPU.
+        """
+        shared = Symphony().place(models, gpus, profiles, current)
+        if any(model.rate_rps is None for model in models):
+            return shared
+        asked, idle = rated(models)
+        reasons = {one.model_id: one.reason for one in idle}
+        reasons |= _reasons(asked, gpus, profiles)
+        wanted = [model for model in models if model.model_id not in reasons]
+        if not wanted or not all(gpu.is_emulated for gpu in gpus):
+            return shared
+        if len(wanted) < len(models):
+            shared = Symphony().place(wanted, gpus, profiles, current)
+        if self._conditions.has_fixed_batches:
+            shared = with_batches(shared, wanted, gpus, profiles, self._conditions)
+        task = task_of(wanted, gpu_classes(gpus), profiles, self._conditions, self._options["slices_max"])
+        plans = {"shared in time": shared}
+        if task is not None:
+            plans = {**self._searched(task), **plans, **self._rival_plans(wanted, gpus, profiles)}
+        elif not self._conditions.has_fixed_batches:
+            return shared
+        candidates = [
+            _Candidate(name, plan, served, worst_fraction(served, wanted))
+            for name, plan in plans.items()
+            for served in (forecast_of(plan, wanted, gpus, profiles, self._conditions),)
+        ]
+        return self._answer(candidates, models, reasons)
+
+    def _searched(self, task: Task) -> dict[str, Placement]:
+        model = GoodputModel(task)
+        found = {}
+        for fairness in _FAIRNESS:
+            for how in ("", "from the program's optimum, "):
+                start = exact_cluster(task, model) if how else empty_cluster(task)
+                if start is None:
+                    continue
+                search = Search(task, model, fairness, self._options["floor"])
+                cluster = search.improve(start, self._options["forecasts_max"])
+                aim = "fair goodput" if fairness else "goodput"
+                found[f"shared in space, {how}searched for {aim}"] = placement_of(task, model, cluster)
+                if model.forecast(cluster).worst_fraction >= 1:
+                    return found  # all is served: there is nothing that is better or fairer
+        return found
+
+    def _rival_plans(
+        self, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+    ) -> dict[str, Placement]:
+        found: dict[str, Placement] = {}
+        for name, policy in self._rivals.items() if len(gpus) <= _RIVALS_GPUS_MAX else ():
+            try:
+                found[name] = policy.place(models, gpus, profiles)
+            except (ConfigError, ProfileError):
+                continue  # it lacks something that this workload need not have: prices, a solver
+        return found
+
+    def _answer(
+        self,
+        candidates: Sequence[_Candidate],
+        models: Sequence[PlacedModelInput],
+        reasons: Mapping[ModelId, str],
+    ) -> Placement:
+        best_rps = max(candidate.total_rps for candidate in candidates)
+        enough_rps = (1 - self._options["fairness_cost"]) * best_rps
+        near = [candidate for candidate in candidates if candidate.total_rps >= enough_rps]
+        # In steps that matter, so that among equals the first stays first: our own, with the shortest batches.
+        near.sort(key=lambda one: (-round(one.worst, 2), -round(one.total_rps / (best_rps or 1.0), 3)))
+        judge = self._conditions.judge
+        if judge is not None:
+            ranked = sorted(candidates, key=lambda candidate: -candidate.total_rps)
+            near = sorted(ranked[:_JUDGED_MAX], key=lambda candidate: -judge(candidate.plan))
+        chosen = near[0]
+        missing = {
+            model.model_id: rate_of(model) - chosen.served.get(model.model_id, 0.0) for model in models
+        }
+        hosted = {entry.model_id for planned in chosen.plan.slices for entry in planned.models}
+        unplaced = tuple(
+            Unplaced(
+                model.model_id,
+                missing[model.model_id],
+                reasons.get(model.model_id) or _shortfall(model, hosted),
+            )
+            for model in models
+            if missing[model.model_id] > 1e-9 * rate_of(model) or model.model_id in reasons
+        )
+        rejected = tuple(
+            Rejected(
+                candidate.name,
+                "less goodput" if candidate.total_rps < enough_rps else "no fairer",
+                candidate.metrics(),
+            )
+            for candidate in sorted(candidates, key=lambda one: -one.total_rps)
+            if candidate is not chosen
+        )
+        decision = Decision("placement", chosen.name, chosen.metrics(), rejected)
+        return Placement(
+            chosen.plan.slices,
+            unplaced,
+            chosen.plan.violations,
+            chosen.total_rps,
+            (decision, *chosen.plan.decisions),
+        )
+
+
+def _shortfall(model: PlacedModelInput, hosted: set[ModelId]) -> str:
+    if model.model_id in hosted:
+        return "its slices carry no more within its SLO, beside their neighbours"
+    return "other models bring more goodput on these GPUs"
+
+
+def _reasons(
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+) -> dict[ModelId, str]:
+    """Why no GPU can ever serve them, for those models for which that is so."""
+    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+    found: dict[ModelId, str] = {}
+    for model in models:
+        why = [cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) for gpu in gpus]
+        if why[0] is not None and None not in why:
+            found[model.model_id] = why[0]
+    return found

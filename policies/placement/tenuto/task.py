@@ -1,0 +1,114 @@
+"""What the search may place: models with rates on classes of equal GPUs, and the batch sizes worth a thought."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.placement.base import PlacedModelInput, Profiles, cannot_host
+from policies.placement.conditions import Conditions
+from policies.placement.demands import GpuClass, rate_of
+from profiles.interference import Running
+from profiles.interference.by_sm import SmInterference
+from profiles.model import ModelProfile
+
+# Less than this longer, and twice the requests: the smaller batch has nothing for it.
+_FREE_GROWTH = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A slice with one model, in batches of `batch` at most: `exec_ms` and `single_ms` are without neighbours.
+
+    `model` is the model's place in the task.
+    """
+
+    model: int
+    batch: int
+    exec_ms: float
+    single_ms: float
+    memory_bytes: int
+    running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Models, GPUs, and by class of GPUs the items that may run there."""
+
+    models: tuple[PlacedModelInput, ...]
+    classes: tuple[GpuClass, ...]
+    items: tuple[tuple[Item, ...], ...]
+    interference: tuple[SmInterference, ...]
+    conditions: Conditions
+    slices_max: int
+
+    @property
+    def rates_rps(self) -> list[float]:
+        """What comes of each model."""
+        return [rate_of(model) for model in self.models]
+
+
+def task_of(
+    models: Sequence[PlacedModelInput],
+    classes: Sequence[GpuClass],
+    profiles: Profiles,
+    conditions: Conditions,
+    slices_max: int,
+) -> Task | None:
+    """The task of sharing GPUs in space, or None where nobody knows what that costs.
+
+    Slices without a limit side by side cost something in the model `sm` only: `none` would let any number
+    run at full speed, and iGniter's and gpulet's models speak of slices with limits.
+    """
+    interference = tuple(conditions.interference.get(gpus.slot.gpu_type) for gpus in classes)
+    known = tuple(one for one in interference if isinstance(one, SmInterference))
+    if len(known) < len(classes) or not classes or any(not gpus.slot.is_emulated for gpus in classes):
+        return None
+    items = tuple(_items(models, gpus, profiles, conditions) for gpus in classes)
+    return Task(tuple(models), tuple(classes), items, known, conditions, slices_max)
+
+
+def worthwhile_batches(profile: ModelProfile, limit_ms: float, size_max: float) -> list[int]:
+    """Powers of two, and the largest size, that run within `limit_ms` and are not as slow as twice as many.
+
+    `size_max`: see `fillable`.
+    """
+    table = profile.exec_table()[: int(max(1.0, min(size_max, profile.batch_size_max)))]
+    sizes = [1]
+    while sizes[-1] * 2 <= len(table):
+        sizes.append(sizes[-1] * 2)
+    if sizes[-1] != len(table):
+        sizes.append(len(table))
+    sizes = [size for size in sizes if table[size - 1] <= limit_ms]
+    return [
+        size
+        for size, larger in zip(sizes, [*sizes[1:], None], strict=True)
+        if larger is None or table[larger - 1] > _FREE_GROWTH * table[size - 1]
+    ]
+
+
+def fillable(model: PlacedModelInput, conditions: Conditions) -> float:
+    """The largest batch that the model's rate fills before MAX_WAIT closes it; deferred ones have no such end."""
+    if not conditions.has_fixed_batches:
+        return math.inf
+    return 1 + rate_of(model) * conditions.max_wait_ms / 1000
+
+
+def _items(
+    models: Sequence[PlacedModelInput], gpus: GpuClass, profiles: Profiles, conditions: Conditions
+) -> tuple[Item, ...]:
+    found: list[Item] = []
+    slot = gpus.slot
+    for place, model in enumerate(models):
+        profile = profiles.get((model.model_id, slot.gpu_type))
+        if profile is None or cannot_host(model, slot, profiles, has_real_gpus=False) is not None:
+            continue
+        table = profile.exec_table()
+        size_max = fillable(model, conditions)
+        for batch in worthwhile_batches(profile, model.slo_ms - conditions.delay_ms(1), size_max):
+            needed = profile.memory_bytes(batch) if model.memory_bytes is None else model.memory_bytes
+            if needed <= slot.memory_bytes:
+                running = Running(model.model_id, batch)
+                found.append(Item(place, batch, table[batch - 1], table[0], needed, running))
+    return tuple(found)
