@@ -17,7 +17,7 @@ from fabric.ids import ModelId
 from policies.placement.base import Placement
 from roles.choices import Choice
 from roles.cluster import ClusterConfig
-from roles.outcomes import Outcome, Window
+from roles.outcomes import ModelOutcome, Outcome, Window
 from roles.plan import cost_per_hour, rounded, unplaced_json
 from roles.scheduler.settings import settings_from
 from roles.sim.simulation import simulate
@@ -38,24 +38,24 @@ class Compared:
     @property
     def goodput_by_model_rps(self) -> dict[ModelId, float]:
         """Requests per second of each model that finished within their SLO."""
-        if self.outcome is None:
-            return {}
-        duration_s = self.outcome.duration_s
-        return {name: one.good / duration_s for name, one in self.outcome.models.items()}
+        return self._by_model_rps(lambda one: one.good)
 
     @property
     def offered_by_model_rps(self) -> dict[ModelId, float]:
         """Requests per second of each model that came."""
-        if self.outcome is None:
-            return {}
-        duration_s = self.outcome.duration_s
-        return {name: one.offered / duration_s for name, one in self.outcome.models.items()}
+        return self._by_model_rps(lambda one: one.offered)
 
     @property
     def worst_served_fraction(self) -> float | None:
         """Good / offered of the model that fares worst; None where nothing was played or nothing came."""
         models = () if self.outcome is None else self.outcome.models.values()
         return min((one.good / one.offered for one in models if one.offered), default=None)
+
+    def _by_model_rps(self, count: Callable[[ModelOutcome], int]) -> dict[ModelId, float]:
+        if self.outcome is None:
+            return {}
+        duration_s = self.outcome.duration_s
+        return {name: count(one) / duration_s for name, one in self.outcome.models.items()}
 
     def as_json(self) -> dict[str, object]:
         """A row of `compare --json`; what was not reached is null."""
