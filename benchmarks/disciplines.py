@@ -196,8 +196,8 @@ def held_out() -> list[Case]:
             alike(row, count, gpus, slo_ms, rng.choice((1.0, 0.5, 0.2, 0.1)), rng.choice((0.0, 0.0, 0.9)))
         )
     drawn += [
-        zoo("part of the zoo", rng.sample(ALL, 12), rng.choice((10, 20)), rng.choice((1.0, 0.3)), 0.5)
-        for _ in range(3)
+        zoo(f"part {part} of the zoo", rng.sample(ALL, 12), rng.choice((10, 20)), rng.choice((1.0, 0.3)), 0.5)
+        for part in "abc"
     ]
     return drawn
 

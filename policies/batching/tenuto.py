@@ -6,6 +6,9 @@ request in a cluster with next to nothing to do goes at once. As far as requests
 dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
 go earlier, those first whose holding saves the least. Heads are given up to protect the batch size at which
 the slices just carry the load, and by models that suffer more than others not at all.
+
+Where full deferral is what carries the load, a few idle slices are a *reserve*: a batch that could still grow leaves
+them to those that cannot, and goes when one more is idle or it has to.
 """
 
 from __future__ import annotations
