@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,10 +19,12 @@ from typing import Any, Final
 from fabric.errors import ProfileError
 from profiles.gpu import MIB, gpu_profile
 from profiles.igniter import EstimatedIgniterProfile, IgniterProfile, read_coefficients, read_hardware
+from profiles.measured import MeasuredProfile, measured_from
 from profiles.model import WHOLE_GPU_PERCENT, LinearProfile, ModelProfile, TableProfile
 from profiles.requirements import Bandwidths, BandwidthTable, LinearCoefficients, Requirements, Usage
 
-FILE_VERSION: Final = 1
+FILE_VERSION: Final = 2
+OLDER_VERSION: Final = 1  # run times and memory alone; still read
 
 
 def shipped_profile(ref: str) -> ModelProfile:
@@ -225,10 +228,26 @@ def _by_share(entries: Mapping[str, Mapping[str, float]], shares: list[int]) -> 
 # ---------------------------------------------------------------- profiles that were measured here
 
 
+def write_measured(path: Path, measured: MeasuredProfile) -> None:
+    """Write everything a profiler saw as versioned JSON, whole or not at all."""
+    _write(path, {"version": FILE_VERSION, **measured.document()})
+
+
+def read_measured(path: Path) -> MeasuredProfile:
+    """Read what `write_measured` wrote; ProfileError naming the file for anything else."""
+    with _named(path):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["version"] != FILE_VERSION:
+            raise ProfileError(
+                f"{path} has profile version {document['version']}; everything that was seen is in version {FILE_VERSION}"
+            )
+        return measured_from(document)
+
+
 def write_profile(path: Path, profile: TableProfile, model: str, gpu_type: str) -> None:
-    """Write a measured profile as versioned JSON, whole or not at all."""
+    """Write run times and memory alone, whole or not at all."""
     document = {
-        "version": FILE_VERSION,
+        "version": OLDER_VERSION,
         "model": model,
         "gpu_type": gpu_type,
         "source": profile.source,
@@ -238,23 +257,38 @@ def write_profile(path: Path, profile: TableProfile, model: str, gpu_type: str) 
             for batch_size in next(iter(profile.columns.values()))
         },
     }
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    _write(path, document)
 
 
-def read_profile(path: Path) -> TableProfile:
-    """Read what `write_profile` wrote; ProfileError naming the file for anything else."""
-    try:
+def read_profile(path: Path) -> ModelProfile:
+    """The profile in a file of any version; ProfileError naming the file for anything else."""
+    with _named(path):
         document = json.loads(path.read_text(encoding="utf-8"))
         version = document["version"]
-        if version != FILE_VERSION:
-            raise ProfileError(f"{path} has profile version {version}; this Tenuto reads {FILE_VERSION}")
+        if version == FILE_VERSION:
+            return measured_from(document).profile()
+        if version != OLDER_VERSION:
+            raise ProfileError(
+                f"{path} has profile version {version}; this Tenuto reads {OLDER_VERSION} and {FILE_VERSION}"
+            )
         return TableProfile(
             {float(share): _numbers(column) for share, column in document["exec_ms"].items()},
             source=f"{document['source']} ({path.name})",
             memory_by_batch=_numbers(document["memory_bytes"]),
         )
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is a ProfileError with its name."""
+    try:
+        yield
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -31,6 +31,7 @@ COMMANDS = {
     "node-agent": "roles.commands_cluster:node_agent",
     "plan": "roles.commands_plan:plan",
     "replay": "roles.commands_journal:replay",
+    "profile": "roles.commands_profile:profile",
     "reproduce": "roles.commands_reproduce:reproduce",
     "scheduler": "roles.commands_roles:scheduler",
     "simulate": "roles.commands_sim:simulate",

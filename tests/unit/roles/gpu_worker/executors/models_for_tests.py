@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -103,3 +104,15 @@ class Hungry(Doubler):
         if len(batch["x"]) > 2 and batch["x"].sum() > 0:
             torch.empty(1 << 50, dtype=torch.uint8)
         return super().infer(batch)
+
+
+class HangsInLoad(Doubler):
+    def load(self, device: str) -> None:
+        time.sleep(3_600)
+
+
+class DiesInLoad(Doubler):
+    """As a segmentation fault would: nobody gets to say anything."""
+
+    def load(self, device: str) -> None:
+        os._exit(7)

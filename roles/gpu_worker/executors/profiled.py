@@ -1,0 +1,101 @@
+"""A loaded model as the profiler runs it: batches of one size, in and out through pinned memory."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fabric.errors import ConfigError
+from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.loaders import LoadedModel, load_model
+
+Run = Callable[[], Mapping[str, Tensor]]
+
+
+class ProfiledModel:
+    """Runs on the current stream, eagerly: graphs would hide the launches that iGniter's model is about."""
+
+    def __init__(self, spec: LoaderSpec, device: torch.device) -> None:
+        self._loaded: LoadedModel = load_model(spec, device)
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+
+    @property
+    def load_bytes(self) -> int:
+        """Of one request."""
+        return sum(value.numel() * value.element_size() for value in self._loaded.example.values())
+
+    def feedback_bytes(self) -> int:
+        """Of one request's outputs."""
+        with torch.inference_mode():
+            outputs = self.batch(1)()
+        return sum(value.numel() * value.element_size() for value in outputs.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the weights by name, or over the class's source where it holds no module."""
+        found = hashlib.sha256()
+        modules = [
+            value for _, value in sorted(vars(self._loaded.model).items()) if isinstance(value, nn.Module)
+        ]
+        if not modules:
+            found.update(inspect.getsource(type(self._loaded.model)).encode())
+        for module in modules:
+            for name, value in sorted(module.state_dict().items()):
+                found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                flat = value.detach().cpu().contiguous().flatten()
+                found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        return found.hexdigest()
+
+    def batch(self, batch_size: int) -> Run:
+        """One batch of examples: copy in, infer, copy out; on CUDA only put on the current stream."""
+        host = {
+            key: self._pinned(torch.stack([value.cpu()] * batch_size))
+            for key, value in self._loaded.example.items()
+        }
+        there = {key: torch.empty_like(value, device=self._device) for key, value in host.items()}
+        pre = getattr(self._loaded.model, "pre", None)
+        post = getattr(self._loaded.model, "post", None)
+
+        def run() -> Mapping[str, Tensor]:
+            for key, value in host.items():
+                there[key].copy_(value, non_blocking=True)
+            batch = pre(there) if pre is not None else there
+            outputs = self._loaded.model.infer(batch)
+            if post is not None:
+                outputs = post(outputs)
+            return {key: self._fetched(value) for key, value in outputs.items()}
+
+        return run
+
+    def _pinned(self, value: Tensor) -> Tensor:
+        return value.pin_memory() if self._is_cuda else value
+
+    def _fetched(self, value: Tensor) -> Tensor:
+        if not self._is_cuda:
+            return value
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+
+
+def device_named(name: str, threads: int = 1) -> torch.device:
+    """``cpu``, ``cuda`` or ``cuda:1``. Raises ConfigError where there is no such device."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"there is no device {name!r}; there is: cpu, cuda, cuda:0, …") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"there is no device {name!r}; there is: cpu, cuda, cuda:0, …")
+    torch.set_num_threads(threads)
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {name} is wanted, but torch finds no CUDA here")
+    found = torch.device("cuda", device.index or 0)
+    if found.index >= torch.cuda.device_count():
+        raise ConfigError(f"device {name} is wanted, but there are {torch.cuda.device_count()} of them")
+    torch.cuda.set_device(found)
+    return found

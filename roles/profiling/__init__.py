@@ -1,0 +1,1 @@
+"""`tenuto profile`: a process for every share of the device, and one that puts together what they saw."""

@@ -1,0 +1,325 @@
+"""One run of the profiler: processes share after share, groups for iGniter, one profile of what they saw."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from fabric.errors import ProfileError
+from fabric.messages import LoaderSpec
+from profiles.igniter_fit import (
+    GROUP_SHARE_PERCENT,
+    GROUP_SIZES,
+    PAIR_BATCH_SIZE,
+    GroupPoint,
+)
+from profiles.igniter_sections import GpuNumbers, igniter_points, igniter_sections
+from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
+from profiles.model import WHOLE_GPU_PERCENT
+from profiles.occupancy import LaunchGaps
+from profiles.profilers.plan import ShareRuns, runs_of
+from profiles.requirements import Requirements
+from roles.node_agent.discovery import NvmlUnavailable
+from roles.node_agent.mps import MpsError
+from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
+from roles.profiling.sensors import Sampling, Sensors
+from roles.profiling.shares import Environment, mps_shares
+
+IDLE_FOR_S = 1.0
+TRACED_MAX = 8  # batch sizes whose kernels are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted. `limit_s` bounds the wait for every single measurement, loading included."""
+
+    model: str
+    loader: LoaderSpec
+    device: str
+    batch_sizes: Sequence[int]
+    shares: Sequence[float] = (WHOLE_GPU_PERCENT,)
+    gpu_type: str = "cpu"
+    for_ms: float = 1_000.0
+    threads: int = 1
+    for_igniter: bool = False
+    limit_s: float = 300.0
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU's number; None: a CPU."""
+        kind, _, index = self.device.partition(":")
+        return None if kind == "cpu" else int(index or 0)
+
+
+@dataclass(slots=True)
+class _Seen:
+    points: list[Point] = field(default_factory=list)
+    loaded: dict[str, Any] = field(default_factory=dict)
+    requirements: dict[int, Requirements] = field(default_factory=dict)
+    kernels: dict[int, list[KernelRow]] = field(default_factory=dict)
+    gaps: LaunchGaps | None = None
+    sm_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Measuring(Protocol):
+    """A measuring process, or its stand-in."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def tell(self, line: str) -> None:
+        """A word to it."""
+        ...
+
+    def answer(self) -> dict[str, Any]:
+        """Its next answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a session starts and reads; a test brings its own."""
+
+    start: Callable[[Request, Mapping[str, str]], Measuring] = MeasuringProcess
+    shares: Callable[[int, str], AbstractContextManager[Environment]] = mps_shares
+    sensors: Callable[[int], Sensors] = Sensors.open
+
+
+class Session:
+    """`warn` is told at once what will be missing; `progress` takes the part that is done, 0 to 1."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        progress: Callable[[float], None],
+        warn: Callable[[str], None],
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self._around = surroundings or Surroundings()
+        self._ask = ask
+        self._progress = progress
+        self._warn = warn
+        self._seen = _Seen()
+        self._sensors = self._around.sensors(ask.gpu) if ask.gpu is not None else Sensors(0)
+        self._done = 0
+        self._total = 1
+
+    def measure(self) -> MeasuredProfile:
+        """Everything. Raises ConfigError for a model or a device that cannot be had, ProfilingFailed for the rest."""
+        with ExitStack() as stack:
+            environment = self._shares(stack)
+            runs = self._runs(environment)
+            with_groups = self._ask.for_igniter and environment is not None
+            self._total = sum(len(run.batch_sizes) for run in runs) + (len(GROUP_SIZES) if with_groups else 0)
+            idle_w = self._idle_power_w()
+            for run in runs:
+                self._measure_share(run, environment)
+            igniter = self._igniter(environment, idle_w) if environment and with_groups else None
+        return self._whole(igniter)
+
+    # ------------------------------------------------ shares
+
+    def _shares(self, stack: ExitStack) -> Environment | None:
+        ask = self._ask
+        wants = ask.for_igniter or any(share < WHOLE_GPU_PERCENT for share in ask.shares)
+        if not wants:
+            return None
+        if ask.gpu is None:
+            self._miss("shares and iGniter's coefficients: a CPU has no MPS shares")
+            return None
+        try:
+            return stack.enter_context(self._around.shares(ask.gpu, ask.gpu_type))
+        except (MpsError, NvmlUnavailable) as error:
+            self._miss(f"shares and iGniter's coefficients: {error}")
+            return None
+
+    def _runs(self, environment: Environment | None) -> list[ShareRuns]:
+        ask = self._ask
+        if environment is None:
+            return runs_of(ask.batch_sizes, ())
+        return runs_of(ask.batch_sizes, ask.shares, for_igniter=ask.for_igniter)
+
+    def _environment(self, environment: Environment | None, share: float) -> dict[str, str]:
+        return {} if environment is None else dict(environment(share))
+
+    def _device(self, environment: Environment | None) -> str:
+        """A process that may see one GPU only knows it as the first."""
+        return self._ask.device if environment is None else "cuda:0"
+
+    # ------------------------------------------------ one share
+
+    def _measure_share(self, run: ShareRuns, environment: Environment | None) -> None:
+        request = Request(
+            self._ask.loader,
+            self._device(environment),
+            run.batch_sizes,
+            run.traced[-TRACED_MAX:],
+            self._ask.for_ms,
+            self._ask.threads,
+            limit_ms=self._ask.limit_s * 1e3,
+        )
+        with self._around.start(request, self._environment(environment, run.share_percent)) as process:
+            while (said := process.answer())["event"] != "end":
+                match said["event"]:
+                    case "loaded":
+                        self._seen.loaded = self._seen.loaded or said
+                    case "starts":
+                        self._take_point(run.share_percent, process)
+                    case "kernels":
+                        self._take_kernels(said)
+                    case "no_memory":
+                        self._miss(f"batches of {said['batch_size']} and more: out of memory")
+
+    def _take_point(self, share: float, process: Measuring) -> None:
+        with Sampling(self._sensors) as sampled:
+            said = process.answer()
+        if said["event"] == "no_memory":
+            self._miss(f"batches of {said['batch_size']} and more: out of memory")
+            return
+        point = Point(
+            share,
+            said["batch_size"],
+            said["p50_ms"],
+            said["p95_ms"],
+            said["p99_ms"],
+            said["runs"],
+            said["memory_bytes"],
+            sampled.power_w,
+            sampled.frequency_mhz,
+        )
+        self._seen.points.append(point)
+        self._step()
+
+    def _take_kernels(self, said: dict[str, Any]) -> None:
+        batch_size = said["batch_size"]
+        self._seen.requirements[batch_size] = Requirements(**said["requirements"])
+        self._seen.kernels[batch_size] = [
+            KernelRow(**{**row, "grid": tuple(row["grid"]), "block": tuple(row["block"])})
+            for row in said["rows"]
+        ]
+        self._seen.gaps = self._seen.gaps or LaunchGaps(**said["gaps"])
+        self._seen.sm_count = said["sm_count"]
+
+    # ------------------------------------------------ iGniter
+
+    def _igniter(self, environment: Environment, idle_w: float | None) -> dict[str, dict[str, float]] | None:
+        loaded, sensors = self._seen.loaded, self._sensors
+        power_max_w, frequency_max_mhz = sensors.power_max_w(), sensors.frequency_max_mhz()
+        groups = [self._group(environment, count) for count in GROUP_SIZES]
+        usable = [group for group in groups if group is not None]
+        if None in (idle_w, power_max_w, frequency_max_mhz) or self._seen.gaps is None or len(usable) < 3:
+            self._miss("iGniter's coefficients: power, clock or kernels cannot be seen on this GPU")
+            return None
+        assert idle_w is not None
+        assert power_max_w is not None
+        assert frequency_max_mhz is not None
+        gpu = GpuNumbers(
+            power_max_w,
+            idle_w,
+            frequency_max_mhz,
+            loaded["pcie_bytes_per_ms"],
+            100 / (self._seen.sm_count // 2),
+        )
+        transferred = (loaded["load_bytes"], loaded["feedback_bytes"])
+        try:
+            sections = igniter_sections(
+                igniter_points(self._seen.points, gpu, sum(transferred)),
+                gpu,
+                self._seen.gaps,
+                usable,
+                transferred,
+            )
+        except ProfileError as error:
+            self._miss(f"iGniter's coefficients: {error}")
+            return None
+        self._miss(
+            "iGniter's and gpulet's L2 and DRAM terms: torch shows no performance counters; they are 0 or left out"
+        )
+        return sections
+
+    def _group(self, environment: Environment, count: int) -> GroupPoint | None:
+        """So many copies of the model side by side, each with a fifth of the GPU."""
+        request = Request(
+            self._ask.loader,
+            self._device(environment),
+            (PAIR_BATCH_SIZE,),
+            for_ms=self._ask.for_ms,
+            is_group=True,
+            limit_ms=self._ask.limit_s * 1e3,
+        )
+        with ExitStack() as stack:
+            members = [
+                stack.enter_context(
+                    self._around.start(request, self._environment(environment, GROUP_SHARE_PERCENT))
+                )
+                for _ in range(count)
+            ]
+            for member in members:
+                member.answer()  # ready
+            with Sampling(self._sensors) as sampled:
+                for member in members:
+                    member.tell("go\n")
+                seen = [member.answer() for member in members]
+            for member in members:
+                member.tell("stop\n")
+        self._step()
+        gaps = [one["gaps"]["gap_ms_per_kernel"] for one in seen if one["gaps"] is not None]
+        if sampled.power_w is None or sampled.frequency_mhz is None or not gaps:
+            return None
+        return GroupPoint(count, sampled.power_w, sampled.frequency_mhz, sum(gaps) / len(gaps))
+
+    def _idle_power_w(self) -> float | None:
+        if self._ask.gpu is None:
+            return None
+        with Sampling(self._sensors) as sampled:
+            threading.Event().wait(IDLE_FOR_S)
+        return sampled.power_w
+
+    # ------------------------------------------------ together
+
+    def _whole(self, igniter: dict[str, dict[str, float]] | None) -> MeasuredProfile:
+        seen, ask = self._seen, self._ask
+        by_share: dict[float, set[int]] = {}
+        for point in seen.points:
+            by_share.setdefault(point.share_percent, set()).add(point.batch_size)
+        everywhere = set.intersection(*by_share.values()) if by_share else set()
+        if not everywhere:
+            raise ProfilingFailed("not even a batch of 1 fits the device")
+        # The start of this process; nothing else here needs the time of day.
+        started = datetime.fromtimestamp(Path("/proc/self").stat().st_mtime, UTC)
+        subject = Subject(
+            ask.model,
+            seen.loaded["digest"],
+            ask.device,
+            ask.gpu_type,
+            seen.loaded["gpu"],
+            self._sensors.driver,
+            seen.loaded["torch"],
+            started.date().isoformat(),
+            tuple(seen.notes),
+        )
+        return MeasuredProfile(
+            subject,
+            [point for point in seen.points if point.batch_size in everywhere],
+            seen.loaded["load_bytes"],
+            seen.loaded["feedback_bytes"],
+            seen.requirements,
+            seen.kernels,
+            igniter,
+        )
+
+    def _miss(self, what: str) -> None:
+        if what not in self._seen.notes:
+            self._seen.notes.append(what)
+            self._warn(f"left out: {what}")
+
+    def _step(self) -> None:
+        self._done += 1
+        self._progress(min(1.0, self._done / self._total))

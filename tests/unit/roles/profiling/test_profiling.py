@@ -1,0 +1,217 @@
+"""`tenuto profile` on a CPU: what it writes, what it refuses, and what ends a model that hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fabric.errors import ConfigError
+from fabric.messages import LoaderSpec
+from profiles.igniter_fit import AlonePoint, GroupPoint
+from profiles.igniter_sections import CacheUse, GpuNumbers, igniter_points, igniter_sections
+from profiles.measured import Point
+from profiles.occupancy import DeviceLimits, Kernel, LaunchGaps
+from profiles.profilers.torch import Measurer
+from profiles.store import read_measured, read_profile, shipped_data
+from roles.commands_profile import profile
+from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
+from roles.profiling.kernels import kernel_rows
+from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
+from roles.profiling.sensors import Sampling, Sensors
+
+DIGITS = "roles.demo.digits_model:Digits"
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+
+
+def run(*arguments: str) -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(profile, [*arguments, "--seconds", "0.05"])
+    return result.exit_code, result.output, result.exception
+
+
+def test_a_profile_of_a_cpu_has_run_times_and_memory_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "digits.json"
+    result = CliRunner().invoke(
+        profile,
+        [DIGITS, "--batches", "1,4", "--seconds", "0.05", "--shares", "50", "--out", str(path), "--json"],
+    )
+    assert result.exit_code == 0, result.output
+    seen = read_measured(path)
+    assert [(p.share_percent, p.batch_size) for p in seen.points] == [(100, 1), (100, 4)]
+    assert all(0 < p.p50_ms <= p.p95_ms <= p.p99_ms and p.runs >= 5 for p in seen.points)
+    assert all(p.memory_bytes > 0 and p.power_w is None for p in seen.points)
+    assert (seen.load_bytes, seen.feedback_bytes) == (8 * 8 * 4, 8 + 10 * 4)
+    assert (len(seen.subject.model_hash), seen.subject.torch) == (64, torch.__version__)
+    assert seen.subject.notes == ("shares and iGniter's coefficients: a CPU has no MPS shares",)
+    assert "left out: shares" in result.stderr
+    assert json.loads(result.stdout)["subject"]["device"] == "cpu"
+    assert read_profile(path).batch_size_max == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["torchvision/resnet5O"], "did you mean 'resnet50'"),
+        ([f"{MODELS}:NoExample"], "no method 'example'"),
+        ([f"{MODELS}:RaisesInLoad"], "RuntimeError: no weights today"),
+        ([DIGITS, "--device", "cuda"], "torch finds no CUDA here"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_explained(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    code, _, error = run(*arguments, "--batches", "1", "--out", str(tmp_path / "m.json"))
+    assert code == 1
+    assert isinstance(error, ConfigError)
+    assert reason in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["keras/resnet50"], "there is no 'keras'"),
+        ([DIGITS, "--device", "tpu"], "there is no 'tpu'"),
+        ([DIGITS, "--batches", "1,x"], "'x' is no whole number"),
+        ([DIGITS, "--shares", "a"], "'a' is no number"),
+        ([DIGITS, "--file", "gone.yaml"], "gone.yaml"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_before_anything_starts(
+    arguments: list[str], reason: str
+) -> None:
+    code, _, error = run(*arguments)
+    assert code == 1
+    assert isinstance(error, ConfigError)
+    assert reason in str(error)
+
+
+def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
+    request = Request(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
+    process = MeasuringProcess(request, {})
+    with pytest.raises(ProfilingFailed, match=r"has said nothing for 0\.5 s and was ended"), process:
+        process.answer()
+    assert process.is_over
+
+
+def test_a_process_that_dies_leaves_its_last_words() -> None:
+    request = Request(LoaderSpec(python=f"{MODELS}:DiesInLoad"), "cpu", (1,), limit_ms=100_000.0)
+    process = MeasuringProcess(request, {})
+    with pytest.raises(ProfilingFailed, match="ended without a word: exit code 7"), process:
+        process.answer()
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_the_same_weights_have_the_same_digest_and_others_another_one() -> None:
+    def digest(seed: int) -> str:
+        spec = LoaderSpec(zoo="torchvision", arch="squeezenet1_1", seed=seed)
+        return ProfiledModel(spec, torch.device("cpu")).digest
+
+    assert digest(0) == digest(0) != digest(1)
+    doubler = ProfiledModel(LoaderSpec(python=f"{MODELS}:Doubler"), torch.device("cpu"))
+    assert len(doubler.digest) == 64  # of its source: it holds no module
+
+
+class Steps:
+    """Every look takes 10 ms."""
+
+    def __init__(self) -> None:
+        self.at_ms = 0.0
+
+    def __call__(self) -> float:
+        self.at_ms += 10.0
+        return self.at_ms
+
+
+def test_runs_fill_their_time_and_slow_models_run_five_times() -> None:
+    measurer = Measurer(torch.device("cpu"), Steps())
+    assert len(measurer.run_times_ms(lambda: None, 1_000.0)) == 100
+    assert len(measurer.run_times_ms(lambda: None, 20.0)) == 5
+    assert set(measurer.run_times_ms(lambda: None, 50.0)) == {10.0}
+    assert measurer.trace(lambda: None) is None
+    assert measurer.copy_bytes_per_ms() is None
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda", "meta"])
+def test_a_device_that_is_not_there_is_a_configuration_error(name: str) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=r"there is no device|finds no CUDA"):
+        device_named(name)
+
+
+def test_launches_that_are_alike_are_one_row() -> None:
+    limits = DeviceLimits(80, 2048, 32, 65_536, 98_304)
+    alike = [
+        Kernel("a", at, 1.0, (320, 1, 1), (256, 1, 1), 32, 0, occupancy)
+        for at, occupancy in ((0, 30.0), (2, 50.0))
+    ]
+    other = Kernel("a", 5.0, 3.0, (640, 1, 1), (256, 1, 1), 32, 0, 60.0)
+    rows = kernel_rows([*alike, other], limits)
+    assert [(row.launches, row.duration_ms, row.occupancy_percent, row.sm_percent) for row in rows] == [
+        (1, 3.0, 60.0, 100.0),
+        (2, 2.0, 40.0, 50.0),
+    ]
+
+
+def test_without_a_driver_the_sensors_are_silent() -> None:
+    sensors = Sensors(0)
+    assert (sensors.power_w(), sensors.frequency_max_mhz()) == (None, None)
+    with Sampling(sensors) as sampled:
+        pass
+    assert (sampled.power_w, sampled.frequency_mhz) == (None, None)
+
+
+def test_igniters_sections_come_out_of_its_authors_raw_profile() -> None:
+    """resnet50 on the V100: the measured numbers in, the published coefficients out."""
+    data = shipped_data("igniter_v100")
+    raw, known, hardware = (
+        data["raw_profile"]["resnet50"],
+        data["workload_coefficients"]["resnet50"],
+        data["hardware"],
+    )
+    gpu = GpuNumbers(300, 53.5, 1530, 1e7, 2.5)
+    transferred = (602_112, 4_000)
+    points = [
+        Point(
+            share,
+            b,
+            raw["gpu_latency_ms"][i][j] + b * sum(transferred) / 1e7,
+            0,
+            0,
+            1,
+            0,
+            raw["gpu_power_w"][i][j],
+            raw["gpu_frequency_mhz"][i][j],
+        )
+        for i, b in enumerate(raw["batches"])
+        for j, share in enumerate(raw["shares_pct"])
+    ]
+    alone = igniter_points(points, gpu, sum(transferred))
+    three = [p for p in alone if (p.batch_size, p.share_percent) in ((1, 10), (16, 50), (32, 100))]
+    cache = CacheUse(
+        list(zip(three, raw["l2_util_pct_at_b1s10_b16s50_b32s100"], strict=True)),
+        raw["l2_util_pct_at_b16_s50"],
+        raw["active_time_alone_ms"],
+        raw["active_time_two_colocated_ms"],
+        raw["frequency_two_colocated_mhz"],
+    )
+    seen = hardware["fit_input_vgg19_1_to_5_colocated_at_20pct"]
+    groups = [
+        GroupPoint(count, *values)
+        for count, values in enumerate(
+            zip(seen["power_w"], seen["frequency_mhz"], seen["mean_gap_per_kernel_ms"], strict=True), start=1
+        )
+    ]
+    gaps = LaunchGaps(80, raw["idle_time_alone_ms"] / 80, 1.0)
+    found = igniter_sections(alone, gpu, gaps, groups, transferred, cache)
+    for key in found["hardware"]:
+        assert found["hardware"][key] == pytest.approx(hardware[key], rel=1e-4), key
+    for key in found["coefficients"]:
+        assert found["coefficients"][key] == pytest.approx(known[key], rel=1e-2, abs=0.02), key
+    without = igniter_sections(alone, gpu, gaps, groups, transferred)["coefficients"]
+    assert (without["alpha_cacheutil_pct_per_rps"], without["alpha_cache_per_pct"]) == (0, 0)
+    assert isinstance(alone[0], AlonePoint)

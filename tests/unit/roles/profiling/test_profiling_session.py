@@ -1,0 +1,256 @@
+"""A whole session on a GPU that is not there: its measuring processes answer what iGniter's own model says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from fabric.messages import LoaderSpec
+from profiles.igniter import Resident, read_coefficients
+from profiles.occupancy import LaunchGaps
+from profiles.requirements import Requirements
+from profiles.store import shipped_data
+from roles.node_agent.mps import MpsMissing
+from roles.profiling.process import ProfilingFailed, Request
+from roles.profiling.sensors import Sensors
+from roles.profiling.session import Ask, Session, Surroundings
+from roles.profiling.shares import Environment
+from tests.gpu_stand_ins import a100, gpu_environment, write_gpus
+
+KNOWN = read_coefficients(shipped_data("igniter_v100")["workload_coefficients"]["resnet50"])
+LOADER = LoaderSpec(zoo="torchvision", arch="resnet50")
+PCIE = 1e7
+SCHED_MS = KNOWN.kernels * KNOWN.sched_ms_per_kernel
+BYTES = (int(KNOWN.load_bytes), int(KNOWN.feedback_bytes))
+
+
+class Gpu:
+    """Draws 53.5 W, and iGniter's line more while something runs on it."""
+
+    class NVMLError(Exception):
+        """As NVML's."""
+
+    def __init__(self) -> None:
+        self.watts = 53.5
+        self.reads = 0
+
+    def wait_for_samples(self) -> None:
+        """Until the sensors' thread, which runs on the real clock, has looked twice."""
+        wanted = self.reads + 2
+        for _ in range(10_000):
+            if self.reads >= wanted:
+                return
+            threading.Event().wait(0.001)
+        raise AssertionError("nobody looks at the sensors")
+
+    def sensors(self, gpu: int) -> Sensors:
+        return Sensors(gpu, "550.54", self, object())
+
+    def nvmlDeviceGetPowerUsage(self, handle: object) -> float:  # noqa: N802  NVML's name
+        self.reads += 1
+        return self.watts * 1e3
+
+    def nvmlDeviceGetClockInfo(self, handle: object, clock: int) -> int:  # noqa: N802  NVML's name
+        return 1530
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: object, clock: int) -> int:  # noqa: N802  NVML's name
+        return 1530
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: object) -> int:  # noqa: N802  NVML's name
+        return 300_000
+
+
+class Played:
+    """One measuring process; `limit`: its batches from there on find no memory."""
+
+    started: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, gpu: Gpu, request: Request, share: float, limit: int | None = None) -> None:
+        self._gpu = gpu
+        self._request = request
+        self._answers = self._group() if request.is_group else self._alone(share, limit)
+
+    def __enter__(self) -> Self:
+        Played.started["group" if self._request.is_group else "alone"] += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._gpu.watts = 53.5
+
+    def tell(self, line: str) -> None:
+        assert line in {"go\n", "stop\n"}
+
+    def answer(self) -> dict[str, Any]:
+        return next(self._answers)
+
+    def _alone(self, share: float, limit: int | None) -> Iterator[dict[str, Any]]:
+        yield {
+            "event": "loaded",
+            "digest": "ab" * 32,
+            "load_bytes": BYTES[0],
+            "feedback_bytes": BYTES[1],
+            "pcie_bytes_per_ms": PCIE,
+            "torch": "2.11",
+            "gpu": "Tesla V100",
+        }
+        for size in self._request.batch_sizes:
+            active = Resident(KNOWN, size, share)
+            self._gpu.watts = 53.5 + KNOWN.power_w_per_rps * active.ability_rps + KNOWN.power_w
+            yield {"event": "starts", "batch_size": size}
+            if limit is not None and size >= limit:
+                yield {"event": "no_memory", "batch_size": size}
+                break
+            ms = active.active_ms + SCHED_MS + size * sum(BYTES) / PCIE
+            self._gpu.wait_for_samples()
+            yield {
+                "event": "point",
+                "batch_size": size,
+                "p50_ms": ms,
+                "p95_ms": ms,
+                "p99_ms": ms,
+                "runs": 9,
+                "memory_bytes": size << 20,
+            }
+            if size in self._request.traced:
+                yield {
+                    "event": "kernels",
+                    "batch_size": size,
+                    "sm_count": 80,
+                    "gaps": asdict(LaunchGaps(int(KNOWN.kernels), KNOWN.sched_ms_per_kernel, 1.0)),
+                    "requirements": asdict(Requirements(80.0, 20.0, 40.0, 1.0)),
+                    "rows": [],
+                }
+        yield {"event": "end"}
+
+    def _group(self) -> Iterator[dict[str, Any]]:
+        self._gpu.watts += 30.0
+        yield {"event": "ready"}
+        self._gpu.wait_for_samples()
+        yield {"event": "ran", "gaps": {"gap_ms_per_kernel": 0.001 * (self._gpu.watts - 53.5) / 30.0}}
+
+
+@contextmanager
+def some_shares(gpu: int, gpu_type: str) -> Iterator[Environment]:
+    yield lambda share: {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share:g}"}
+
+
+@contextmanager
+def no_shares(gpu: int, gpu_type: str) -> Iterator[Environment]:
+    if gpu >= 0:
+        raise MpsMissing("nvidia-cuda-mps-control is not installed")
+    yield lambda _: {}
+
+
+def session(ask: Ask, warned: list[str], *, has_shares: bool = True, limit: int | None = None) -> Session:
+    gpu = Gpu()
+
+    def start(request: Request, environment: Mapping[str, str]) -> Played:
+        share = float(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
+        return Played(gpu, request, share, limit)
+
+    around = Surroundings(start, some_shares if has_shares else no_shares, gpu.sensors)
+    return Session(ask, progressed.append, warned.append, around)
+
+
+progressed: list[float] = []
+
+
+def test_igniters_coefficients_are_recovered_from_a_gpu_that_follows_its_model() -> None:
+    warned: list[str] = []
+    progressed.clear()
+    Played.started.clear()
+    ask = Ask("resnet50", LOADER, "cuda", (1, 4), (50.0,), "v100", for_igniter=True)
+    seen = session(ask, warned).measure()
+    assert Played.started == {"alone": 3, "group": 1 + 2 + 3 + 4 + 5}
+    assert {(p.share_percent, p.batch_size) for p in seen.points} == {
+        (share, size) for share in (100, 50, 10) for size in (1, 4, 16, 32)
+    }
+    assert seen.igniter is not None
+    hardware, found = seen.igniter["hardware"], seen.igniter["coefficients"]
+    assert tuple(
+        found[f"k{i}_{unit}"] for i, unit in enumerate(("ms_pct", "ms_pct", "ms_pct", "pct", "ms"), 1)
+    ) == (pytest.approx(KNOWN.active, rel=1e-4, abs=1e-4))
+    assert found["alpha_power_w_per_rps"] == pytest.approx(KNOWN.power_w_per_rps, rel=1e-4)
+    assert found["n_k"] == 80
+    assert (hardware["P_max_power_w"], hardware["p_idle_w"], hardware["alpha_f_mhz_per_w"]) == (
+        300,
+        53.5,
+        0.0,
+    )
+    assert hardware["alpha_sch_ms"] == pytest.approx(
+        0.001
+    )  # a ms/1000 more for each workload: a line of slope 0.001
+    assert hardware["r_unit_pct"] == 2.5
+    assert seen.requirements[32].weighted_sm_percent == 40.0
+    assert seen.subject.driver == "550.54"
+    assert [words for words in warned if "L2 and DRAM" in words]
+    assert progressed == sorted(progressed)
+    assert progressed[-1] == 1.0
+    assert seen.profile().exec_ms(16, 50) == pytest.approx(
+        Resident(KNOWN, 16, 50).active_ms + SCHED_MS + 16 * sum(BYTES) / PCIE
+    )
+
+
+def test_without_mps_the_whole_gpu_is_measured_and_that_is_said() -> None:
+    warned: list[str] = []
+    ask = Ask("resnet50", LOADER, "cuda:1", (1,), (50.0,), "v100", for_igniter=True)
+    seen = session(ask, warned, has_shares=False).measure()
+    assert [(p.share_percent, p.batch_size) for p in seen.points] == [(100, 1)]
+    assert seen.igniter is None
+    assert warned == ["left out: shares and iGniter's coefficients: nvidia-cuda-mps-control is not installed"]
+
+
+def test_batches_without_memory_are_left_out_at_every_share() -> None:
+    warned: list[str] = []
+    ask = Ask("resnet50", LOADER, "cuda", (1, 2, 4), (50.0,), "v100")
+    seen = session(ask, warned, limit=4).measure()
+    assert {p.batch_size for p in seen.points} == {1, 2}
+    assert seen.subject.notes == ("batches of 4 and more: out of memory",)
+    with pytest.raises(ProfilingFailed, match="not even a batch of 1"):
+        session(ask, warned, limit=1).measure()
+
+
+SHARES = """
+from roles.node_agent.mps import LegacyControl, MpsPlace
+from pathlib import Path
+from roles.profiling.sensors import Sensors
+from roles.profiling.shares import mps_shares
+with mps_shares(0, "a100") as environment:
+    said = environment(37.5)
+    pipe = Path(said["CUDA_MPS_PIPE_DIRECTORY"])
+    print(said["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], said["CUDA_VISIBLE_DEVICES"], pipe.is_dir())
+print(pipe.exists(), Sensors.open(0).power_w(), Sensors.open(0).driver, Sensors.open(0).power_max_w())
+"""
+
+
+def of_stand_ins(tmp_path: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
+    gpus = tmp_path / "gpus.json"
+    write_gpus(gpus, a100(**changes))
+    environment = gpu_environment(gpus, has_mps=True)
+    return subprocess.run(
+        [sys.executable, "-c", SHARES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_shares_come_from_an_mps_daemon_that_ends_with_them(tmp_path: Path) -> None:
+    ended = of_stand_ins(tmp_path)
+    assert ended.stdout.splitlines() == ["37.5 GPU-0 True", "False 151.5 550.54.15 None"], ended.stderr
+
+
+def test_a_gpu_without_shares_says_so(tmp_path: Path) -> None:
+    assert "shares need compute capability 7.0" in of_stand_ins(tmp_path, capability="6.1").stderr
+    assert "MIG is on" in of_stand_ins(tmp_path, mig=1).stderr
