@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.options import Number, Schema
-from policies.placement.asked import rated
+from policies.placement.asked import in_order, joined, rated
 from policies.placement.base import (
     Decision,
     GpuSlot,
@@ -103,25 +103,24 @@ class Tenuto:
 
         Raises ConfigError where there is no GPU.
         """
-        shared = Symphony().place(models, gpus, profiles, current)
         if any(model.rate_rps is None for model in models):
-            return shared
+            return Symphony().place(models, gpus, profiles, current)
         asked, idle = rated(models)
+        whole = Symphony().place(asked, gpus, profiles, current)
+        whole = replace(whole, unplaced=in_order((*whole.unplaced, *idle), models))
         reasons = {one.model_id: one.reason for one in idle}
         reasons |= _reasons(asked, gpus, profiles)
         wanted = [model for model in models if model.model_id not in reasons]
-        if not wanted or not all(gpu.is_emulated for gpu in gpus):
-            return shared
-        if len(wanted) < len(models):
-            shared = Symphony().place(wanted, gpus, profiles, current)
-        if self._conditions.has_fixed_batches:
-            shared = with_batches(shared, wanted, gpus, profiles, self._conditions)
         task = task_of(wanted, gpu_classes(gpus), profiles, self._conditions, self._options["slices_max"])
+        is_fixed = self._conditions.has_fixed_batches and all(gpu.is_emulated for gpu in gpus)
+        if not wanted or (task is None and not is_fixed):
+            return whole
+        shared = Symphony().place(wanted, gpus, profiles, current)
+        if is_fixed:
+            shared = with_batches(shared, wanted, gpus, profiles, self._conditions)
         plans = {"shared in time": shared}
         if task is not None:
             plans = {**self._searched(task), **plans, **self._rival_plans(wanted, gpus, profiles)}
-        elif not self._conditions.has_fixed_batches:
-            return shared
         candidates = [
             _Candidate(name, plan, served, worst_fraction(served, wanted))
             for name, plan in plans.items()
@@ -218,6 +217,7 @@ def _reasons(
     found: dict[ModelId, str] = {}
     for model in models:
         why = [cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) for gpu in gpus]
-        if why[0] is not None and None not in why:
-            found[model.model_id] = why[0]
+        known = [reason for reason in why if reason is not None]
+        if len(known) == len(why):
+            found[model.model_id] = joined(known)
     return found
