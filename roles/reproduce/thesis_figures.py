@@ -144,20 +144,20 @@ def _play_all(settings: Sequence[Setting], without: Sequence[str] = ()) -> _Bars
 
 def _grids(bars: _Bars) -> tuple[Grid, ...]:
     labels = tuple(dict.fromkeys(label for _, label in bars))
-    settings = list(dict.fromkeys(setting for setting, _ in bars))
+    ideal_rps = {setting: played.setting.ideal_rps for (setting, _), played in bars.items()}
 
-    def grid(title: str, value: Callable[[Played], float]) -> Grid:
+    def grid(title: str, value: Callable[[Played], float], *, has_ideal: bool = True) -> Grid:
         rows = tuple(
             (
                 setting,
                 (
-                    bars[setting, labels[0]].setting.ideal_rps,
+                    *((ideal,) if has_ideal else ()),
                     *(round(value(bars[setting, label]), 1) for label in labels),
                 ),
             )
-            for setting in settings
+            for setting, ideal in ideal_rps.items()
         )
-        return Grid(title, ("ideal", *labels), rows)
+        return Grid(title, ("ideal", *labels) if has_ideal else labels, rows)
 
     return (
         grid("Emulated goodput under `fixed`, requests/s:", lambda played: played.goodput_rps("fixed")),
@@ -166,5 +166,5 @@ def _grids(bars: _Bars) -> tuple[Grid, ...]:
             "The policies' own predictions, requests/s:",
             lambda played: played.plan.expected_goodput_rps or 0.0,
         ),
-        grid("GPUs used:", lambda played: len(played.plan.gpus_used)),
+        grid("GPUs used:", lambda played: len(played.plan.gpus_used), has_ideal=False),
     )
