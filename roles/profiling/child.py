@@ -89,7 +89,11 @@ class _Measuring:
         trace = self._measurer.trace(batch)
         if trace is None:
             return
-        kernels, limits = kernels_of(trace), limits_of(trace, self._device.index or 0)
+        kernels = kernels_of(trace)
+        if not kernels:  # the tracer is not allowed to look, or another one does
+            self._say(event="no_kernels", batch_size=batch_size)
+            return
+        limits = limits_of(trace, self._device.index or 0)
         total_bytes = device_memory_bytes(self._device)
         self._say(
             event="kernels",
@@ -109,7 +113,8 @@ class _Measuring:
         until_ms = self._clock.now_ms() + self._for_ms
         times_ms = self._measurer.back_to_back(batch, lambda: self._clock.now_ms() >= until_ms)
         trace = self._measurer.trace(batch)
-        gaps = None if trace is None else asdict(launch_gaps(kernels_of(trace)))
+        kernels = [] if trace is None else kernels_of(trace)
+        gaps = asdict(launch_gaps(kernels)) if kernels else None
         self._say(event="ran", gaps=gaps, **_numbers(times_ms))
         stop = threading.Event()
         threading.Thread(target=_wait_for_a_word, args=(stop,), name="stop", daemon=True).start()

@@ -174,6 +174,10 @@ class Session:
                         self._take_point(run.share_percent, process)
                     case "kernels":
                         self._take_kernels(said)
+                    case "no_kernels":
+                        self._miss(
+                            "kernels and occupancy: torch's tracer saw none (are counters restricted?)"
+                        )
                     case "no_memory":
                         self._miss(f"batches of {said['batch_size']} and more: out of memory")
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec, SliceSpec
+from profiles.store import read_measured
+from roles.commands_profile import profile
 from roles.demo.digits_model import HELD_OUT
 from roles.gpu_worker.executors.base import Job, JobPart
+from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
@@ -29,6 +37,8 @@ BREAKER = """
 import torch
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import model_spec, slice_spec
 device = TorchDevice(MonotonicClock())
@@ -89,6 +99,107 @@ def test_a_replica_on_cuda_tells_its_memory_and_a_rising_table() -> None:
     assert replica.memory_bytes > 40_000_000
     assert list(replica.exec_ms) == sorted(replica.exec_ms)
     assert replica.outputs[0].shape == (5,)
+
+
+def hosted_on_cuda(spec: LoaderSpec, batch_size_max: int = 8) -> HostedModel:
+    device = torch.device("cuda", 0)
+    model = HostedModel("m", load_model(spec, device), batch_size_max, device, MonotonicClock())
+    model.warm(60_000.0)
+    return model
+
+
+def pictures(count: int) -> list[dict[str, Tensor]]:
+    drawn = torch.rand(count, 3, 224, 224, generator=torch.Generator().manual_seed(7))
+    return [{"image": picture.numpy()} for picture in drawn]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_graphs_answer_what_the_plain_call_would_bit_for_bit(dtype: str, channels_last: bool) -> None:
+    spec = LoaderSpec(zoo="torchvision", arch="resnet18", dtype=dtype, channels_last=channels_last)
+    graphs = hosted_on_cuda(spec)
+    assert graphs.buckets.problem is None
+    assert graphs.buckets.sizes == (1, 2, 4, 8)
+    plain = load_model(spec, torch.device("cuda", 0)).model
+    for size in (1, 2, 4, 8):
+        rows = pictures(size)
+        batch = {"image": torch.stack([torch.from_numpy(row["image"]) for row in rows]).cuda()}
+        with torch.inference_mode():
+            expected = plain.infer(batch)["logits"].cpu().numpy()
+        assert np.array_equal(graphs.run(rows)[0].array, expected)
+
+
+def test_a_padded_batch_is_the_same_within_rounding() -> None:
+    graphs = hosted_on_cuda(LoaderSpec(zoo="torchvision", arch="resnet18"))
+    rows = pictures(5)
+    alone = np.concatenate([graphs.run([row])[0].array for row in rows]).astype(np.float64)
+    assert np.abs(graphs.run(rows)[0].array.astype(np.float64) - alone).max() < 1e-2
+
+
+def test_graphs_can_be_refused_and_then_everything_is_eager() -> None:
+    eager = hosted_on_cuda(LoaderSpec(zoo="torchvision", arch="resnet18", cuda_graphs=False), 2)
+    assert eager.buckets.sizes == ()
+    assert eager.buckets.problem is None
+
+
+@pytest.mark.parametrize("arch", ["bert", "gpt2", "t5", "roberta"])
+def test_language_models_run_captured_or_eagerly(arch: str) -> None:
+    model = hosted_on_cuda(LoaderSpec(zoo="transformers", arch=arch, sequence_length=64), 4)
+    example = {info.name: np.full(info.shape, 5, np.int64) for info in model.inputs}
+    example["attention_mask"][:] = 1
+    example["input_ids"][-1] = 1
+    one = model.run([example])[0].array.astype(np.float64)
+    three = model.run([example] * 3)[0].array.astype(np.float64)
+    assert np.isfinite(one).all()
+    assert np.abs(three - one).max() < 1e-2
+
+
+def test_staging_while_batches_run_on_cuda_changes_nothing() -> None:
+    model = hosted_on_cuda(DIGITS, 16)
+    with np.load(HELD_OUT) as held_out:
+        images = held_out["images"]
+    batches = [
+        [JobPart(16, [NamedTensor("image", image) for image in images[first : first + 16]])]
+        for first in range(0, 320, 16)
+    ]
+    expected = [model.run_parts(parts)[0][0].array for parts in batches]
+    stop = threading.Event()
+    ahead: queue.Queue[int] = queue.Queue(1)
+
+    def stage() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                model.stage(batches[ahead.get(timeout=0.1)])
+
+    stager = threading.Thread(target=stage)
+    stager.start()
+    try:
+        for turn in range(400):
+            with contextlib.suppress(queue.Full):
+                ahead.put_nowait((turn + 1) % len(batches))
+            got = model.run_parts(batches[turn % len(batches)])[0][0].array
+            assert np.array_equal(got, expected[turn % len(batches)])
+    finally:
+        stop.set()
+        stager.join(10)
+    assert model.slots.staged_ahead > 0
+
+
+def test_a_profile_of_a_gpu_has_kernels_and_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    result = CliRunner().invoke(
+        profile, ["resnet18", "--device", "cuda", "--batches", "1,4", "--seconds", "0.2", "--out", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    seen = read_measured(path)
+    assert sorted(seen.kernels) == sorted(seen.requirements) == [1, 4]
+    for needs in seen.requirements.values():
+        assert needs.weighted_sm_percent is not None
+        assert 0 < needs.weighted_sm_percent <= 100
+        assert needs.achieved_occupancy_percent is not None
+        assert 0 < needs.achieved_occupancy_percent <= 100
+    assert seen.subject.gpu
+    assert all(point.memory_bytes > 40_000_000 for point in seen.points)
 
 
 def test_memory_that_is_not_there_is_said_plainly() -> None:

@@ -143,6 +143,8 @@ class HostedModel:
         self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way
         with torch.inference_mode(), self._on_stream():
             self.buckets.prepare(self._before(self._put(rows, [])))
+        if self._stream is not None:  # the slot is written again now
+            self._stream.synchronize()
         self.slots.give_back()
         return self._measure(rows, slo_ms)
 
