@@ -161,14 +161,17 @@ class Tenuto:
         models: Sequence[PlacedModelInput],
         reasons: Mapping[ModelId, str],
     ) -> Placement:
-        best_rps = max(candidate.total_rps for candidate in candidates)
+        floor: float = self._options["floor"]
+        reached = max(min(candidate.worst, floor) for candidate in candidates)
+        fair = [candidate for candidate in candidates if candidate.worst >= reached]
+        best_rps = max(candidate.total_rps for candidate in fair)
         enough_rps = (1 - self._options["fairness_cost"]) * best_rps
-        near = [candidate for candidate in candidates if candidate.total_rps >= enough_rps]
+        near = [candidate for candidate in fair if candidate.total_rps >= enough_rps]
         # In steps that matter, so that among equals the first stays first: our own, with the shortest batches.
         near.sort(key=lambda one: (-round(one.worst, 2), -round(one.total_rps / (best_rps or 1.0), 3)))
         judge = self._conditions.judge
         if judge is not None:
-            ranked = sorted(candidates, key=lambda candidate: -candidate.total_rps)
+            ranked = sorted(fair, key=lambda candidate: -candidate.total_rps)
             near = sorted(ranked[:_JUDGED_MAX], key=lambda candidate: -judge(candidate.plan))
         chosen = near[0]
         missing = {
@@ -187,7 +190,7 @@ class Tenuto:
         rejected = tuple(
             Rejected(
                 candidate.name,
-                "less goodput" if candidate.total_rps < enough_rps else "no fairer",
+                _why_not(candidate, reached, enough_rps),
                 candidate.metrics(),
             )
             for candidate in sorted(candidates, key=lambda one: -one.total_rps)
@@ -201,6 +204,12 @@ class Tenuto:
             chosen.total_rps,
             (decision, *chosen.plan.decisions),
         )
+
+
+def _why_not(candidate: _Candidate, reached: float, enough_rps: float) -> str:
+    if candidate.worst < reached:
+        return "under the floor"
+    return "less goodput" if candidate.total_rps < enough_rps else "no fairer"
 
 
 def _shortfall(model: PlacedModelInput, hosted: set[ModelId]) -> str:

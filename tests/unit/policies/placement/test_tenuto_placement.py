@@ -93,6 +93,20 @@ def test_of_two_models_the_worse_served_one_gains_where_it_costs_little() -> Non
     assert min(served[ModelId("a")], served[ModelId("b")]) > 0.4
 
 
+def test_a_floor_is_kept_whatever_goodput_it_costs() -> None:
+    # Alone a carries 800 and b 200, and both want all SMs: each request of b costs four of a. Two slices of a
+    # beside one of b: 2/3 of 800 and 1/3 of 200.
+    of = case({"a": (400, 800, {8: Cell(10, 100)}), "b": (400, 200, {8: Cell(40, 100)})})
+
+    def served(placement: Placement) -> dict[str, float]:
+        left = {str(one.model_id): one.rate_rps or 0.0 for one in placement.unplaced}
+        return {"a": 1 - left.get("a", 0.0) / 800, "b": 1 - left.get("b", 0.0) / 200}
+
+    free, fair = place(of), place(of, floor=0.3)
+    assert min(served(free).values()) < 0.3 <= min(served(fair).values())
+    assert (free.expected_goodput_rps or 0) > (fair.expected_goodput_rps or 0)
+
+
 def test_the_judge_has_the_last_word() -> None:
     of = case({"a": (100, 1200, HALF)})
     shared = PlannedSlice(0, None, (PlannedModel(ModelId("a")),))
