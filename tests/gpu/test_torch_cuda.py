@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -200,6 +201,31 @@ def test_a_profile_of_a_gpu_has_kernels_and_a_trace(tmp_path: Path) -> None:
         assert 0 < needs.achieved_occupancy_percent <= 100
     assert seen.subject.gpu
     assert all(point.memory_bytes > 40_000_000 for point in seen.points)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-cuda-mps-control") is None, reason="needs MPS")
+def test_shares_and_igniters_coefficients_of_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    result = CliRunner().invoke(
+        profile,
+        [
+            "resnet18",
+            "--device",
+            "cuda",
+            "--batches",
+            "1,4",
+            "--igniter",
+            "--seconds",
+            "0.5",
+            "--out",
+            str(path),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    seen = read_measured(path)
+    assert seen.igniter is not None, seen.subject.notes
+    by_share = {p.share_percent: p.p50_ms for p in seen.points if p.batch_size == 32}
+    assert by_share[10] > by_share[50] > by_share[100]
 
 
 def test_memory_that_is_not_there_is_said_plainly() -> None:

@@ -238,6 +238,69 @@ def test_a_loader_that_raises_fails_its_slice_and_the_other_serves(cluster: Clus
     assert cluster.hear(cluster.outputs, Outputs)
 
 
+def loader_slice(name: str, loader: LoaderSpec) -> SliceSpec:
+    return slice_spec(f"node-0/cpu0/{name}", [model_spec(name, (), 8, loader, slo_ms=60_000.0)], device="cpu")
+
+
+def test_every_kind_of_bad_model_fails_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"\x08\x00\x00\x00")
+    (tmp_path / "empty").mkdir()
+    user = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+    bad = {
+        "no-example": (LoaderSpec(python=f"{user}:NoExample"), "no method 'example'"),
+        "wrong-batch": (LoaderSpec(python=f"{user}:WrongBatch"), "the first axis must be the batch"),
+        "missing": (
+            LoaderSpec(zoo="torchvision", arch="alexnet", weights=str(tmp_path / "gone.pt")),
+            "there is no weights file",
+        ),
+        "truncated": (
+            LoaderSpec(zoo="torchvision", arch="squeezenet1_1", weights=str(tmp_path / "cut.safetensors")),
+            "truncated or not a weights file",
+        ),
+        "no-directory": (
+            LoaderSpec(zoo="transformers", weights=str(tmp_path / "empty")),
+            "it is no model's directory",
+        ),
+    }
+    cluster.start(*(loader_slice(name, loader) for name, (loader, _) in bad.items()))
+    reasons: dict[str, str] = {}
+    while len(reasons) < len(bad):
+        failed = cluster.hear(cluster.agent, SliceFailed).message
+        assert isinstance(failed, SliceFailed)
+        reasons[failed.slice_id.rpartition("/")[2]] = failed.reason
+    for name, (_, reason) in bad.items():
+        assert reason in reasons[name], name
+
+
+def test_a_batch_without_memory_is_answered_and_the_scheduler_hears_of_smaller_ones(cluster: Cluster) -> None:
+    hungry = LoaderSpec(python="tests.unit.roles.gpu_worker.executors.models_for_tests:Hungry")
+    spec = loader_slice("hungry", hungry)
+    cluster.start(spec)
+    cluster.introduce(1)
+    assert cluster.ready[spec.slice_id].replicas[0].batch_size_max == 8
+
+    def ask(batch_id: int, seqs: Sequence[int]) -> None:
+        cluster.run(spec.slice_id, batch_id, seqs)
+        ones = [NamedTensor("x", np.full(3, seq + 1, np.float32)) for seq in seqs]
+        cluster.feed(spec.slice_id, batch_id, seqs, ones)
+
+    ask(1, range(4))
+    answer = cluster.hear(cluster.outputs, BatchFailed).message
+    assert isinstance(answer, BatchFailed)
+    assert answer.seqs == (0, 1, 2, 3)
+    assert answer.reason.startswith("out of memory on the host")
+    again = cluster.hear(cluster.scheduler, SliceReady).message
+    assert isinstance(again, SliceReady)
+    assert again.replicas[0].batch_size_max == len(again.replicas[0].exec_ms) == 2
+    for batch_id in (2, 3, 4):  # granted ahead, still larger: in pieces, staged while the one before runs
+        ask(batch_id, range(10 * batch_id, 10 * batch_id + 5))
+    for batch_id in (2, 3, 4):
+        received = cluster.hear(cluster.outputs, Outputs)
+        assert isinstance(received.message, Outputs)
+        assert rows(received)["total"].tolist() == [3 * (seq + 1) for seq in received.message.seqs]
+        assert received.message.batch_id == batch_id
+
+
 def test_garbage_and_strangers_on_the_payload_socket_are_counted_and_the_rest_is_served(
     cluster: Cluster,
 ) -> None:
