@@ -58,9 +58,18 @@ def _check_rates(placed: Placement, models: Sequence[PlacedModelInput]) -> None:
 def _memory_bytes(
     planned: PlannedSlice, gpu: GpuSlot, models: Sequence[PlacedModelInput], profiles: Profiles
 ) -> int:
-    """A model that is alone on its slice needs what its batch needs; several share the room for one that runs."""
-    hosted = [model for model in models if model.model_id in {entry.model_id for entry in planned.models}]
-    batch_size = planned.models[0].batch_max or planned.models[0].batch
-    if len(hosted) > 1 or batch_size is None or hosted[0].memory_bytes is not None:
-        return slice_memory_bytes(hosted, gpu.gpu_type, profiles)
-    return profiles[hosted[0].model_id, gpu.gpu_type].memory_bytes(batch_size)
+    """All models stay loaded and one batch runs at a time: of the planned size, or any within the SLO without one."""
+    inputs = {model.model_id: model for model in models}
+    resident, surplus = 0, 0
+    for entry in planned.models:
+        batch_size = entry.batch_max or entry.batch
+        model = inputs[entry.model_id]
+        if batch_size is None or model.memory_bytes is not None:
+            running = idle = slice_memory_bytes([model], gpu.gpu_type, profiles)
+            if model.memory_bytes is None:
+                idle = profiles[entry.model_id, gpu.gpu_type].memory_bytes(1)
+        else:
+            profile = profiles[entry.model_id, gpu.gpu_type]
+            running, idle = profile.memory_bytes(batch_size), profile.memory_bytes(1)
+        resident, surplus = resident + idle, max(surplus, running - idle)
+    return resident + surplus
