@@ -1,8 +1,7 @@
-"""`tenuto profile` on a CPU: what it writes, what it refuses, and what ends a model that hangs."""
+"""The parts of `tenuto profile`: words that mean nothing, run times, sensors, kernels, iGniter's sections, the picture."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,13 @@ from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
 from profiles.igniter_fit import AlonePoint, GroupPoint
 from profiles.igniter_sections import CacheUse, GpuNumbers, igniter_points, igniter_sections
-from profiles.measured import Point
+from profiles.measured import MeasuredProfile, Point, Subject
 from profiles.occupancy import DeviceLimits, Kernel, LaunchGaps
 from profiles.profilers.torch import Measurer
-from profiles.store import read_measured, read_profile, shipped_data
+from profiles.store import shipped_data
 from roles.commands_profile import profile
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
-from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
 from roles.profiling.sensors import Sampling, Sensors
 
 DIGITS = "roles.demo.digits_model:Digits"
@@ -30,42 +28,6 @@ MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 def run(*arguments: str) -> tuple[int, str, BaseException | None]:
     result = CliRunner().invoke(profile, [*arguments, "--seconds", "0.05"])
     return result.exit_code, result.output, result.exception
-
-
-def test_a_profile_of_a_cpu_has_run_times_and_memory_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "digits.json"
-    result = CliRunner().invoke(
-        profile,
-        [DIGITS, "--batches", "1,4", "--seconds", "0.05", "--shares", "50", "--out", str(path), "--json"],
-    )
-    assert result.exit_code == 0, result.output
-    seen = read_measured(path)
-    assert [(p.share_percent, p.batch_size) for p in seen.points] == [(100, 1), (100, 4)]
-    assert all(0 < p.p50_ms <= p.p95_ms <= p.p99_ms and p.runs >= 5 for p in seen.points)
-    assert all(p.memory_bytes > 0 and p.power_w is None for p in seen.points)
-    assert (seen.load_bytes, seen.feedback_bytes) == (8 * 8 * 4, 8 + 10 * 4)
-    assert (len(seen.subject.model_hash), seen.subject.torch) == (64, torch.__version__)
-    assert seen.subject.notes == ("shares and iGniter's coefficients: a CPU has no MPS shares",)
-    assert "left out: shares" in result.stderr
-    assert json.loads(result.stdout)["subject"]["device"] == "cpu"
-    assert read_profile(path).batch_size_max == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["torchvision/resnet5O"], "did you mean 'resnet50'"),
-        ([f"{MODELS}:NoExample"], "no method 'example'"),
-        ([f"{MODELS}:RaisesInLoad"], "RuntimeError: no weights today"),
-        ([DIGITS, "--device", "cuda"], "torch finds no CUDA here"),
-    ],
-)
-def test_a_model_that_cannot_be_had_is_explained(arguments: list[str], reason: str, tmp_path: Path) -> None:
-    code, _, error = run(*arguments, "--batches", "1", "--out", str(tmp_path / "m.json"))
-    assert code == 1
-    assert isinstance(error, ConfigError)
-    assert reason in str(error)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -85,21 +47,6 @@ def test_words_that_mean_nothing_are_refused_before_anything_starts(
     assert code == 1
     assert isinstance(error, ConfigError)
     assert reason in str(error)
-
-
-def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
-    request = Request(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
-    process = MeasuringProcess(request, {})
-    with pytest.raises(ProfilingFailed, match=r"has said nothing for 0\.5 s and was ended"), process:
-        process.answer()
-    assert process.is_over
-
-
-def test_a_process_that_dies_leaves_its_last_words() -> None:
-    request = Request(LoaderSpec(python=f"{MODELS}:DiesInLoad"), "cpu", (1,), limit_ms=100_000.0)
-    process = MeasuringProcess(request, {})
-    with pytest.raises(ProfilingFailed, match="ended without a word: exit code 7"), process:
-        process.answer()
 
 
 # ---------------------------------------------------------------- parts
@@ -215,3 +162,15 @@ def test_igniters_sections_come_out_of_its_authors_raw_profile() -> None:
     without = igniter_sections(alone, gpu, gaps, groups, transferred)["coefficients"]
     assert (without["alpha_cacheutil_pct_per_rps"], without["alpha_cache_per_pct"]) == (0, 0)
     assert isinstance(alone[0], AlonePoint)
+
+
+def test_a_profile_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots'")
+    from roles.plots import plot_profile
+
+    points = [
+        Point(share, b, b + 100 / share, b + 1.0, b + 2.0, 9, 0) for share in (50, 100) for b in (1, 2, 4)
+    ]
+    subject = Subject("m", "ab", "cuda", "v100")
+    plot_profile(tmp_path / "p.png", MeasuredProfile(subject, points, 1, 1))
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
@@ -24,7 +21,6 @@ from roles.profiling.process import ProfilingFailed, Request
 from roles.profiling.sensors import Sensors
 from roles.profiling.session import Ask, Session, Surroundings
 from roles.profiling.shares import Environment
-from tests.gpu_stand_ins import a100, gpu_environment, write_gpus
 
 KNOWN = read_coefficients(shipped_data("igniter_v100")["workload_coefficients"]["resnet50"])
 LOADER = LoaderSpec(zoo="torchvision", arch="resnet50")
@@ -217,40 +213,3 @@ def test_batches_without_memory_are_left_out_at_every_share() -> None:
     assert seen.subject.notes == ("batches of 4 and more: out of memory",)
     with pytest.raises(ProfilingFailed, match="not even a batch of 1"):
         session(ask, warned, limit=1).measure()
-
-
-SHARES = """
-from roles.node_agent.mps import LegacyControl, MpsPlace
-from pathlib import Path
-from roles.profiling.sensors import Sensors
-from roles.profiling.shares import mps_shares
-with mps_shares(0, "a100") as environment:
-    said = environment(37.5)
-    pipe = Path(said["CUDA_MPS_PIPE_DIRECTORY"])
-    print(said["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], said["CUDA_VISIBLE_DEVICES"], pipe.is_dir())
-print(pipe.exists(), Sensors.open(0).power_w(), Sensors.open(0).driver, Sensors.open(0).power_max_w())
-"""
-
-
-def of_stand_ins(tmp_path: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
-    gpus = tmp_path / "gpus.json"
-    write_gpus(gpus, a100(**changes))
-    environment = gpu_environment(gpus, has_mps=True)
-    return subprocess.run(
-        [sys.executable, "-c", SHARES],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_shares_come_from_an_mps_daemon_that_ends_with_them(tmp_path: Path) -> None:
-    ended = of_stand_ins(tmp_path)
-    assert ended.stdout.splitlines() == ["37.5 GPU-0 True", "False 151.5 550.54.15 None"], ended.stderr
-
-
-def test_a_gpu_without_shares_says_so(tmp_path: Path) -> None:
-    assert "shares need compute capability 7.0" in of_stand_ins(tmp_path, capability="6.1").stderr
-    assert "MIG is on" in of_stand_ins(tmp_path, mig=1).stderr

@@ -1,0 +1,121 @@
+"""`tenuto profile` with its real processes: on a CPU what it writes and refuses, on stand-ins how shares come about."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fabric.errors import ConfigError
+from fabric.messages import LoaderSpec
+from profiles.store import read_measured, read_profile
+from roles.commands_profile import profile
+from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
+from tests.gpu_stand_ins import a100, gpu_environment, write_gpus
+
+pytestmark = pytest.mark.timeout(180)
+
+DIGITS = "roles.demo.digits_model:Digits"
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+
+
+def run(*arguments: str) -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(profile, [*arguments, "--seconds", "0.05"])
+    return result.exit_code, result.output, result.exception
+
+
+def test_a_profile_of_a_cpu_has_run_times_and_memory_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "digits.json"
+    result = CliRunner().invoke(
+        profile,
+        [DIGITS, "--batches", "1,4", "--seconds", "0.05", "--shares", "50", "--out", str(path), "--json"],
+    )
+    assert result.exit_code == 0, result.output
+    seen = read_measured(path)
+    assert [(p.share_percent, p.batch_size) for p in seen.points] == [(100, 1), (100, 4)]
+    assert all(0 < p.p50_ms <= p.p95_ms <= p.p99_ms and p.runs >= 5 for p in seen.points)
+    assert all(p.memory_bytes > 0 and p.power_w is None for p in seen.points)
+    assert (seen.load_bytes, seen.feedback_bytes) == (8 * 8 * 4, 8 + 10 * 4)
+    assert (len(seen.subject.model_hash), seen.subject.torch) == (64, torch.__version__)
+    assert seen.subject.notes == ("shares and iGniter's coefficients: a CPU has no MPS shares",)
+    assert "left out: shares" in result.stderr
+    assert json.loads(result.stdout)["subject"]["device"] == "cpu"
+    assert read_profile(path).batch_size_max == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["torchvision/resnet5O"], "did you mean 'resnet50'"),
+        ([f"{MODELS}:NoExample"], "no method 'example'"),
+        ([f"{MODELS}:RaisesInLoad"], "RuntimeError: no weights today"),
+        (
+            [DIGITS, "--device", "cuda:99"],
+            "torch finds no CUDA here" if not torch.cuda.is_available() else "there are",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_explained(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    code, _, error = run(*arguments, "--batches", "1", "--out", str(tmp_path / "m.json"))
+    assert code == 1
+    assert isinstance(error, ConfigError)
+    assert reason in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
+    request = Request(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
+    process = MeasuringProcess(request, {})
+    with pytest.raises(ProfilingFailed, match=r"has said nothing for 0\.5 s and was ended"), process:
+        process.answer()
+    assert process.is_over
+
+
+def test_a_process_that_dies_leaves_its_last_words() -> None:
+    request = Request(LoaderSpec(python=f"{MODELS}:DiesInLoad"), "cpu", (1,), limit_ms=100_000.0)
+    process = MeasuringProcess(request, {})
+    with pytest.raises(ProfilingFailed, match="ended without a word: exit code 7"), process:
+        process.answer()
+
+
+SHARES = """
+from roles.node_agent.mps import LegacyControl, MpsPlace
+from pathlib import Path
+from roles.profiling.sensors import Sensors
+from roles.profiling.shares import mps_shares
+with mps_shares(0, "a100") as environment:
+    said = environment(37.5)
+    pipe = Path(said["CUDA_MPS_PIPE_DIRECTORY"])
+    print(said["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], said["CUDA_VISIBLE_DEVICES"], pipe.is_dir())
+print(pipe.exists(), Sensors.open(0).power_w(), Sensors.open(0).driver, Sensors.open(0).power_max_w())
+"""
+
+
+def of_stand_ins(tmp_path: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
+    gpus = tmp_path / "gpus.json"
+    write_gpus(gpus, a100(**changes))
+    environment = gpu_environment(gpus, has_mps=True)
+    return subprocess.run(
+        [sys.executable, "-c", SHARES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_shares_come_from_an_mps_daemon_that_ends_with_them(tmp_path: Path) -> None:
+    ended = of_stand_ins(tmp_path)
+    assert ended.stdout.splitlines() == ["37.5 GPU-0 True", "False 151.5 550.54.15 None"], ended.stderr
+
+
+def test_a_gpu_without_shares_says_so(tmp_path: Path) -> None:
+    assert "shares need compute capability 7.0" in of_stand_ins(tmp_path, capability="6.1").stderr
+    assert "MIG is on" in of_stand_ins(tmp_path, mig=1).stderr
