@@ -47,6 +47,16 @@ class Beliefs:
         self._hosted.clear()
         return True
 
+    @property
+    def priorities(self) -> Mapping[ModelId, int]:
+        """Of the models that are served."""
+        return {model_id: self._priorities.get(model_id, 0) for model_id in self._slo_ms}
+
+    @property
+    def hints(self) -> Mapping[tuple[SliceId, ModelId], tuple[int | None, float]]:
+        """The plan's target batch and weight of each replica that has them."""
+        return self._hints
+
     def forget_model(self, model_id: ModelId) -> None:
         """It is no longer told of, though slices may still host it, and batches of it still end."""
         del self._slo_ms[model_id]

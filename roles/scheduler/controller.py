@@ -24,6 +24,7 @@ from fabric.messages import (
     CurrentSlice,
     DrainAsked,
     GpuRef,
+    KeptSlice,
     ModelAdvice,
     ModelsAdd,
     ModelSet,
@@ -33,6 +34,7 @@ from fabric.messages import (
     PlanAsked,
     PlanMade,
     PlanReport,
+    SliceSpec,
     UnplacedInfo,
     replaced,
 )
@@ -55,6 +57,7 @@ GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
 GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
 CHANGES_MAX = 16
 LATELY_MAX = 16
+SLICES_OF_GPU = 4_096  # ids of one GPU that are told apart in a slice's rank
 UNSAID_MAX = 256
 
 
@@ -86,6 +89,8 @@ class Controller:
         self._hands = hands
         self._loads = loads
         self._promises = promises
+        self.settled = 0
+        """How many reasons to plan were dealt with, one way or the other."""
         self._presence = GpuPresence(settings.desired.gpus)
         self._is_rate_blind = settings.is_rate_blind
         self._desired = settings.desired
@@ -106,6 +111,11 @@ class Controller:
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
         self._numbers: dict[GpuRef, int] = {}
+        self._place_of = {gpu: place for place, gpu in enumerate(settings.desired.gpus)}
+        for record in fleet.slices.values():
+            gpu = GpuRef(record.node_id, record.spec.gpu)
+            record.order = self._rank(gpu, record.spec)
+            self._numbers[gpu] = max(self._numbers.get(gpu, 0), _number(record.spec) + 1)
         for kept in settings.hints:
             hands.hints[kept.slice_id] = kept.hints
             promises.promise(kept.slice_id, kept.hints)
@@ -149,6 +159,16 @@ class Controller:
             self._is_planning = False
             self._accept(self._task, made, now_ms)
             self.advance(now_ms)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing is under way."""
+        return self._task is None
+
+    def settings(self) -> ControllerSettings:
+        """To go on from here in another process, when nothing is under way."""
+        hints = tuple(KeptSlice(slice_id, of) for slice_id, of in self._hands.hints.items())
+        return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
 
     def report(self, now_ms: float) -> PlanReport:
         """For people."""
@@ -258,7 +278,8 @@ class Controller:
         return place_rps, follow_rps
 
     def _grow_broken(self, now_ms: float) -> None:
-        for slice_id, ratio in self._promises.broken(now_ms).items():
+        broken = self._promises.broken(now_ms)
+        for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
             if record is None or record.state != READY or record.is_draining or self._task is not None:
                 continue
@@ -349,25 +370,22 @@ class Controller:
     def _named(self, start: NewSlice) -> NewSlice:
         """With an id that no slice of that GPU had before."""
         gpu = GpuRef(start.node_id, start.spec.gpu)
-        if gpu not in self._numbers:
-            of_gpu = [
-                int(slice_id.rpartition("/")[2])
-                for slice_id, record in self._fleet.slices.items()
-                if GpuRef(record.node_id, record.spec.gpu) == gpu
-            ]
-            self._numbers[gpu] = max(of_gpu, default=-1) + 1
-        slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.gpu}/{self._numbers[gpu]}")
-        self._numbers[gpu] += 1
+        number = self._numbers.get(gpu, 0)
+        self._numbers[gpu] = number + 1
+        slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.gpu}/{number}")
         return replaced(start, spec=replaced(start.spec, slice_id=slice_id))
 
     def _order_of(self, start: NewSlice) -> int:
-        """The rank of what runs on that GPU with as many models, else behind everyone."""
-        same = [
-            record.order
-            for record in self._fleet.slices.values()
-            if (record.node_id, record.spec.gpu) == (start.node_id, start.spec.gpu)
-        ]
-        return min(same, default=max((r.order for r in self._fleet.slices.values()), default=-1) + 1)
+        return self._rank(GpuRef(start.node_id, start.spec.gpu), start.spec)
+
+    def _rank(self, gpu: GpuRef, spec: SliceSpec) -> int:
+        """As at the start: those that fewest models share first, then by GPU (ADR 0011).
+
+        It depends on no other slice, so nobody's rank changes with a plan.
+        """
+        place = self._place_of.get(gpu, len(self._place_of))
+        by_gpu = len(spec.models) * (len(self._place_of) + 1) + place
+        return by_gpu * SLICES_OF_GPU + _number(spec) % SLICES_OF_GPU
 
     # ------------------------------------------------------------ moves
 
@@ -414,6 +432,7 @@ class Controller:
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
             return
         self._task = None
+        self.settled += 1
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)
         kept, unplaced = len(self._made.kept), self._made.unplaced
@@ -429,6 +448,7 @@ class Controller:
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
         """Nothing came of it: what was wanted before is wanted again."""
         self._task = None
+        self.settled += 1
         if status == "failed" or task.change is None:
             self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
         self._say(f"given up: {task.why}: {reason}")
@@ -454,6 +474,11 @@ class Controller:
             self._hands.put_model(change.model_id, task.slo_before_ms, None, now_ms)
         elif isinstance(change, DrainAsked):
             self._desired = task.before
+
+
+def _number(spec: SliceSpec) -> int:
+    """Which of its GPU's slices it is."""
+    return int(spec.slice_id.rpartition("/")[2])
 
 
 def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:

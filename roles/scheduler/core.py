@@ -8,7 +8,7 @@ kept in `batches`, what is believed of the cluster in `fleet`, what measured tim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fabric.ids import FrontendId, PeerId
@@ -20,6 +20,7 @@ from fabric.messages import (
     FrontendHello,
     ModelsAdd,
     ModelSet,
+    ModelSpec,
     ModelsRemove,
     NodeHello,
     Ping,
@@ -46,7 +47,7 @@ from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
 from roles.scheduler.news import News
 from roles.scheduler.promises import PromiseWatch
-from roles.scheduler.settings import SchedulerSettings
+from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
 
 Event = Heard | Lost | Tick
 _NOTHING: Sequence[Send] = ()
@@ -104,6 +105,21 @@ class SchedulerCore:
     def counters(self) -> Counters:
         """What has happened so far."""
         return self._counters
+
+    def settings(self) -> SchedulerSettings:
+        """What a scheduler would start with that goes on from here."""
+        fleet, started = self._fleet, self._settings
+        return replace(
+            started,
+            models=tuple(
+                ModelSpec(model_id, fleet.slo_ms(model_id), BATCH_SIZE_UNPROFILED)
+                for model_id in self._replicas
+            ),
+            slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
+            priorities=self._beliefs.priorities,
+            hints=dict(self._beliefs.hints),
+            unplaced={},
+        )
 
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
         """Take one event; see `roles.core.Core`."""

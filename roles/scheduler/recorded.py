@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from typing import Any
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import GpuRef, ModelSpec, PlanMade, SliceSpec, Want
+from fabric.messages import GpuRef, InterferenceSpec, ModelSpec, PlanMade, SliceSpec, Want
 from policies.batching.base import Delay
 from roles.cluster import PolicyChoice
 from roles.journal import packed, unpacked
@@ -29,7 +30,8 @@ def about_scheduler(
     slices: list[list[object]] = []
     for node_id, spec in settings.slices:
         number = lists.setdefault(spec.models, len(lists))
-        slices.append([node_id, spec.slice_id, spec.gpu, spec.device, spec.share_percent, number])
+        felt = None if spec.interference is None else [spec.interference.name, spec.interference.strength]
+        slices.append([node_id, spec.slice_id, spec.gpu, spec.device, spec.share_percent, number, felt])
     about = {
         "role": "scheduler",
         "batching": [batching.name, dict(batching.options)],
@@ -49,6 +51,11 @@ def about_scheduler(
 
 def scheduler_from(about: bytes) -> SchedulerCore:
     """The core that such a journal began with. Raises ConfigError for any other."""
+    return scheduler_core(*settings_of(about))
+
+
+def settings_of(about: bytes) -> tuple[SchedulerSettings, PolicyChoice, ControllerSettings | None]:
+    """What `about_scheduler` wrote down. Raises ConfigError for anything else."""
     try:
         read = json.loads(about)
         if read["role"] != "scheduler":
@@ -58,17 +65,14 @@ def scheduler_from(about: bytes) -> SchedulerCore:
         name, options = read["batching"]
     except (FabricError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"the journal does not say what scheduler it is of: {error}") from error
-    return scheduler_core(settings, PolicyChoice(name, options), planning)
+    return settings, PolicyChoice(name, options), planning
 
 
 def _settings(read: dict[str, Any]) -> SchedulerSettings:
     lists = [_unpacked_models(models) for models in read["models"]]
     return SchedulerSettings(
         models=lists[0],
-        slices=tuple(
-            (NodeId(node_id), SliceSpec(SliceId(slice_id), gpu, device, share_percent, lists[number]))
-            for node_id, slice_id, gpu, device, share_percent, number in read["slices"]
-        ),
+        slices=tuple((NodeId(node_id), _slice(lists, *slice_)) for node_id, *slice_ in read["slices"]),
         delay=Delay(*read["delay"]),
         priorities={ModelId(model_id): priority for model_id, priority in read["priorities"].items()},
         hints={
@@ -80,6 +84,19 @@ def _settings(read: dict[str, Any]) -> SchedulerSettings:
         role_id=read["role_id"],
         pid=read["pid"],
     )
+
+
+def _slice(
+    lists: Sequence[tuple[ModelSpec, ...]],
+    slice_id: str,
+    gpu: int,
+    device: str,
+    share_percent: float | None,
+    number: int,
+    felt: tuple[str, float | None] | None = None,
+) -> SliceSpec:
+    interference = None if felt is None else InterferenceSpec(*felt)
+    return SliceSpec(SliceId(slice_id), gpu, device, share_percent, lists[number], interference)
 
 
 def _packed_models(models: tuple[ModelSpec, ...]) -> str:

@@ -21,10 +21,11 @@ from roles.hearing import LinkSource
 from roles.journal import Journal, MessageCore, Recorded
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired import controller_settings
+from roles.scheduler.desired import ControllerSettings, controller_settings
+from roles.scheduler.kept import PLAN_FILE, KeptPlan
 from roles.scheduler.planner import Planner
 from roles.scheduler.recorded import about_scheduler
-from roles.scheduler.settings import settings_from
+from roles.scheduler.settings import SchedulerSettings, settings_from
 
 ROLE_ID = "scheduler-0"
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
@@ -54,13 +55,12 @@ def run_scheduler(
 ) -> None:
     """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
     config = written.config
-    placement = config.place()
-    settings = replace(
-        settings_from(config, placement, os.getpid()), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS
-    )
-    base_dir = str(written.base_dir.absolute())
-    planning = controller_settings(config, written.document, base_dir, placement, settings)
+    kept = KeptPlan(run_dir / PLAN_FILE, written.document)
+    settings, planning = kept.read() or _first_plan(written)
+    settings = replace(settings, pid=os.getpid(), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS)
     scheduler = scheduler_core(settings, config.batching, planning)
+    controller = scheduler.controller
+    assert controller is not None, "it was made with one"
     core: MessageCore = scheduler
     journal: Journal | None = None
     if recording is not None:
@@ -96,9 +96,13 @@ def run_scheduler(
 
     def end_turn() -> None:
         outbox.flush()
-        controller = scheduler.controller
-        while controller is not None and controller.unsaid:
+        while controller.unsaid:
             log.info("placement %s", controller.unsaid.popleft())
+        if controller.settled != kept.settled and controller.is_steady:
+            kept.write(
+                about_scheduler(scheduler.settings(), config.batching, controller.settings()),
+                controller.settled,
+            )
 
     outbox = Outbox(link, refused)
     driver: Driver[Heard | Lost, Send] = Driver(core, sources, perform, clock, end_turn)
@@ -115,9 +119,18 @@ def run_scheduler(
     try:
         driver.run(lambda: stop.is_set)
     finally:
+        kept.forget()
         remove_run_file(run_dir, run_file)
         driver.close()
         planner.close()
         if journal is not None:
             journal.close()
         link.close()
+
+
+def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:
+    config = written.config
+    placement = config.place()
+    settings = settings_from(config, placement)
+    base_dir = str(written.base_dir.absolute())
+    return settings, controller_settings(config, written.document, base_dir, placement, settings)

@@ -1,0 +1,148 @@
+"""From one placement to another: applied, the moves give it; and there are never fewer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.ids import ModelId, NodeId, SliceId
+from policies.placement.assignment import best_assignment
+from policies.placement.base import GpuSlot, PlannedModel, PlannedSlice
+from policies.placement.differ import Reorganisation, key_of, reorganised
+
+GPUS = 4
+ROOMY = 1_000
+
+
+def gpus(memory_bytes: Sequence[int] = (ROOMY,) * GPUS) -> list[GpuSlot]:
+    return [GpuSlot(k, "v100", size, NodeId("n"), k) for k, size in enumerate(memory_bytes)]
+
+
+def memory_of(planned: PlannedSlice) -> int:
+    return len(planned.models)
+
+
+@st.composite
+def slices(draw: st.DrawFn, size_max: int = 6) -> list[PlannedSlice]:
+    names = st.sampled_from("abc").map(ModelId)
+    one = st.builds(
+        PlannedSlice,
+        st.integers(0, GPUS - 1),
+        st.sampled_from((None, 25.0, 50.0)),
+        st.sets(names, min_size=1, max_size=2).map(lambda of: tuple(map(PlannedModel, sorted(of)))),
+    )
+    return draw(st.lists(one, max_size=size_max))
+
+
+def named(placed: Sequence[PlannedSlice]) -> dict[SliceId, PlannedSlice]:
+    return {SliceId(f"old/{number}"): planned for number, planned in enumerate(placed)}
+
+
+def after(found: Reorganisation, current: Mapping[SliceId, PlannedSlice]) -> list[PlannedSlice]:
+    """What runs when all moves are over."""
+    ended = {slice_id for move in found.moves for slice_id in move.ends}
+    started = [start.planned for move in found.moves for start in move.starts]
+    return [planned for slice_id, planned in current.items() if slice_id not in ended] + started
+
+
+def shape(placed: Sequence[PlannedSlice]) -> Counter[object]:
+    return Counter(map(key_of, placed))
+
+
+def by_gpu(placed: Sequence[PlannedSlice]) -> Counter[object]:
+    """What GPUs host, whichever they are."""
+    contents: dict[int, Counter[object]] = {}
+    for planned in placed:
+        contents.setdefault(planned.gpu, Counter())[key_of(planned)[1:]] += 1
+    return Counter(frozenset(content.items()) for content in contents.values())
+
+
+def renamed(placed: Sequence[PlannedSlice], names: Sequence[int]) -> list[PlannedSlice]:
+    return [PlannedSlice(names[one.gpu], one.share_percent, one.models) for one in placed]
+
+
+@given(slices(), slices())
+def test_the_moves_give_the_new_placement(old: list[PlannedSlice], new: list[PlannedSlice]) -> None:
+    current = named(old)
+    assert shape(after(reorganised(current, new, gpus(), memory_of, may_swap=False), current)) == shape(new)
+    assert by_gpu(after(reorganised(current, new, gpus(), memory_of), current)) == by_gpu(new)
+
+
+@given(slices(), slices())
+def test_what_stays_is_in_no_move(old: list[PlannedSlice], new: list[PlannedSlice]) -> None:
+    current = named(old)
+    found = reorganised(current, new, gpus(), memory_of)
+    touched = [slice_id for move in found.moves for slice_id in move.ends]
+    assert len(touched) == len(set(touched))
+    assert set(touched) | set(found.kept) == set(current)
+    assert not set(touched) & set(found.kept)
+    for slice_id, planned in found.kept.items():
+        assert key_of(planned) == key_of(current[slice_id])
+
+
+@given(slices(), slices())
+def test_no_naming_of_equal_gpus_would_need_fewer_starts(
+    old: list[PlannedSlice], new: list[PlannedSlice]
+) -> None:
+    found = reorganised(named(old), new, gpus(), memory_of)
+    fewest = min((shape(renamed(new, names)) - shape(old)).total() for names in permutations(range(GPUS)))
+    assert found.starts == fewest
+
+
+@given(slices())
+def test_the_same_placement_needs_nothing(old: list[PlannedSlice]) -> None:
+    assert reorganised(named(old), old, gpus(), memory_of).moves == ()
+
+
+@given(slices(), slices(), st.lists(st.integers(1, 6), min_size=GPUS, max_size=GPUS))
+def test_moves_in_their_waves_never_need_more_memory_than_there_is(
+    old: list[PlannedSlice], new: list[PlannedSlice], sizes: list[int]
+) -> None:
+    """Where old and new fit by themselves: starts of a wave beside all that still runs, but for `after`."""
+
+    def fits(placed: Sequence[PlannedSlice]) -> bool:
+        used: Counter[int] = Counter()
+        for planned in placed:
+            used[planned.gpu] += memory_of(planned)
+        return all(used[gpu] <= size for gpu, size in enumerate(sizes))
+
+    if not fits(old) or not fits(new):
+        return
+    current = named(old)
+    found = reorganised(current, new, gpus(sizes), memory_of)
+    running: dict[object, PlannedSlice] = {}
+    running.update((slice_id, planned) for slice_id, planned in current.items())
+    for wave in sorted({move.wave for move in found.moves}):
+        moves = [move for move in found.moves if move.wave == wave]
+        first = [start for move in moves for start in move.starts if not start.after]
+        late = [start for move in moves for start in move.starts if start.after]
+        running.update({id(start): start.planned for start in first})
+        assert fits(list(running.values()))
+        for start in late:
+            for slice_id in start.after:
+                running.pop(slice_id, None)
+        running.update({id(start): start.planned for start in late})
+        assert fits(list(running.values()))
+        for move in moves:
+            for slice_id in move.ends:
+                running.pop(slice_id, None)
+    assert shape(list(running.values())) == shape(after(found, current))
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_an_assignment_is_worth_as_much_as_the_best_of_all(worth: list[list[int]]) -> None:
+    columns = best_assignment(worth)
+    assert sorted(columns) == list(range(len(worth)))
+    best = max(
+        sum(worth[row][column] for row, column in enumerate(order))
+        for order in permutations(range(len(worth)))
+    )
+    assert sum(worth[row][column] for row, column in enumerate(columns)) == best

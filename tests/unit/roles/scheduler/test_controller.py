@@ -1,0 +1,303 @@
+"""Plans that change while the scheduler serves, on virtual time: a core, its planner, and agents that obey."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    AnyMessage,
+    Arrivals,
+    Changed,
+    Directory,
+    Done,
+    DrainAsked,
+    Dropped,
+    FrontendHello,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    NodeHello,
+    PlanAsked,
+    ReplicaInfo,
+    RunBatch,
+    SeqRun,
+    SliceChanged,
+    SliceReady,
+    SliceSpec,
+    SliceStatus,
+    StatusAsked,
+    StatusListed,
+    Want,
+)
+from roles.config import parse_config
+from roles.core import PLANNER, Heard, Lost, Send, Tick
+from roles.scheduler.build import scheduler_core
+from roles.scheduler.desired import controller_settings
+from roles.scheduler.planning import make_plan
+from roles.scheduler.settings import settings_from
+
+FIRST = Incarnation("00000001")
+FRONTEND, OPERATOR = PeerId("frontend-0/aaaaaaaa"), PeerId("operator/bbbbbbbb")
+LINE = {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 8}
+
+
+def model(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "slo_ms": 100, "rate_rps": 20, "profile": LINE, **more}
+
+
+class Stage:
+    """One scheduler core with everything around it. `failing` models do not load."""
+
+    def __init__(self, *models: dict[str, Any], nodes: Sequence[dict[str, Any]], placement: str) -> None:
+        document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
+        document["batching"] = "eager"
+        config = parse_config(document, Path())
+        placed = config.place()
+        settings = settings_from(config, placed)
+        self.core = scheduler_core(
+            settings, config.batching, controller_settings(config, document, "", placed, settings)
+        )
+        self.now_ms = 0.0
+        self.failing: set[str] = set()
+        self.is_starting_slow = False
+        self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
+        self.sent: list[Send] = []
+        self.asked: list[PlanAsked] = []
+        self.under_way: deque[Send] = deque()
+        self.is_delivering = False
+        self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
+        for node in nodes:
+            self.node_comes(node["host"])
+
+    def node_comes(self, host: str) -> None:
+        self.running[NodeId(host)] = {}
+        self.hear(PeerId(f"node-{host}/cccccccc"), NodeHello(NodeId(host), FIRST, (), ()))
+
+    def node_goes(self, host: str) -> None:
+        del self.running[NodeId(host)]
+        self.take(self.core.handle(Lost(PeerId(f"node-{host}/cccccccc"), "silent"), self.now_ms))
+
+    def hear(self, peer: PeerId, message: AnyMessage) -> None:
+        self.take(self.core.handle(Heard(peer, message), self.now_ms))
+
+    def take(self, actions: Sequence[Send]) -> None:
+        self.under_way.extend(actions)
+        if self.is_delivering:
+            return  # in the order in which it was sent
+        self.is_delivering = True
+        while self.under_way:
+            action = self.under_way.popleft()
+            self.sent.append(action)
+            if isinstance(action.message, PlanAsked):
+                self.asked.append(action.message)
+                self.hear(PLANNER, make_plan(action.message))
+            elif isinstance(action.message, Want):
+                self.obey(action.peer, action.message)
+        self.is_delivering = False
+
+    def obey(self, peer: PeerId, want: Want) -> None:
+        node_id = NodeId(peer.partition("/")[0].removeprefix("node-"))
+        wanted = {spec.slice_id: spec for spec in want.slices}
+        hosted = self.running[node_id]
+        for slice_id in hosted.keys() - wanted.keys():
+            del hosted[slice_id]
+        for spec in [spec for slice_id, spec in wanted.items() if slice_id not in hosted]:
+            hosted[spec.slice_id] = spec
+            if not self.is_starting_slow:
+                self.start(node_id, spec)
+
+    def start(self, node_id: NodeId, spec: SliceSpec) -> None:
+        broken = [one.model_id for one in spec.models if one.model_id in self.failing]
+        if broken:
+            status = SliceStatus(spec.slice_id, FIRST, "failed", f"{broken[0]} does not load")
+            self.hear(PeerId(f"node-{node_id}/cccccccc"), SliceChanged(node_id, status))
+            return
+        replicas = tuple(ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms) for one in spec.models)
+        ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, ("ipc:///w",), replicas)
+        self.hear(PeerId(f"worker-{spec.slice_id}/dddddddd"), ready)
+
+    def run(self, for_ms: float) -> None:
+        until_ms = self.now_ms + for_ms
+        while self.core.wake_at_ms is not None and self.core.wake_at_ms <= until_ms:
+            self.now_ms = max(self.now_ms, self.core.wake_at_ms)
+            self.take(self.core.handle(Tick(), self.now_ms))
+        self.now_ms = until_ms
+
+    def hosted(self) -> dict[str, list[str]]:
+        """What the agents run."""
+        return {
+            slice_id: sorted(one.model_id for one in spec.models)
+            for hosted in self.running.values()
+            for slice_id, spec in hosted.items()
+        }
+
+    def answer(self) -> Changed:
+        (found,) = [one.message for one in self.sent if isinstance(one.message, Changed)]
+        return found
+
+    def status(self) -> StatusListed:
+        self.hear(OPERATOR, StatusAsked())
+        listed = self.sent[-1].message
+        assert isinstance(listed, StatusListed)
+        return listed
+
+    def code_of(self, name: str) -> str:
+        """How a request of that model is refused; empty: it is not."""
+        self.sent.clear()
+        self.hear(FRONTEND, Arrivals(ModelId(name), 0, 1, 100.0))
+        codes = [one.message.code for one in self.sent if isinstance(one.message, Dropped)]
+        return codes[0] if codes else ""
+
+
+def two_nodes(*models: dict[str, Any], placement: str = "exclusive") -> Stage:
+    return Stage(*models, nodes=[{"host": "left"}, {"host": "right"}], placement=placement)
+
+
+def add(name: str) -> ModelsAdd:
+    return ModelsAdd(1, f'[{{"name": "{name}", "slo_ms": 100, "profile": {{"alpha_ms": 1, "beta_ms": 5}}}}]')
+
+
+def test_a_model_that_is_added_is_served_when_its_slice_is_ready() -> None:
+    stage = two_nodes(model("a"))
+    assert stage.code_of("b") == "ModelNotFound"
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, add("b"))
+    assert stage.code_of("b") == "NoReplica"
+    stage.start(NodeId("right"), stage.running[NodeId("right")][SliceId("right/gpu0/0")])
+    assert stage.answer().status == "ok"
+    assert stage.code_of("b") == ""
+    assert stage.hosted() == {"left/gpu0/0": ["a"], "right/gpu0/0": ["b"]}
+
+
+def test_a_removed_model_is_refused_from_that_moment_and_what_waits_too() -> None:
+    stage = two_nodes(model("a"), model("b"))
+    stage.run(2)
+    for number in range(3):  # the first is a batch at once
+        stage.hear(FRONTEND, Arrivals(ModelId("b"), number, 1, 100.0))
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    dropped = [one.message for one in stage.sent if isinstance(one.message, Dropped)]
+    assert [(one.code, one.runs) for one in dropped] == [("ModelNotFound", (SeqRun(1, 2),))]
+    assert stage.hosted().keys() == {"left/gpu0/0", "right/gpu0/0"}, "its batches are not over"
+    assert stage.code_of("b") == "ModelNotFound"
+    stage.run(20_000)
+    assert stage.hosted() == {"left/gpu0/0": ["a"]}
+
+
+def test_an_old_slice_ends_after_its_last_batch_and_gets_no_more() -> None:
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.run(2)
+    for number in range(2):
+        stage.hear(FRONTEND, Arrivals(ModelId("a"), number, 1, 100.0))
+    (old,) = {one.message.slice_id for one in stage.sent if isinstance(one.message, RunBatch)} - {
+        SliceId("right/gpu0/0")
+    }
+    batches = [one.message for one in stage.sent if isinstance(one.message, RunBatch)]
+    stage.sent.clear()
+    stage.hear(OPERATOR, add("b"))
+    stage.run(1_000)
+    assert old in stage.hosted(), "a batch is in flight"
+    for number in range(2, 6):
+        stage.hear(FRONTEND, Arrivals(ModelId("a"), number, 1, 100.0))
+    later = {one.message.slice_id for one in stage.sent if isinstance(one.message, RunBatch)}
+    assert later <= {SliceId("left/gpu0/1"), SliceId("right/gpu0/1")}
+    for batch in batches:
+        done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", 1, (), 0.0, 0.0, 6.0)
+        stage.hear(PeerId(f"worker-{batch.slice_id}/dddddddd"), done)
+    stage.run(1_000)
+    assert stage.hosted() == {"left/gpu0/1": ["a", "b"], "right/gpu0/1": ["a", "b"]}
+    directory = [one.message for one in stage.sent if isinstance(one.message, Directory)][-1]
+    assert {one.slice_id for one in directory.slices} == stage.hosted().keys()
+
+
+def test_a_move_that_fails_leaves_everything_as_it_was() -> None:
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.failing = {"b"}
+    before = stage.hosted()
+    stage.hear(OPERATOR, add("b"))
+    stage.run(1_000)
+    assert stage.answer().status == "failed"
+    assert "b does not load" in stage.answer().reason
+    assert stage.hosted() == before
+    assert stage.code_of("a") == ""
+    assert stage.code_of("b") == "ModelNotFound"
+    plan = stage.status().plan
+    assert plan is not None
+    assert (plan.moves_done, plan.moves_failed, plan.state) == (0, 1, "steady")
+
+
+def test_models_move_off_a_node_that_stays_away_and_back_when_it_returns() -> None:
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.run(5_000)
+    assert stage.asked == [], "it may only have been started again"
+    stage.run(10_000)
+    assert [ref.node_id for ref in stage.asked[-1].gpus_out] == ["right"]
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
+    stage.node_comes("right")
+    stage.run(2_000)
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"], "right/gpu0/1": ["a", "b"]}
+
+
+def test_a_drained_gpu_stays_empty_until_it_is_taken_back() -> None:
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.hear(OPERATOR, DrainAsked(1, NodeId("left")))
+    stage.run(1_000)
+    assert stage.hosted() == {"right/gpu0/0": ["a"]}
+    stage.sent.clear()
+    stage.hear(OPERATOR, DrainAsked(2, NodeId("left"), is_back=True))
+    stage.run(1_000)
+    assert stage.answer().status == "ok"
+    assert stage.hosted().keys() == {"right/gpu0/0", "left/gpu0/1"}
+
+
+def test_where_there_is_no_memory_for_both_the_old_slice_ends_first() -> None:
+    stage = Stage(model("a", memory_mb=600), nodes=[{"host": "left", "memory_gb": 1}], placement="symphony")
+    stage.run(2)
+    stage.is_starting_slow = True
+    change = '[{"name": "b", "slo_ms": 100, "memory_mb": 200, "profile": {"alpha_ms": 1, "beta_ms": 5}}]'
+    stage.hear(OPERATOR, ModelsAdd(1, change))
+    stage.run(1_000)
+    assert stage.hosted() == {"left/gpu0/1": ["a", "b"]}, "the new one was not started beside the old one"
+    stage.start(NodeId("left"), stage.running[NodeId("left")][SliceId("left/gpu0/1")])
+    assert stage.answer().status == "ok"
+
+
+def test_after_a_roll_back_of_that_the_old_slice_is_started_again() -> None:
+    stage = Stage(model("a", memory_mb=600), nodes=[{"host": "left", "memory_gb": 1}], placement="symphony")
+    stage.failing = {"b"}
+    change = '[{"name": "b", "slo_ms": 100, "memory_mb": 200, "profile": {"alpha_ms": 1, "beta_ms": 5}}]'
+    stage.hear(OPERATOR, ModelsAdd(1, change))
+    stage.run(2_000)
+    assert stage.answer().status == "failed"
+    assert stage.hosted() == {"left/gpu0/2": ["a"]}
+    assert stage.code_of("a") == ""
+
+
+def test_a_new_slo_is_told_to_everyone_and_moves_nothing() -> None:
+    stage = two_nodes(model("a"))
+    stage.run(2)
+    before = stage.hosted()
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelSet(1, ModelId("a"), slo_ms=150.0))
+    stage.run(10)
+    assert stage.answer().status == "ok"
+    assert stage.hosted() == before
+    directory = [one.message for one in stage.sent if isinstance(one.message, Directory)][-1]
+    assert [one.slo_ms for one in directory.models] == [150.0]
+
+
+def test_nobody_but_the_planner_can_hand_in_a_plan() -> None:
+    stage = two_nodes(model("a"))
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, add("b"))
+    plan = make_plan(stage.asked[-1])
+    before = stage.hosted()
+    stage.hear(OPERATOR, plan)
+    assert stage.hosted() == before
+    assert stage.status().counters["messages_unexpected"] == 1
