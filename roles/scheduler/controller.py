@@ -51,6 +51,7 @@ from roles.scheduler.promises import PromiseWatch
 LOOK_EVERY_MS = 500.0  # iGniter's half second
 LOADS_EVERY_MS = 1_000.0
 MOVING_EVERY_MS = 20.0  # how soon a drained slice is noticed
+NUDGE_MS = 1.0
 REPLAN_EVERY_MS = 20_000.0  # gpulet's period, for rates
 REST_AFTER_FAILURE_MS = 30_000.0
 GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
@@ -134,15 +135,12 @@ class Controller:
                 self._loads.look(self._fleet.replicas, self._hands.queued, gpus, now_ms)
                 if self._presence.look(self._fleet, now_ms):
                     self._are_gpus_changed = True
-        self.advance(now_ms)
+        self._go_on(now_ms)
 
-    def advance(self, now_ms: float) -> None:
-        """Go on; to be called when slices may have changed."""
+    def nudge(self, now_ms: float) -> None:
+        """Slices have changed: go on in a moment, in which others of the same node may change too."""
         if self._moves:
-            self._move_on(now_ms)
-        if self._task is None:
-            self._next(now_ms)
-        self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if self._moves else self._look_at_ms)
+            self.due_at_ms = min(self.due_at_ms, now_ms + NUDGE_MS)
 
     def asked(self, peer: PeerId, change: Change, now_ms: float) -> None:
         """An operator wants something changed. It is answered when that is over."""
@@ -151,14 +149,14 @@ class Controller:
             self._hands.say(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
         self._changes.append((peer, change))
-        self.advance(now_ms)
+        self._go_on(now_ms)
 
     def planned(self, made: PlanMade, now_ms: float) -> None:
         """The planner has answered."""
         if self._is_planning and made.number == self._asked_number and self._task is not None:
             self._is_planning = False
             self._accept(self._task, made, now_ms)
-            self.advance(now_ms)
+            self._go_on(now_ms)
 
     @property
     def is_steady(self) -> bool:
@@ -204,6 +202,14 @@ class Controller:
     def _say(self, text: str) -> None:
         self.unsaid.append(text)
         self._lately.append(text[:500])
+
+    def _go_on(self, now_ms: float) -> None:
+        """With what is under way; or begin with what is next."""
+        if self._moves:
+            self._move_on(now_ms)
+        if self._task is None:
+            self._next(now_ms)
+        self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if self._moves else self._look_at_ms)
 
     # ------------------------------------------------------------ reasons to plan
 

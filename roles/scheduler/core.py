@@ -233,12 +233,10 @@ class SchedulerCore:
         self.controller.planned(message, now_ms)
         return self._hands.take()
 
-    def _replanned(self, now_ms: float) -> list[Send]:
-        """Slices have changed: a move may go on."""
-        if self.controller is None:
-            return []
-        self.controller.advance(now_ms)
-        return self._hands.take()
+    def _slices_changed(self, now_ms: float) -> None:
+        """A move may go on."""
+        if self.controller is not None:
+            self.controller.nudge(now_ms)
 
     # ------------------------------------------------------------ the fleet
 
@@ -262,7 +260,7 @@ class SchedulerCore:
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
         actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
-        actions.extend(self._replanned(now_ms))
+        self._slices_changed(now_ms)
         actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
@@ -284,7 +282,7 @@ class SchedulerCore:
             if slice_.hosted:
                 decisions = self._discipline.add_slice(slice_, now_ms)
                 actions.extend(self._batches.carry_out(decisions, now_ms))
-        actions.extend(self._replanned(now_ms))
+        self._slices_changed(now_ms)
         return actions
 
     def _on_slice_changed(
@@ -298,10 +296,8 @@ class SchedulerCore:
         if record.state == READY and status.incarnation != record.incarnation:
             return _NOTHING  # old news of a former incarnation
         if status.state in (FAILED, LOST, STOPPED):
-            return [
-                *self._slices_down([record], status.state, status.reason, now_ms),
-                *self._replanned(now_ms),
-            ]
+            self._slices_changed(now_ms)
+            return self._slices_down([record], status.state, status.reason, now_ms)
         return _NOTHING  # starting is what we believe already; ready comes from the worker itself
 
     def _slices_down(
@@ -348,7 +344,8 @@ class SchedulerCore:
             del self._fleet.nodes[node_id]
             if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
                 gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
-        return [*self._slices_down(gone, LOST, reason, now_ms), *self._replanned(now_ms)]
+        self._slices_changed(now_ms)
+        return self._slices_down(gone, LOST, reason, now_ms)
 
     def _on_telemetry(
         self, peer: PeerId, message: Telemetry, late_ms: float, now_ms: float

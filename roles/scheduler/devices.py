@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from fabric.ids import SliceId
 from fabric.messages import GpuRef
-from roles.scheduler.fleet import READY, Fleet
+from roles.scheduler.fleet import READY, Fleet, SliceRecord
 
 FIRST_PATIENCE_MS = 30_000.0  # for a node that never came: its host may still be starting
 PATIENCE_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
@@ -31,20 +32,20 @@ class GpuPresence:
 
     def look(self, fleet: Fleet, now_ms: float) -> bool:
         """Take note; True when GPUs went or came."""
-        absent = frozenset(gpu for gpu in self._gpus if self._is_absent(gpu, fleet, now_ms))
+        by_gpu: dict[GpuRef, list[SliceRecord]] = defaultdict(list)
+        for record in fleet.slices.values():
+            by_gpu[GpuRef(record.node_id, record.spec.gpu)].append(record)
+        absent = frozenset(
+            gpu for gpu in self._gpus if self._is_absent(gpu, by_gpu.get(gpu, ()), fleet, now_ms)
+        )
         self._was_ready &= fleet.slices.keys()
         is_changed = absent != self._absent
         self._absent = absent
         return is_changed
 
-    def _is_absent(self, gpu: GpuRef, fleet: Fleet, now_ms: float) -> bool:
+    def _is_absent(self, gpu: GpuRef, records: Sequence[SliceRecord], fleet: Fleet, now_ms: float) -> bool:
         if self._rests_until_ms.get(gpu, 0.0) > now_ms:
             return True
-        records = [
-            record
-            for record in fleet.slices.values()
-            if record.node_id == gpu.node_id and record.spec.gpu == gpu.gpu
-        ]
         ready = {record.spec.slice_id for record in records if record.state == READY}
         self._was_ready |= ready
         has_node = gpu.node_id in fleet.nodes

@@ -33,11 +33,15 @@ from fabric.messages import (
     StatusListed,
     Want,
 )
+from roles.cluster import PolicyChoice
 from roles.config import parse_config
 from roles.core import PLANNER, Heard, Lost, Send, Tick
+from roles.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired import controller_settings
+from roles.scheduler.kept import KeptPlan
 from roles.scheduler.planning import make_plan
+from roles.scheduler.recorded import about_scheduler, scheduler_from
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")
@@ -52,15 +56,25 @@ def model(name: str, **more: Any) -> dict[str, Any]:
 class Stage:
     """One scheduler core with everything around it. `failing` models do not load."""
 
-    def __init__(self, *models: dict[str, Any], nodes: Sequence[dict[str, Any]], placement: str) -> None:
+    def __init__(
+        self,
+        *models: dict[str, Any],
+        nodes: Sequence[dict[str, Any]],
+        placement: str,
+        recorded_in: Path | None = None,
+    ) -> None:
         document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
         document["batching"] = "eager"
         config = parse_config(document, Path())
         placed = config.place()
         settings = settings_from(config, placed)
-        self.core = scheduler_core(
-            settings, config.batching, controller_settings(config, document, "", placed, settings)
-        )
+        planning = controller_settings(config, document, "", placed, settings)
+        self.scheduler = scheduler_core(settings, config.batching, planning)
+        self.core: MessageCore = self.scheduler
+        self.journal: Journal | None = None
+        if recorded_in is not None:
+            self.journal = Journal(recorded_in, about_scheduler(settings, config.batching, planning))
+            self.core = Recorded(self.scheduler, self.journal)
         self.now_ms = 0.0
         self.failing: set[str] = set()
         self.is_starting_slow = False
@@ -168,8 +182,9 @@ def test_a_model_that_is_added_is_served_when_its_slice_is_ready() -> None:
     stage.hear(OPERATOR, add("b"))
     assert stage.code_of("b") == "NoReplica"
     stage.start(NodeId("right"), stage.running[NodeId("right")][SliceId("right/gpu0/0")])
+    assert stage.code_of("b") == "", "from that moment"
+    stage.run(10)
     assert stage.answer().status == "ok"
-    assert stage.code_of("b") == ""
     assert stage.hosted() == {"left/gpu0/0": ["a"], "right/gpu0/0": ["b"]}
 
 
@@ -265,6 +280,7 @@ def test_where_there_is_no_memory_for_both_the_old_slice_ends_first() -> None:
     stage.run(1_000)
     assert stage.hosted() == {"left/gpu0/1": ["a", "b"]}, "the new one was not started beside the old one"
     stage.start(NodeId("left"), stage.running[NodeId("left")][SliceId("left/gpu0/1")])
+    stage.run(10)
     assert stage.answer().status == "ok"
 
 
@@ -301,3 +317,42 @@ def test_nobody_but_the_planner_can_hand_in_a_plan() -> None:
     stage.hear(OPERATOR, plan)
     assert stage.hosted() == before
     assert stage.status().counters["messages_unexpected"] == 1
+
+
+def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path: Path) -> None:
+    """Anything else would end workers that serve."""
+    stage = two_nodes(model("a"))
+    stage.hear(OPERATOR, add("b"))
+    stage.run(1_000)
+    stage.hear(OPERATOR, DrainAsked(2, NodeId("left")))
+    stage.run(1_000)
+    controller = stage.scheduler.controller
+    assert controller is not None
+    about = about_scheduler(stage.scheduler.settings(), PolicyChoice("eager"), controller.settings())
+    kept = KeptPlan(tmp_path / "plan", {"of": "this"})
+    assert kept.read() is None
+    kept.write(about, 1)
+    assert KeptPlan(tmp_path / "plan", {"of": "that"}).read() is None
+    read = kept.read()
+    assert read is not None
+    settings, planning = read
+    assert planning == controller.settings()
+    assert settings == stage.scheduler.settings()
+    (tmp_path / "plan").write_text("{", encoding="utf-8")
+    assert kept.read() is None
+
+
+def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    nodes = [{"host": "left"}, {"host": "right"}]
+    stage = Stage(model("a"), nodes=nodes, placement="exclusive", recorded_in=path)
+    stage.hear(OPERATOR, add("b"))
+    stage.run(2_000)
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("a"),)))
+    stage.run(2_000)
+    assert stage.journal is not None
+    stage.journal.close()
+    assert stage.hosted() == {"right/gpu0/0": ["b"]}
+    played = replay(path, scheduler_from)
+    assert played.difference is None
+    assert played.actions > 10
