@@ -34,6 +34,8 @@ models:
 cluster: {gpus: 1}
 """
 
+LATELY_SHOWN = 5
+
 _RUN_DIR = click.option(
     "--run-dir",
     "run_dir_option",
@@ -201,6 +203,13 @@ def _print_status(report: ClusterReport) -> None:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
     for table in (processes, slices, models, *gpu_tables(report.scheduler.gpus)):
         console.print(table)
+    plan = report.scheduler.plan
+    if plan is not None:
+        why = f" ({plan.reason})" if plan.reason else ""
+        advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
+        console.print(f"Plan: {plan.state}{why}; {advised}", markup=False)
+        for line in plan.lately[-LATELY_SHOWN:]:
+            console.print(f"  {line}", markup=False)
 
 
 def gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:
