@@ -132,6 +132,7 @@ def test_a_measured_profile_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     write_profile(path, profile, "m", "t4")
     read = read_profile(path)
+    assert isinstance(read, TableProfile)
     assert read.columns == profile.columns
     assert [read.memory_bytes(b) for b in range(1, 9)] == [profile.memory_bytes(b) for b in range(1, 9)]
     assert "measured" in read.source
