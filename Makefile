@@ -20,8 +20,9 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
 	$(BIN)/tenuto demo
 
-test: $(VENV)/test.stamp  ## the whole suite
-	$(BIN)/python -m pytest
+test: $(VENV)/test.stamp  ## the whole suite: what needs no process of its own on all cores, then the rest, one by one
+	$(BIN)/python -m pytest -n auto --ignore tests/integration
+	$(BIN)/python -m pytest tests/integration
 
 check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: before every commit
 	$(BIN)/ruff format --check $(SOURCES)
