@@ -104,7 +104,10 @@ class Batches:
         for peer, runs in by_frontend(dispatch.runs).items():
             frontend_id = fleet.frontend_ids.get(peer)
             if frontend_id is None:
-                continue  # a run names its frontend's incarnation: one that is gone takes its requests with it
+                # A run names its frontend's incarnation: one that is gone takes its requests with it. One that has
+                # not said hello, because we are new here, sees that it is not listed, and announces them again.
+                actions.append(Send(peer, fleet.directory()))
+                continue
             grant = Grant(
                 batch_id,
                 slice_id,

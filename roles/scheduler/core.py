@@ -278,7 +278,7 @@ class SchedulerCore:
         self._beliefs.forget_speed(message.slice_id)
         self._news.came(now_ms)
         if not record.is_draining:
-            slice_ = self._beliefs.slice_(record, now_ms)
+            slice_ = self._beliefs.slice_(record, self._batches.free_at_ms(message.slice_id, now_ms))
             if slice_.hosted:
                 decisions = self._discipline.add_slice(slice_, now_ms)
                 actions.extend(self._batches.carry_out(decisions, now_ms))

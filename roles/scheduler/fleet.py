@@ -139,11 +139,14 @@ class Fleet:
         return frontend_id
 
     def slice_ready(self, peer: PeerId, message: SliceReady) -> SliceRecord | None:
-        """A slice is warm; None when it is not in the plan, or nothing is new."""
+        """A slice is warm, or hosts its models otherwise than it said; None: it is not planned, or that is no news."""
         record = self.slices.get(message.slice_id)
-        if record is None or (record.state == READY and record.incarnation == message.incarnation):
+        if record is None:
             return None
-        if record.state == READY:  # the next incarnation was quicker than the news of the last one's end
+        if record.state == READY:
+            if record.incarnation == message.incarnation and record.replicas == message.replicas:
+                return None
+            # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
             self._count(record, -1)
         record.state, record.reason = READY, ""
         record.incarnation, record.worker = message.incarnation, peer

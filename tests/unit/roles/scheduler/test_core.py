@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
 import pytest
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -259,6 +260,27 @@ def test_requests_of_a_lost_frontend_do_not_run() -> None:
     hear(core, other, FrontendHello(FrontendId("frontend-1"), FIRST, ()), 151.0)
     (batch,) = of_type(hear(core, other, Arrivals(MODEL, 0, 8, 20.0), 152.0), RunBatch)
     assert batch.parts == (Part(FrontendId("frontend-1"), (SeqRun(0, 8),)),)
+
+
+def test_a_frontend_that_has_not_said_hello_sees_that_it_is_not_listed() -> None:
+    core = serving_core()
+    stranger = PeerId("frontend-7/dddddddd")
+    hear(core, stranger, Arrivals(MODEL, 0, 1, budget_ms=20.0), now_ms=100.0)
+    told = [send for _, send in run_until(core, 200.0) if send.peer == stranger]
+    assert of_type(told, Directory)[0].frontends[0].frontend_id == "frontend-0"
+    assert len(of_type(told, Directory)[0].frontends) == 1
+    assert not of_type(told, Grant)
+
+
+def test_a_slice_whose_batches_got_smaller_is_given_smaller_ones() -> None:
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 8, budget_ms=20.0), now_ms=100.0)
+    smaller = msgspec.structs.replace(ready(), replicas=(ReplicaInfo(MODEL, 2, EXEC_MS[:2]),))
+    hear(core, WORKER, smaller, now_ms=101.0)
+    hear(core, WORKER, Done(BatchId(1), slice_id(), MODEL, "ok", 8, (), 0.0, 0.0, 13.0), now_ms=113.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 8, 4, budget_ms=20.0), now_ms=120.0)
+    batches = of_type([send for _, send in run_until(core, 300.0)], RunBatch)
+    assert next(sum(run.count for part in batch.parts for run in part.runs) for batch in batches) == 2
 
 
 def test_a_batch_of_two_frontends_has_two_parts() -> None:
