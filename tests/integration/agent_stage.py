@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.ids import PeerId
-from fabric.messages import NodeHello, Ping, Pong, SliceChanged, SliceSpec, Telemetry, Want
+from fabric.messages import NodeHello, Ping, Pong, SliceChanged, SliceSpec, SliceStatus, Telemetry, Want
 from fabric.sockets import RouterLink
 from roles.process import RunFile, child_environment, write_run_file
 from tests.integration.proc import processes_naming, until
@@ -62,6 +62,7 @@ class Stage:
                 case NodeHello() as hello:
                     self.hellos.append(hello)
                     self.agent_peer = received.peer
+                    self.compare(hello)
                     self.link.send(received.peer, Want(1, self.wanted))
                 case Ping(number):
                     self.link.send(received.peer, Pong(number))
@@ -69,6 +70,18 @@ class Stage:
                     self.changes.append(change)
                 case Telemetry() as telemetry:
                     self.telemetry.append(telemetry)
+
+    def compare(self, hello: NodeHello) -> None:
+        """Take a hello's word, as a scheduler does: what was said while the agent thought us silent is lost."""
+        known = {change.status.slice_id: change.status for change in self.changes}
+        alive = {status.slice_id: status for status in hello.slices}
+        for status in known.values():
+            if status.state in ("starting", "ready") and status.slice_id not in alive:
+                gone = SliceStatus(status.slice_id, status.incarnation, "lost", "not in the agent's hello")
+                self.changes.append(SliceChanged(hello.node_id, gone))
+        for slice_id, status in alive.items():
+            if known.get(slice_id) != status:
+                self.changes.append(SliceChanged(hello.node_id, status))
 
     def heard_hello(self) -> bool:
         self.listen()

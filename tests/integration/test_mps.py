@@ -93,14 +93,30 @@ class MpsStage(Stage):
         (server,) = self.control(gpu).servers()
         return set(self.control(gpu).clients(server)) == set(self.clients(gpu)) != set()
 
-    def is_settled(self) -> bool:
-        """Both slices serve, and every worker has its share."""
-        if [self.states(name)[-1:] for name in "xy"] != [["ready"], ["ready"]]:
-            return False
+    def unsettled(self) -> str:
+        """What keeps it from being settled: both slices ready, and every worker with its share; empty: nothing."""
+        told = {name: self.states(name)[-1:] for name in "xy"}
+        control = self.control()
         try:
-            return self.has_right_shares()
-        except (MpsError, ValueError):
-            return False
+            listed = {server: sorted(control.clients(server)) for server in control.servers()}
+        except MpsError as error:
+            return f"slices {told}, daemon: {error}"
+        workers = sorted(self.clients())
+        if [*told.values()] == [["ready"], ["ready"]] and workers and [*listed.values()] == [workers]:
+            return ""
+        return f"slices {told}, servers with their clients {listed}, workers {workers}, processes of MPS {self.ours()}"
+
+    def until_settled(self, limit_ms: float = 60_000.0) -> None:
+        found: list[str] = []
+
+        def is_settled() -> bool:
+            found[:] = [self.unsettled()]
+            return not found[0]
+
+        try:
+            until(is_settled, limit_ms)
+        except AssertionError:
+            pytest.fail(f"not settled within {limit_ms:g} ms: {found[0]}")
 
     def until_sharing(self, gpu: int, mode: str, limit_ms: float = 20_000.0) -> str:
         """The reason that comes with it."""
@@ -256,9 +272,10 @@ def test_whatever_of_mps_is_killed_hard_no_worker_runs_without_its_share(
     else:
         pid = stage.daemon() if victim == "daemon" else processes_of_guard(stage.place())[0]
     os.kill(pid, signal.SIGKILL)
-    # Not by its words: one that comes while this scheduler is thought silent is lost, and made up for by a hello.
+    # Not by its words: one that comes while this scheduler is thought silent is lost, and what a hello makes up
+    # for is the newest state only.
     until(lambda: not former & set(stage.heard_clients()), 30_000.0, "the end of its clients")
-    until(stage.is_settled, 60_000.0, "new ones")
+    stage.until_settled()
     assert sorted(stage.clients().values()) == [("30", ""), ("50", "")]
     assert list(stage.clients(1)) == [other], "a fault stays on its GPU"
     assert len(stage.ours()) == 2, "one daemon, one server"
@@ -372,7 +389,7 @@ def test_kills_at_any_moment_leave_no_orphan_and_no_wrong_share(make: StageMaker
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
-    until(stage.is_settled, 60_000.0, "quiet")
+    stage.until_settled()
     assert sorted(stage.clients().values()) == [("30", ""), ("50", "")]
     assert (len(stage.workers()), len(stage.guards()), len(stage.ours())) == (2, 1, 2)
     assert zombies_of(stage.agent.pid) == []
