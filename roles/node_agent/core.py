@@ -106,6 +106,8 @@ class NodeAgentCore:
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
+        # Also those that will not be adopted live until they are known to have ended.
+        self._workers.count_from(max(map(_number, self._orphans), default=0))
         self._adopt_until_ms: float | None = None
         self._strays: set[str] = set()
         """Orphans that were killed and whose end is not known yet."""
@@ -305,7 +307,7 @@ class NodeAgentCore:
         else:
             del self._orphans[orphan.worker_id]
             self.counters["workers_adopted"] += 1
-            self._workers.adopt(orphan, hello.slices, peer, _number(orphan.worker_id), now_ms)
+            self._workers.adopt(orphan, hello.slices, peer, now_ms)
         self._settle_orphans(now_ms)
 
     def _send_away(self, worker_id: str) -> None:
@@ -380,7 +382,7 @@ class NodeAgentCore:
 
 
 def _number(worker_id: str) -> int:
-    """The number at the end of a worker's id: a new agent counts on from the highest one it adopts."""
+    """The number at the end of a worker's id: a new agent counts on from the highest one it finds."""
     found = re.search(r"\d+$", worker_id)
     return int(found[0]) if found else 0
 

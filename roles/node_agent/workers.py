@@ -133,15 +133,16 @@ class Workers:
         self._step(worker, Step.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
-    def adopt(
-        self, orphan: Orphan, slices: Iterable[SliceSpec], peer: PeerId, numbered: int, now_ms: float
-    ) -> None:
+    def count_from(self, number: int) -> None:
+        """Workers started from now on have higher numbers: those that live, wanted or not, keep their names."""
+        self._spawned = max(self._spawned, number)
+
+    def adopt(self, orphan: Orphan, slices: Iterable[SliceSpec], peer: PeerId, now_ms: float) -> None:
         """A worker of a former agent serves on under this one, which it tells anew what is ready."""
         hosted = {spec.slice_id: spec for spec in slices}
         worker = Worker(orphan.worker_id, hosted, Restarts(self._limits.restart), is_mps=orphan.is_mps)
         worker.holding, worker.peer = frozenset(hosted), peer
         self._all.append(worker)
-        self._spawned = max(self._spawned, numbered)
         for slice_id in hosted:
             self._reports.report(slice_id, "starting", incarnation=orphan.incarnation)
         self._step(worker, Step.START, now_ms)

@@ -318,6 +318,13 @@ def test_an_orphan_of_another_incarnation_or_pid_or_without_slices_is_killed() -
         agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, ""))
 
 
+def test_a_worker_does_not_take_the_name_of_an_orphan_that_has_not_ended_yet() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    agent.feed(hello("old", 78, spec("x")))
+    agent.up()
+    assert [spawn.worker_id for spawn in spawned(agent.want(spec("x")))] == ["worker-a-8"]
+
+
 def test_an_orphan_that_says_nothing_is_killed_in_time() -> None:
     agent = Agent(orphans=[ORPHAN], daemons=[0])
     done = agent.until(LIMITS.adopt_ms)
