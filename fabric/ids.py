@@ -8,7 +8,7 @@ nonce, so a message for the dead incarnation can never reach the living one.
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple, NewType
+from typing import NewType
 
 ModelId = NewType("ModelId", str)
 SliceId = NewType("SliceId", str)  # "<node>/gpu<i>/<k>": the k-th slice of that GPU
@@ -18,14 +18,6 @@ NodeId = NewType("NodeId", str)
 Epoch = NewType("Epoch", int)
 PeerId = NewType("PeerId", str)
 Incarnation = NewType("Incarnation", str)
-
-
-class RequestId(NamedTuple):
-    """One request, cluster-wide: `seq` is dense per frontend and model."""
-
-    frontend_id: FrontendId
-    model_id: ModelId
-    seq: int
 
 
 def new_incarnation() -> Incarnation:

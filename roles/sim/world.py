@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id, role_id_of
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -296,7 +296,7 @@ class World:
 
     def _on_want(self, peer: PeerId, message: Want, now_ms: float) -> None:
         """An agent ends what is not wanted and starts what is not there yet; new slices report themselves ready."""
-        node_id = NodeId(peer.rpartition("/")[0])
+        node_id = NodeId(role_id_of(peer))
         wanted = {spec.slice_id for spec in message.slices}
         for slice_id in [one for one in self._nodes_slices.get(node_id, ()) if one not in wanted]:
             gone = self._slices.pop(slice_id)
