@@ -45,7 +45,10 @@ _CLIENT_BYTES_MAX = 256 << 20  # over the core's limit, so that too large a requ
 
 @dataclass(slots=True, frozen=True)
 class FrontendOptions:
-    """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory."""
+    """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
+
+    `host`: the interface of the TCP address at which workers leave outputs.
+    """
 
     frontend_id: FrontendId
     run_dir: Path
@@ -55,6 +58,7 @@ class FrontendOptions:
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
     decode_threads: int = 2
+    host: str = "127.0.0.1"
 
 
 class FrontendShell:
@@ -74,7 +78,7 @@ class FrontendShell:
         )
         ipc = run_dir.ipc_address(f"{self._id}.client")
         self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
-        self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), "tcp://127.0.0.1:0"])
+        self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"])
         self._scheduler = DealerLink.connect(
             peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
         )

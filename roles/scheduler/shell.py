@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,16 @@ class Written:
 
 
 def run_scheduler(
-    written: Written, run_dir: Path, stop: StopSignal, recording: Recording | None = None
+    written: Written,
+    run_dir: Path,
+    stop: StopSignal,
+    recording: Recording | None = None,
+    control_addresses: Sequence[str] = (),
 ) -> None:
-    """Serve until told to stop. Raises ConfigError for a plan that cannot be, or an address in use."""
+    """Serve until told to stop, at the run directory's ipc address and at `control_addresses`.
+
+    Raises ConfigError for a plan that cannot be, or an address in use.
+    """
     config = written.config
     kept = KeptPlan(run_dir / PLAN_FILE, written.document)
     settings, planning = kept.read() or _first_plan(written)
@@ -68,7 +75,7 @@ def run_scheduler(
             recording.path, about_scheduler(settings, config.batching, planning), recording.bytes_max
         )
         core = Recorded(core, journal)
-    link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control")])
+    link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
     clock = MonotonicClock()
     planner = Planner()
     sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), planner, stop]

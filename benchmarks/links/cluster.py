@@ -1,0 +1,145 @@
+"""A cluster over emulated links: client and frontend on host `a`, the scheduler on `b`, the workers on `c`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from network import Host, LinkSpec, network, own_directory
+
+from fabric.errors import FabricError
+from fabric.ids import new_incarnation, peer_id
+from fabric.messages import StatusAsked, StatusListed
+from fabric.sockets import DealerLink
+from roles.core import SCHEDULER
+from roles.process import RunFile, child_environment, read_run_file, write_run_file
+
+ROLE = Path(__file__).parent / "role.py"
+UP_LIMIT_S = 60.0
+STOP_LIMIT_S = 10.0
+HOSTS = ("a", "b", "c")
+WORKERS = "c"  # also the node's name in the configuration
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedCluster:
+    """Where it is. `home/<host>` are the run directories."""
+
+    home: Path
+    config: Path
+    hosts: Mapping[str, Host]
+
+    def bench(self, arguments: Sequence[str]) -> dict[str, object]:
+        """`tenuto bench --json` on the client's host."""
+        target = f"ipc://{self.home / 'a' / 'frontend-a.client'}"
+        argv = [sys.executable, "-m", "roles.cli", "bench", str(self.config), "--target", target, "--json"]
+        done = subprocess.run(
+            self.hosts["a"].command([*argv, *arguments]),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=child_environment(),
+        )
+        try:
+            found: dict[str, object] = json.loads(done.stdout)
+        except ValueError:
+            raise FabricError(f"bench has failed: {done.stderr.strip()}") from None
+        return found
+
+    def counters(self, role: str) -> Mapping[str, float]:
+        """What `frontend-a` or `scheduler-0` counts."""
+        host, purpose = ("b", "control") if role == "scheduler-0" else ("a", "client")
+        address = f"ipc://{self.home / host / role}.{purpose}"
+        link = DealerLink.connect(peer_id("links", new_incarnation()), SCHEDULER, [address])
+        try:
+            is_asked = False
+            for _ in range(500):
+                is_asked = is_asked or link.send(SCHEDULER, StatusAsked())
+                for received in link.receive(16):
+                    if isinstance(received.message, StatusListed):
+                        return received.message.counters
+                time.sleep(0.01)
+        finally:
+            link.close()
+        raise FabricError(f"{role} does not answer")
+
+
+@contextlib.contextmanager
+def linked_cluster(document: str, link: LinkSpec) -> Iterator[LinkedCluster]:
+    """Run the roles until the block is left. `document`: a cluster file whose only node is `c`."""
+    with own_directory() as directory, network(HOSTS, link) as hosts:
+        home = Path(directory)
+        for name in HOSTS:
+            (home / name).mkdir(mode=0o700)
+        config = home / "cluster.yaml"
+        config.write_text(document, encoding="utf-8")
+        roles: list[subprocess.Popen[bytes]] = []
+
+        def start(role: str, host: str, *more: str) -> None:
+            there = [str(home), host, hosts[host].address, str(config)]
+            argv = [sys.executable, str(ROLE), role, *there, *more]
+            roles.append(subprocess.Popen(hosts[host].command(argv), env=child_environment()))
+
+        try:
+            start("scheduler", "b")
+            scheduler = _wait_for(home / "b" / "scheduler-0.json", roles)
+            control = [one for one in scheduler.addresses["control"] if one.startswith("tcp://")]
+            # As it is found on its own host: an agent looks for the scheduler in its run directory.
+            write_run_file(
+                home / WORKERS,
+                RunFile("scheduler-0", scheduler.pid, scheduler.incarnation, {"control": control}),
+            )
+            start("agent", WORKERS)
+            start("frontend", "a", *control)
+            _wait_for(home / "a" / "frontend-a.json", roles)
+            cluster = LinkedCluster(home, config, hosts)
+            _wait_until_ready(cluster)
+            yield cluster
+        finally:
+            for role in roles:
+                role.terminate()
+            until_s = time.monotonic() + STOP_LIMIT_S
+            for role in roles:
+                try:
+                    role.wait(max(0.1, until_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    role.kill()
+                    role.wait()
+
+
+def _wait_for(run_file: Path, roles: Sequence[subprocess.Popen[bytes]]) -> RunFile:
+    until_s = time.monotonic() + UP_LIMIT_S
+    while time.monotonic() < until_s:
+        found = read_run_file(run_file)
+        if found is not None:
+            return found
+        if any(role.poll() is not None for role in roles):
+            break
+        time.sleep(0.02)
+    raise FabricError(f"{run_file.name} did not come up")
+
+
+def _wait_until_ready(cluster: LinkedCluster) -> None:
+    """Until every model has a replica, as the frontend's `pending` requests would need."""
+    target = f"ipc://{cluster.home / 'a' / 'frontend-a.client'}"
+    check = (
+        "import asyncio, sys\n"
+        "from fabric.client import Client\n"
+        "async def main():\n"
+        "    async with Client(sys.argv[1]) as client:\n"
+        "        while True:\n"
+        "            models = await client.models()\n"
+        "            if models and all(model.replicas for model in models): return\n"
+        "            await asyncio.sleep(0.05)\n"
+        "asyncio.run(asyncio.wait_for(main(), float(sys.argv[2])))\n"
+    )
+    argv = [sys.executable, "-c", check, target, str(UP_LIMIT_S)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=child_environment())
+    if done.returncode:
+        raise FabricError(f"the cluster did not come up: {done.stderr.strip()[-500:]}")

@@ -1,0 +1,66 @@
+"""One role of Tenuto on one emulated host; run inside that host's namespaces by `cluster.py`.
+
+    python role.py ROLE HOME HOST ADDRESS CONFIG [SCHEDULER]        ROLE: scheduler | frontend | agent
+    python role.py worker RUN_DIR ADDRESS AGENT WORKER_ID
+
+`HOME/HOST` is the host's run directory; those of the other hosts are hidden, or ipc sockets would lead there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from fabric.ids import FrontendId
+from roles.config import load_config, parse_config
+from roles.documents import read_document
+from roles.frontend.shell import FrontendOptions, run_frontend
+from roles.gpu_worker.shell import WorkerOptions, run_worker
+from roles.node_agent.shell import AgentOptions, run_node_agent
+from roles.process import StopSignal, die_with_parent, set_up_logging
+from roles.scheduler.shell import Written, run_scheduler
+
+
+def main() -> int:
+    """See the module's docstring."""
+    role, *rest = sys.argv[1:]
+    if role == "worker":
+        run_dir, address, agent, worker_id = rest
+        return run_worker(agent, worker_id, Path(run_dir), WorkerOptions(host=address, log_level="WARNING"))
+    home, host, address, config, *scheduler = rest
+    die_with_parent()
+    _hide_others(Path(home), host)
+    run_dir_path = Path(home) / host
+    with StopSignal() as stop:
+        set_up_logging(f"{role}-{host}", "WARNING")
+        if role == "scheduler":
+            document = read_document(Path(config))
+            written = Written(
+                parse_config(document, Path(config).parent, source=config), document, Path(config).parent
+            )
+            run_scheduler(written, run_dir_path, stop, control_addresses=[f"tcp://{address}:0"])
+        elif role == "frontend":
+            run_frontend(
+                FrontendOptions(FrontendId(f"frontend-{host}"), run_dir_path, scheduler, host=address), stop
+            )
+        else:
+            options = AgentOptions(command=partial(_worker_command, address))
+            run_node_agent(load_config(Path(config)), host, run_dir_path, stop, options)
+    return 0
+
+
+def _worker_command(address: str, agent: str, worker_id: str, run_dir: Path) -> list[str]:
+    return [sys.executable, __file__, "worker", str(run_dir), address, agent, worker_id]
+
+
+def _hide_others(home: Path, host: str) -> None:
+    """In this process's own mount namespace, which `ip netns exec` has made."""
+    for directory in home.iterdir():
+        if directory.is_dir() and directory.name != host:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(directory)], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
