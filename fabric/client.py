@@ -35,6 +35,7 @@ from fabric.errors import (
     TooLarge,
     request_error,
 )
+from fabric.frames import SMALL_BELOW_BYTES
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
@@ -55,8 +56,9 @@ from fabric.messages import (
     StatusListed,
 )
 from fabric.outbox import Outbox
+from fabric.shared import Arena, is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
-from fabric.tensors import DTYPES, RANK_MAX
+from fabric.tensors import DTYPES, RANK_MAX, share
 
 _FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
 _GREET_EVERY_S: Final = 0.05
@@ -70,13 +72,18 @@ Inputs = Mapping[str, ArrayLike | bytes]
 
 @dataclass(slots=True, frozen=True)
 class ClientOptions:
-    """Limits and patience of a client, in ms. `grace_ms` is added to a budget for the way there and back."""
+    """Limits and patience of a client, in ms. `grace_ms` is added to a budget for the way there and back.
+
+    `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
+    over it travels.
+    """
 
     connect_timeout_ms: float = 5_000.0
     grace_ms: float = 500.0
     budget_unknown_ms: float = 60_000.0  # waited for a request without a budget of its own
     pending_max: int = 10_000
     payload_bytes_max: int = 256 << 20
+    shared_bytes_max: int = 256 << 20
     patience: Patience = field(default_factory=lambda: Patience(200.0, 600.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
 
@@ -98,6 +105,7 @@ class _Awaited(asyncio.Future[InferResult]):
         super().__init__(loop=loop)
         self.number = number
         self.sent_at_ms = sent_at_ms
+        self.inputs: Sequence[NamedTensor] = ()  # kept until the answer, with their places in shared memory
         self._client = client
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -147,6 +155,7 @@ class Client:
         self._alarm: asyncio.TimerHandle | None = None
         self._has_sent = False  # in this turn of the loop
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
+        self._arena: Arena | None = None
         self._requests = 0
         self._way = _Way()
         self._tending: asyncio.TimerHandle | None = None
@@ -188,6 +197,8 @@ class Client:
             if timer is not None:
                 timer.cancel()
         link.close()
+        if self._arena is not None:
+            self._arena.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -202,7 +213,7 @@ class Client:
         """Send one request and wait for its answer; cancelling the waiting task cancels the request.
 
         `budget_ms` None means the model's SLO. Arrays must not change until the answer is there: large ones are
-        not copied. Raises a RequestError with the frontend's code, or PeerLost.
+        not copied, unless into memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost.
         """
         return await self.submit(model, inputs, budget_ms)
 
@@ -225,10 +236,13 @@ class Client:
         number, now_ms = self._requests, self._clock.now_ms()
         message = Infer(number, ModelId(model), _plain(budget_ms), self._way.high_ms)
         try:
+            if self._outbox.is_sharing:
+                self._share(tensors)
             self._outbox.put(_FRONTEND, message, tensors)
         except LocalProtocolError as error:
             raise InvalidInput(str(error)) from error
         future = self._pending[number] = _Awaited(self, number, now_ms, self._loop)
+        future.inputs = tensors
         self._set_alarm(now_ms + limit_ms, number, now_ms)
         self._send_soon()
         self._watch()
@@ -238,7 +252,7 @@ class Client:
 
     def forget(self, number: int) -> None:
         """The request was cancelled on this side: tell the frontend, if it has not answered."""
-        if self._pending.pop(number, None) is not None:
+        if self._take_pending(number) is not None:
             self._tell_cancelled(number)
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -259,6 +273,19 @@ class Client:
                 self._listing.remove(future)
 
     # ------------------------------------------------------------ saying and hearing
+
+    def _share(self, tensors: Sequence[NamedTensor]) -> None:
+        for tensor in tensors:
+            if tensor.array.nbytes >= SMALL_BELOW_BYTES:
+                if self._arena is None:
+                    self._arena = Arena(self._options.shared_bytes_max)
+                share(tensor, self._arena)
+
+    def _take_pending(self, number: int) -> _Awaited | None:
+        awaited = self._pending.pop(number, None)
+        if awaited is not None:
+            awaited.inputs = ()
+        return awaited
 
     def _send_soon(self) -> None:
         if self._has_sent:
@@ -305,13 +332,14 @@ class Client:
                         future.set_result(models)
             case Ping(number):
                 self._connected().send(_FRONTEND, Pong(number))
-            case Pong():
+            case Pong(memory=memory):
+                self._outbox.is_sharing = self._options.shared_bytes_max > 0 and is_shared_with(memory)
                 self._greeted.set()
             case _:  # nothing else is meant for a client, and a newer frontend may know more
                 pass
 
     def _answer(self, number: int, ledger: Ledger, tensors: Sequence[NamedTensor], now_ms: float) -> None:
-        awaited = self._pending.pop(number, None)
+        awaited = self._take_pending(number)
         if awaited is None:
             return  # cancelled or given up before
         total_ms = now_ms - awaited.sent_at_ms
@@ -322,7 +350,7 @@ class Client:
     # ------------------------------------------------------------ giving up
 
     def _fail(self, number: int, error: Exception) -> None:
-        awaited = self._pending.pop(number, None)
+        awaited = self._take_pending(number)
         if awaited is not None:
             awaited.set_exception(error)
 

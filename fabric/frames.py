@@ -3,7 +3,7 @@
 The route is the peer's identity and exists only where a socket routes (ROUTER). What is sent to one peer in one
 moment travels together: the header holds all of it, and describes the tensors in order. Those below 64 kB lie in
 one frame, each padded to 8 bytes, because a frame costs more than copying so little; each larger one has a frame
-of its own that nobody copies.
+of its own that nobody copies, or lies in shared memory and has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel
+from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel, TensorSpec
+from fabric.shared import Borrowed, Place
 
 TENSORS_MAX: Final = 4096  # of one message
 FRAMES_MAX: Final = TENSORS_MAX + 2
@@ -29,19 +30,37 @@ _PADDING: Final = bytes(ALIGNMENT)
 
 
 def pack(
-    message: AnyMessage, named: Sequence[NamedTensor] = (), *, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    message: AnyMessage,
+    named: Sequence[NamedTensor] = (),
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    is_sharing: bool = False,
 ) -> Packed:
-    """Make a message ready to `join`. Raises LocalProtocolError for what the wire does not allow."""
+    """Make a message ready to `join`; `is_sharing`: its receiver can read shared memory of ours.
+
+    Raises LocalProtocolError for what the wire does not allow.
+    """
     if not named:
-        return Packed(codec.checked(Parcel((), message)), (), 0)
+        return Packed(codec.checked(Parcel((), message)))
     if len(named) > TENSORS_MAX:
         raise LocalProtocolError(f"{len(named)} tensors in one message, at most {TENSORS_MAX} are allowed")
-    described = [tensors.to_frame(tensor.name, tensor.array) for tensor in named]
-    size = sum(len(frame) for _, frame in described)
-    if size > payload_bytes_max:
-        raise LocalProtocolError(f"payload of {size} bytes, at most {payload_bytes_max} are allowed")
-    parcel = Parcel(tuple(spec for spec, _ in described), message)
-    return Packed(codec.checked(parcel), [frame for _, frame in described], size)
+    specs: list[TensorSpec] = []
+    travelling: list[memoryview] = []
+    size = shared_size = 0
+    for tensor in named:
+        if is_sharing and tensor.place is not None:
+            specs.append(tensors.to_place(tensor))
+            shared_size += len(tensor.place.data)
+        else:
+            spec, frame = tensors.to_frame(tensor.name, tensor.array)
+            specs.append(spec)
+            travelling.append(frame)
+            size += len(frame)
+    if size + shared_size > payload_bytes_max:
+        raise LocalProtocolError(
+            f"payload of {size + shared_size} bytes, at most {payload_bytes_max} are allowed"
+        )
+    return Packed(codec.checked(Parcel(tuple(specs), message)), travelling, size, shared_size)
 
 
 def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[Buffer]:
@@ -63,43 +82,71 @@ def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[B
 
 
 def split(
-    parts: Sequence[Buffer], *, payload_bytes_max: int = PAYLOAD_BYTES_MAX
-) -> tuple[Envelope, list[list[NamedTensor]]]:
-    """The messages in `parts` (without route), and the tensors of each: views of the frames.
+    parts: Sequence[Buffer],
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    borrowed: Borrowed | None = None,
+) -> tuple[Envelope, list[Sequence[NamedTensor]]]:
+    """The messages in `parts` (without route), and the tensors of each: views of the frames or of shared memory.
 
-    Raises RemoteProtocolError.
+    Without `borrowed` no tensor may lie in shared memory. Raises RemoteProtocolError.
     """
     if not parts or len(parts) > FRAMES_MAX:
         raise RemoteProtocolError(f"a message of {len(parts)} frames")
-    header, *payload = parts
-    if size_of(payload) > payload_bytes_max:
-        raise RemoteProtocolError(f"payload of {size_of(payload)} bytes")
-    envelope = codec.decode(header)
-    sizes = [tensors.size_of(spec) for parcel in envelope.parcels for spec in parcel.tensors]
-    large_count = sum(size >= SMALL_BELOW_BYTES for size in sizes)
-    has_small = large_count < len(sizes)
-    if len(payload) != large_count + has_small:
-        raise RemoteProtocolError(
-            f"{len(payload)} frames came, {large_count} large tensors and {len(sizes) - large_count} small are described"
-        )
-    small = memoryview(payload[0] if has_small else b"")
-    large = iter(payload[1:] if has_small else payload)
-    named: list[list[NamedTensor]] = []
-    size_next, offset = iter(sizes), 0
-    for parcel in envelope.parcels:
-        own: list[NamedTensor] = []
-        for spec in parcel.tensors:
-            size = next(size_next)
-            if size >= SMALL_BELOW_BYTES:
-                frame = next(large)
-            else:
-                frame = small[offset : offset + size]
-                offset += size + -size % ALIGNMENT
-            own.append(NamedTensor(spec.name, tensors.from_frame(spec, frame)))
-        named.append(own)
-    if offset != len(small):
-        raise RemoteProtocolError(f"{len(small)} bytes of small tensors came, {offset} are described")
-    return envelope, named
+    envelope = codec.decode(parts[0])
+    described = [parcel.tensors for parcel in envelope.parcels]
+    if len(parts) == 1 and not any(described):
+        return envelope, [() for _ in described]
+    size = sum(tensors.size_of(spec) for specs in described for spec in specs)
+    if size > payload_bytes_max:
+        raise RemoteProtocolError(f"payload of {size} bytes")
+    taken = _Frames(parts[1:], [spec for specs in described for spec in specs], borrowed)
+    named = [[taken.tensor(spec) for spec in specs] for specs in described]
+    taken.end()
+    return envelope, list(named)
+
+
+class _Frames:
+    """The bytes of a message's tensors, taken in order."""
+
+    def __init__(
+        self, payload: Sequence[Buffer], specs: Sequence[TensorSpec], borrowed: Borrowed | None
+    ) -> None:
+        travelling = [tensors.size_of(spec) for spec in specs if spec.at is None]
+        large_count = sum(size >= SMALL_BELOW_BYTES for size in travelling)
+        has_small = large_count < len(travelling)
+        if len(payload) != large_count + has_small:
+            raise RemoteProtocolError(
+                f"{len(payload)} frames came, {large_count} large tensors and"
+                f" {len(travelling) - large_count} small are described"
+            )
+        self._small = memoryview(payload[0] if has_small else b"")
+        self._large = iter(payload[1:] if has_small else payload)
+        self._offset = 0
+        self._borrowed = borrowed
+
+    def tensor(self, spec: TensorSpec) -> NamedTensor:
+        """The next one."""
+        size = tensors.size_of(spec)
+        place: Place | None = None
+        if spec.at is not None:
+            if self._borrowed is None:
+                raise RemoteProtocolError("a tensor in shared memory, which this side does not take")
+            place = self._borrowed.place(spec.at, size)
+            frame: Buffer = place.data
+        elif size >= SMALL_BELOW_BYTES:
+            frame = next(self._large)
+        else:
+            frame = self._small[self._offset : self._offset + size]
+            self._offset += size + -size % ALIGNMENT
+        return NamedTensor(spec.name, tensors.from_frame(spec, frame), place)
+
+    def end(self) -> None:
+        """Nothing may be left over."""
+        if self._offset != len(self._small):
+            raise RemoteProtocolError(
+                f"{len(self._small)} bytes of small tensors came, {self._offset} are described"
+            )
 
 
 def route_to(peer: PeerId) -> bytes:

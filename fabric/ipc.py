@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
+from fabric.shared import SCHEME
 
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path, less the closing zero
 
@@ -68,14 +69,15 @@ def path_of(address: str) -> str:
 def nearest(addresses: tuple[str, ...]) -> str:
     """The address to connect to: an ipc one whose socket exists here, else the first that is not ipc.
 
-    Raises ConfigError for an empty list.
+    Raises ConfigError where there is none.
     """
-    if not addresses:
+    sockets = [address for address in addresses if not address.startswith(SCHEME)]
+    if not sockets:
         raise ConfigError("there is no address to connect to")
-    for address in addresses:
+    for address in sockets:
         if address.startswith("ipc://") and Path(path_of(address)).is_socket():
             return address
-    return next((address for address in addresses if not address.startswith("ipc://")), addresses[0])
+    return next((address for address in sockets if not address.startswith("ipc://")), sockets[0])
 
 
 def _is_still_there(descriptor: int, path: Path) -> bool:

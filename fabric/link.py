@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
 from fabric.messages import AnyMessage, Parcel
+from fabric.shared import Place
 
 NO_EPOCH = Epoch(0)
 
@@ -23,10 +24,11 @@ Tensor = NDArray[np.generic]
 
 @dataclass(slots=True)
 class NamedTensor:
-    """A tensor and the name of the model input or output it is for."""
+    """A tensor and the name of the model input or output it is for. `place`: where else its bytes lie."""
 
     name: str
     array: Tensor
+    place: Place | None = None
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Received:
 
     `late_ms` is how much older it is than it looks: time spent queueing on the way plus half the link's
     minimum round trip (design section 3). The receiver subtracts it from any budget in the message.
-    Tensors are views of received frames: read-only, valid as long as they are referenced.
+    Tensors are views of received frames or of shared memory: read-only, valid as long as they are referenced.
     """
 
     peer: PeerId
@@ -47,11 +49,15 @@ class Received:
 
 @dataclass(slots=True, frozen=True)
 class Packed:
-    """A message that may travel: held against the limits, its tensors as bytes. `size` is that of the tensors."""
+    """A message that may travel: held against the limits, its tensors as bytes, except those in shared memory.
+
+    `size` is that of the bytes that travel, `shared_size` that of those which need not.
+    """
 
     parcel: Parcel
-    frames: Sequence[memoryview]
-    size: int
+    frames: Sequence[memoryview] = ()
+    size: int = 0
+    shared_size: int = 0
 
 
 class Link(Protocol):

@@ -30,12 +30,20 @@ def replaced(struct: StructT, **fields: Any) -> StructT:
     return msgspec.structs.replace(struct, **fields)
 
 
+class SharedAt(Value, frozen=True):
+    """Bytes in memory that processes of one host share (`fabric/shared.py`)."""
+
+    arena: str
+    offset: int
+
+
 class TensorSpec(Value, frozen=True):
-    """One raw frame: little-endian, C order. `dtype` is numpy's name, such as ``float32``."""
+    """Raw bytes: little-endian, C order. `dtype` is numpy's name, such as ``float32``. `at`: they have no frame."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    at: SharedAt | None = None
 
 
 class TensorInfo(Value, frozen=True):
@@ -306,9 +314,13 @@ class Ping(Message, frozen=True, tag=7):
 
 
 class Pong(Message, frozen=True, tag=8):
-    """The answer to `Ping`. A round trip also measures the link's minimum RTT."""
+    """The answer to `Ping`. A round trip also measures the link's minimum RTT.
+
+    `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared.py`).
+    """
 
     number: int
+    memory: str = ""
 
 
 # frontend <-> scheduler

@@ -39,6 +39,8 @@ class Outbox:
         self._link = link
         self._on_refused = on_refused
         self._payload_bytes_max = payload_bytes_max
+        self.is_sharing = False
+        """Whether who is on the other side can read our shared memory."""
         self._gathered: dict[PeerId, list[Packed]] = {}
         self._sizes: dict[PeerId, int] = {}
 
@@ -47,7 +49,9 @@ class Outbox:
 
         Arrays must not change until then; large ones not until ZeroMQ is done with them.
         """
-        packed = frames.pack(message, tensors, payload_bytes_max=self._payload_bytes_max)
+        packed = frames.pack(
+            message, tensors, payload_bytes_max=self._payload_bytes_max, is_sharing=self.is_sharing
+        )
         gathered = self._gathered.setdefault(peer, [])
         size = self._sizes.get(peer, 0) + packed.size
         if gathered and (len(gathered) == PARCELS_MAX or size > GATHERED_BYTES_MAX):

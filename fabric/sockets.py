@@ -32,6 +32,8 @@ from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IpcPath, nearest
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
+from fabric.shared import Arena, Borrowed, is_shared_with, memory_address
+from fabric.tensors import share
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -49,19 +51,28 @@ _IDENTITIES_LOST_MAX: Final = 10_000
 
 @dataclass(slots=True, frozen=True)
 class LinkOptions:
-    """Bounds of one link. A queue of messages is per peer and direction; the bytes are per message."""
+    """Bounds of one link. A queue of messages is per peer and direction; the bytes are per message.
+
+    `is_sharing`: tensors may come through memory that processes of this host share.
+    """
 
     clock: Clock = field(default_factory=MonotonicClock)
     queue_messages_max: int = 1_000
     payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
+    is_sharing: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class PushOptions:
-    """Bounds of each push socket; one message is always allowed into an empty one, however large."""
+    """Bounds of each push socket; one message is always allowed into an empty one, however large.
+
+    `shared_bytes_max`: of tensors that lie in shared memory for receivers of this host, 0 for none. They must be
+    kept (as NamedTensors) until the receiver has answered.
+    """
 
     link: LinkOptions = field(default_factory=lambda: LinkOptions(queue_messages_max=64))
     queue_bytes_max: int = 256 << 20
+    shared_bytes_max: int = 0
     idle_close_ms: float = 60_000.0
 
 
@@ -90,6 +101,7 @@ class _SocketLink(ABC):
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._socket = _open(self.kind, self._options)
+        self._borrowed = Borrowed() if self._options.is_sharing else None
         # ZeroMQ's own answer to "is there more" costs more than all else in a quiet turn of a loop. It can only
         # have changed after something was done with the socket, or when the descriptor says so.
         self._is_touched = True
@@ -165,8 +177,14 @@ class _SocketLink(ABC):
     def _open_up(self, parts: Sequence[Buffer]) -> list[Received]:
         peer = self._peer(parts)
         envelope, named = frames.split(
-            parts[self.routes :], payload_bytes_max=self._options.payload_bytes_max
+            parts[self.routes :],
+            payload_bytes_max=self._options.payload_bytes_max,
+            borrowed=self._borrowed,
         )
+        if self._borrowed is not None:
+            self._counters["shared_bytes_in"] += sum(
+                len(tensor.place.data) for own in named for tensor in own if tensor.place is not None
+            )
         late_ms = 0.0
         if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
@@ -242,7 +260,7 @@ class RouterLink(_SocketLink):
             self._counters["unroutable_out"] += 1
             return False
         _send_parts(self._socket, parts)
-        return _sent(self._counters, parts, len(packed))
+        return _sent(self._counters, parts, packed)
 
     def take_lost(self) -> Sequence[PeerId]:
         """Peers that a send found gone since the last call."""
@@ -309,7 +327,7 @@ class DealerLink(_SocketLink):
         parts = self._join(packed)
         self._is_touched = True
         is_in, _ = _send_parts(self._socket, parts)
-        return _sent(self._counters, parts, len(packed)) if is_in else _refused(self._counters)
+        return _sent(self._counters, parts, packed) if is_in else _refused(self._counters)
 
     def _connect(self) -> None:
         self._is_touched = True
@@ -329,6 +347,12 @@ class PullLink(_SocketLink):
 
     kind = zmq.PULL
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where others reach this link: ipc first, shared memory last."""
+        memory = memory_address() if self._options.is_sharing else ""
+        return [*self._addresses, memory] if memory else self._addresses
+
     @classmethod
     def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> PullLink:
         """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
@@ -346,6 +370,7 @@ class PullLink(_SocketLink):
 class _Target:
     incarnation: Incarnation
     addresses: tuple[str, ...]
+    is_sharing: bool
     socket: zmq.Socket[bytes] | None = None
     used_at_ms: float = 0.0
     in_flight: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
@@ -366,12 +391,15 @@ class _Target:
 class PushPool:
     """Push sockets by the name of the slice or frontend they feed: opened at the first send, closed when idle.
 
-    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied.
+    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied, but for
+    a receiver with which we share memory: that copy is the only one, and a tensor that lies there already is not
+    sent at all.
     """
 
     def __init__(self, options: PushOptions | None = None) -> None:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
+        self._arena: Arena | None = None
         self._clock = self._options.link.clock
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}
@@ -383,7 +411,8 @@ class PushPool:
         if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
             return
         self.drop(peer)
-        self._targets[peer] = _Target(incarnation, tuple(addresses))
+        is_sharing = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
+        self._targets[peer] = _Target(incarnation, tuple(addresses), is_sharing)
 
     def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
         """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes)."""
@@ -393,7 +422,14 @@ class PushPool:
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
-        packed = frames.pack(message, tensors, payload_bytes_max=self._options.link.payload_bytes_max)
+        if target.is_sharing:
+            self._share(tensors)
+        packed = frames.pack(
+            message,
+            tensors,
+            payload_bytes_max=self._options.link.payload_bytes_max,
+            is_sharing=target.is_sharing,
+        )
         parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
         size = frames.size_of(parts)
         target.forget_delivered()
@@ -410,7 +446,7 @@ class PushPool:
         if tracker is not None:
             target.in_flight.append((tracker, size))
             target.in_flight_bytes += size
-        return _sent(self._counters, parts, 1)
+        return _sent(self._counters, parts, (packed,))
 
     def drop(self, peer: PeerId) -> None:
         """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
@@ -459,6 +495,16 @@ class PushPool:
         for target in self._targets.values():
             target.close(linger_ms=FLUSH_MS)
         self._targets.clear()
+        if self._arena is not None:
+            self._arena.close()
+
+    def _share(self, tensors: Sequence[NamedTensor]) -> None:
+        """Where there is no room the frame travels."""
+        for tensor in tensors:
+            if tensor.place is None and tensor.array.nbytes >= frames.SMALL_BELOW_BYTES:
+                if self._arena is None:
+                    self._arena = Arena(self._options.shared_bytes_max)
+                share(tensor, self._arena)
 
     def _unroutable(self) -> bool:
         self._counters["unroutable_out"] += 1
@@ -479,12 +525,17 @@ class PushPool:
 
 
 def new_counters() -> dict[str, float]:
-    """The counters every link has. Bytes are headers and tensors, without ZeroMQ's own framing."""
+    """The counters every link has. Bytes are headers and tensors, without ZeroMQ's own framing.
+
+    Shared ones lay in shared memory and are counted apart.
+    """
     names = (
         "messages_in",
         "messages_out",
         "bytes_in",
         "bytes_out",
+        "shared_bytes_in",
+        "shared_bytes_out",
         "garbage_in",
         "full_out",
         "unroutable_out",
@@ -550,9 +601,10 @@ def _send_parts(
     return is_in, tracker
 
 
-def _sent(counters: dict[str, float], parts: Sequence[Buffer], messages: int) -> bool:
-    counters["messages_out"] += messages
+def _sent(counters: dict[str, float], parts: Sequence[Buffer], packed: Sequence[Packed]) -> bool:
+    counters["messages_out"] += len(packed)
     counters["bytes_out"] += frames.size_of(parts)
+    counters["shared_bytes_out"] += sum([one.shared_size for one in packed])
     return True
 
 

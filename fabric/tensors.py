@@ -11,8 +11,9 @@ import numpy as np
 
 from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, RemoteProtocolError
-from fabric.link import Tensor
+from fabric.link import NamedTensor, Tensor
 from fabric.messages import TensorSpec
+from fabric.shared import Arena
 
 RANK_MAX: Final = 8
 DTYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
@@ -30,14 +31,30 @@ def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
     Only an array that is strided or big-endian is copied. Raises LocalProtocolError for a dtype that has no
     raw form (objects, strings, dates) or more than 8 dimensions.
     """
-    name_of_dtype = dtype_name(array.dtype)
-    dtype = DTYPES.get(name_of_dtype)
-    if dtype is None or array.ndim > RANK_MAX:
-        raise LocalProtocolError(
-            f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
-        )
-    flat = np.asarray(array, dtype=dtype, order="C").reshape(-1).view(np.uint8)
-    return TensorSpec(name, name_of_dtype, array.shape), flat.data
+    spec = _described(name, array)
+    flat = np.asarray(array, dtype=DTYPES[spec.dtype], order="C").reshape(-1).view(np.uint8)
+    return spec, flat.data
+
+
+def to_place(tensor: NamedTensor) -> TensorSpec:
+    """Describe a tensor that has a place in shared memory. Raises LocalProtocolError like `to_frame`."""
+    assert tensor.place is not None, "it has one"
+    spec = _described(tensor.name, tensor.array)
+    return TensorSpec(spec.name, spec.dtype, spec.shape, tensor.place.at)
+
+
+def share(tensor: NamedTensor, arena: Arena) -> bool:
+    """Copy a tensor into shared memory and let it lie there from now on; False: there is no room.
+
+    Raises LocalProtocolError like `to_frame`.
+    """
+    spec, frame = to_frame(tensor.name, tensor.array)
+    place = arena.put(frame)
+    if place is None:
+        return False
+    tensor.array = from_frame(spec, place.data)
+    tensor.place = place
+    return True
 
 
 def size_of(spec: TensorSpec) -> int:
@@ -61,6 +78,15 @@ def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
         raise RemoteProtocolError(f"tensor of shape {list(spec.shape)}: {error}") from error
     array.flags.writeable = False
     return array
+
+
+def _described(name: str, array: Tensor) -> TensorSpec:
+    name_of_dtype = dtype_name(array.dtype)
+    if name_of_dtype not in DTYPES or array.ndim > RANK_MAX:
+        raise LocalProtocolError(
+            f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
+        )
+    return TensorSpec(name, name_of_dtype, array.shape)
 
 
 @lru_cache(maxsize=64)

@@ -206,7 +206,7 @@ class FrontendCore:
             case StatusAsked():
                 self._out.append(Report(peer))
             case Ping(number):
-                self._out.append(Reply(peer, Pong(number)))
+                self._out.append(Reply(peer, Pong(number, self._settings.memory)))
 
     # ------------------------------------------------------------ pictures
 

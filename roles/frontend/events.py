@@ -38,7 +38,7 @@ ToScheduler = FrontendHello | Arrivals | Withdraw
 
 @dataclass(slots=True, frozen=True)
 class FrontendSettings:
-    """Who a frontend is and what it takes on. `addresses` are where it pulls outputs."""
+    """Who a frontend is and what it takes on. `addresses` are where it pulls outputs, `memory` whose it can read."""
 
     frontend_id: FrontendId
     incarnation: Incarnation
@@ -46,6 +46,7 @@ class FrontendSettings:
     request_bytes_max: int = 64 << 20
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
+    memory: str = ""
     hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
 
 

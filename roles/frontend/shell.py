@@ -14,7 +14,8 @@ from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage, Arrivals, StatusListed
 from fabric.outbox import Outbox
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink
+from fabric.shared import memory_address
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
 from roles.core import SCHEDULER
 from roles.drive import Driver, DriverStats, Source
 from roles.environment import RunDir
@@ -75,6 +76,7 @@ class FrontendShell:
         client_options = LinkOptions(
             queue_messages_max=_CLIENT_QUEUE_MAX,
             payload_bytes_max=max(_CLIENT_BYTES_MAX, options.request_bytes_max),
+            is_sharing=True,
         )
         ipc = run_dir.ipc_address(f"{self._id}.client")
         self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
@@ -82,7 +84,7 @@ class FrontendShell:
         self._scheduler = DealerLink.connect(
             peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
         )
-        self._slices = PushPool()
+        self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max))
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._to_scheduler = Outbox(self._scheduler, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)
@@ -94,6 +96,7 @@ class FrontendShell:
                 options.request_bytes_max,
                 options.pending_max,
                 options.pending_bytes_max,
+                memory_address(),
             ),
             self._clock.now_ms(),
         )

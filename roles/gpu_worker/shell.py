@@ -14,7 +14,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, FrontendInfo, Inputs, RunBatch, SliceFailed, SliceReady
-from fabric.sockets import DealerLink, PullLink, PushPool
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver
 from roles.gpu_worker.agent_watch import AgentWatch
@@ -104,7 +104,9 @@ class _Worker:
         self._stop = stop
         self._watch = watch
         self._end: End | None = None
-        self._pull = PullLink.bind([f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"])
+        self._pull = PullLink.bind(
+            [f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"], LinkOptions(is_sharing=True)
+        )
         self._agent = DealerLink.connect(own, AGENT, [agent_address])
         self._scheduler = SchedulerDoor(own, options.clock)
         self._frontends = PushPool()

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 import zmq
 
-from fabric.client import BlockingClient, Client, InferResult, ask_status
+from fabric.client import BlockingClient, Client, ClientOptions, InferResult, ask_status
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput, ModelNotFound, NoReplica, RequestError, TooLarge
+from fabric.shared import SWITCH, memory_address
 from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
 
 pytestmark = pytest.mark.timeout(180)
@@ -231,18 +232,29 @@ def test_nothing_is_left_of_a_cluster_whose_supervisor_is_killed(tmp_path: Path)
             signal.sigtimedwait([], 0.02)
 
 
-def test_payload_arrives_bit_exact_and_not_through_the_scheduler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_sharing", [True, False])
+def test_payload_arrives_bit_exact_and_not_through_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sharing: bool
+) -> None:
     rng = np.random.default_rng(1)
+    if not is_sharing:
+        monkeypatch.setenv(SWITCH, "0")  # for the roles; this process would share
+    elif not memory_address():
+        pytest.skip("this system has no memory to share")
     with cluster_of(tmp_path, ECHO) as cluster:
-        for addresses in (cluster.endpoints["client"][:1], cluster.endpoints["client"][1:]):
-            with BlockingClient(addresses) as client:
+        ipc, tcp = cluster.endpoints["client"]
+        for address, shared_bytes_max in ((ipc, 1 << 20), (tcp, 1 << 20), (ipc, 0)):
+            with BlockingClient(address, ClientOptions(shared_bytes_max=shared_bytes_max)) as client:
                 for _ in range(5):
                     image = rng.standard_normal((3, 224, 224)).astype(np.float32)
                     same = client.infer("echo", {"image": image}).outputs["same"]
                     assert same.tobytes() == image.tobytes()
         counters = ask_status(cluster.endpoints["control"]).counters
-        assert counters["requests_granted"] == 10
-        assert counters["bytes_in"] + counters["bytes_out"] < 200_000, "10 payloads have 6 MB each way"
+        assert counters["requests_granted"] == 15
+        assert counters["bytes_in"] + counters["bytes_out"] < 200_000, "15 payloads have 9 MB each way"
+        counters = ask_status(ipc).counters
+        assert counters["client_shared_bytes_in"] == (10 * image.nbytes if is_sharing else 0)
+        assert counters["inputs_shared_bytes_out"] == (15 * image.nbytes if is_sharing else 0)
 
 
 def test_a_model_that_cannot_load_or_run_hurts_only_itself(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """An emulated device: a batch of b takes `exec_ms[b - 1]` and computes nothing.
 
+Inputs are put together into one buffer all the same, as for any device: what comes to a worker costs its host that.
+
 Where its specification names an interference model, what the GPU's other slices in this process run at its start
 slows a batch down, by the same model that the simulator uses.
 
@@ -53,6 +55,7 @@ class SleepExecutor:
         self._free_at_ms: dict[SliceId, float] = {}
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
+        self._inputs = np.empty(0, np.uint8)
         self._order = count()
 
     def load(self, spec: SliceSpec) -> None:
@@ -88,6 +91,7 @@ class SleepExecutor:
             reason = f"a batch of {batch_size} is over the model's largest, {len(exec_ms)}"
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
+        self._assemble(job)
         beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
         slowdown = self._crowds.slowdown(job.slice_id, job.model_id, batch_size, beside)
         took_ms = exec_ms[batch_size - 1] * slowdown
@@ -95,8 +99,18 @@ class SleepExecutor:
         self._free_at_ms[job.slice_id] = finish_at_ms
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
 
+    def _assemble(self, job: Job) -> None:
+        arrays = [tensor.array for part in job.parts for tensor in part.tensors]
+        size = sum([array.nbytes for array in arrays])
+        if size > self._inputs.size:
+            self._inputs = np.empty(size, np.uint8)
+        offset = 0
+        for array in arrays:
+            self._inputs[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            offset += array.nbytes
+
     def stage(self, job: Job) -> None:
-        """There is nowhere to put anything."""
+        """Emulated devices have one buffer, which is the running batch's."""
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """Wake up early."""

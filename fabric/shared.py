@@ -1,0 +1,192 @@
+"""Memory that processes of one host share, so that large tensors need not travel between them.
+
+A sender copies a tensor once into its `Arena` and sends where it lies (`Place`); a receiver reads it there through
+`Borrowed`. Nothing else of a message changes, and who cannot share gets frames as ever.
+
+An arena is a memfd of fixed size: it has no name in any folder, so nothing is left behind by a process that was
+killed, and it is sealed against shrinking, so a sender cannot pull memory away under a reader. Others open it by
+`/proc/PID/fd/N`, which the kernel grants to the same user in the same process namespace; both are in
+`memory_address()`, and two processes share exactly if these are equal.
+
+A place is its request's until the request has its answer. A reader that comes later may find another request's
+bytes there: it computes for nobody, as nobody waits for that answer any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fabric.errors import RemoteProtocolError
+from fabric.messages import SharedAt
+
+SCHEME: Final = "memory://"
+SWITCH: Final = "TENUTO_SHARED_MEMORY"
+ARENAS_BORROWED_MAX: Final = 1_024
+ALIGNMENT: Final = 4_096  # whole pages: the bytes of two requests never share a cache line
+_NAME_PREFIX: Final = "tenuto-"
+_SEALS: Final = (
+    getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
+)
+
+
+@cache
+def memory_address() -> str:
+    """`memory://` and the boot, the user and the process namespace of this process; empty: it cannot share.
+
+    `TENUTO_SHARED_MEMORY=0` in the environment of a process forbids it.
+    """
+    if not hasattr(os, "memfd_create") or not _SEALS or os.environ.get(SWITCH) == "0":
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = Path("/proc/self/ns/pid").readlink().name
+        # A process that changed its user or may not be dumped is not to be looked into: its own files are root's.
+        is_open = Path("/proc/self/fd").stat().st_uid == os.geteuid()
+    except OSError:
+        return ""
+    return f"{SCHEME}{boot}/{namespace}/{os.geteuid()}" if is_open else ""
+
+
+def is_shared_with(address: str) -> bool:
+    """Whether a process of that memory address can read our arenas, and we its."""
+    return bool(address) and address == memory_address()
+
+
+class Place:
+    """Where a tensor's bytes lie in somebody's arena; ours are given back with the last reference to it."""
+
+    __slots__ = ("_arena", "at", "data")
+
+    def __init__(self, at: SharedAt, data: memoryview, arena: Arena | None = None) -> None:
+        self.at = at
+        self.data = data
+        self._arena = arena
+
+    def __del__(self) -> None:
+        if self._arena is not None:
+            self._arena.note_left(self.at.offset, len(self.data))
+
+
+class Arena:
+    """Our own shared memory. Pages are taken from the system as they are first used, and kept until `close`."""
+
+    def __init__(self, size: int) -> None:
+        name = _NAME_PREFIX + secrets.token_hex(16)
+        self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, size)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        self.name = f"{os.getpid()}/{self._fd}/{size}/{name}"
+        self._bytes = memoryview(mmap.mmap(self._fd, size))
+        self._free: list[tuple[int, int]] = [(0, size)]  # offset and size, by offset, never adjacent
+        self._left: deque[tuple[int, int]] = deque()  # a place may be dropped on any thread
+
+    def put(self, data: memoryview) -> Place | None:
+        """Copy bytes in; None when there is no room for them."""
+        size = len(data)
+        taken = size + -size % ALIGNMENT
+        while self._left:
+            self._give_back(*self._left.popleft())
+        # First fit by offset: what was used last is used again, so few pages are touched and they stay warm.
+        index = next((index for index, (_, free) in enumerate(self._free) if free >= taken), None)
+        if index is None:
+            return None
+        offset, free = self._free.pop(index)
+        if free > taken:
+            self._free.insert(index, (offset + taken, free - taken))
+        own = self._bytes[offset : offset + size]
+        own[:] = data
+        return Place(SharedAt(self.name, offset), own, self)
+
+    def note_left(self, offset: int, size: int) -> None:
+        """A place is given back; safe from any thread."""
+        self._left.append((offset, size + -size % ALIGNMENT))
+
+    def close(self) -> None:
+        """Readers keep what they have open."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _give_back(self, offset: int, size: int) -> None:
+        index = bisect_left(self._free, (offset, 0))
+        if index < len(self._free) and self._free[index][0] == offset + size:
+            size += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == offset:
+            offset, before = self._free[index - 1]
+            self._free[index - 1] = (offset, before + size)
+        else:
+            self._free.insert(index, (offset, size))
+
+
+class Borrowed:
+    """Other processes' arenas, opened when first named and kept while their owners have them open."""
+
+    def __init__(self) -> None:
+        self._arenas: OrderedDict[str, memoryview] = OrderedDict()
+
+    def place(self, at: SharedAt, size: int) -> Place:
+        """The bytes that a message says are there, read-only. Raises RemoteProtocolError if they are not."""
+        arena = self._arenas.get(at.arena)
+        if arena is None:
+            arena = self._open(at.arena)
+        if at.offset + size > len(arena):
+            raise RemoteProtocolError(
+                f"{size} bytes at {at.offset} of shared memory that has {len(arena)} bytes"
+            )
+        return Place(at, arena[at.offset : at.offset + size])
+
+    def _open(self, name: str) -> memoryview:
+        for other in [other for other in self._arenas if not _is_there(other)]:
+            del self._arenas[other]  # unmapped when the last tensor in it is gone
+        if len(self._arenas) >= ARENAS_BORROWED_MAX:
+            self._arenas.popitem(last=False)
+        arena = self._arenas[name] = _mapped(name)
+        return arena
+
+
+def _mapped(name: str) -> memoryview:
+    path, size, own_name = _parsed(name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RemoteProtocolError(f"shared memory {name!r:.80} cannot be opened: {error.strerror}") from error
+    try:
+        if _named(f"/proc/self/fd/{fd}") != own_name:
+            raise RemoteProtocolError(f"{name!r:.80} is not that memory")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
+            raise RemoteProtocolError(f"shared memory {name!r:.80} is not sealed at its size")
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise RemoteProtocolError(f"shared memory {name!r:.80} cannot be mapped: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def _parsed(name: str) -> tuple[str, int, str]:
+    parts = name.split("/")
+    if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[:3]):
+        raise RemoteProtocolError(f"{name!r:.80} cannot be the name of shared memory")
+    return f"/proc/{int(parts[0])}/fd/{int(parts[1])}", int(parts[2]), parts[3]
+
+
+def _is_there(name: str) -> bool:
+    path, _, own_name = _parsed(name)
+    return _named(path) == own_name
+
+
+def _named(path: str) -> str:
+    """What memory a descriptor is; empty: none of ours, or closed."""
+    with contextlib.suppress(OSError):
+        shown = str(Path(path).readlink())
+        if shown.startswith(f"/memfd:{_NAME_PREFIX}"):
+            return shown.removeprefix("/memfd:").removesuffix(" (deleted)")
+    return ""

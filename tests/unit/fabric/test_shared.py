@@ -1,0 +1,213 @@
+"""Shared memory: places never overlap, come back when dropped, and a reader believes nothing it is told."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric import frames, shared
+from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.ids import ModelId
+from fabric.link import NO_EPOCH, NamedTensor, Packed
+from fabric.messages import Infer, SharedAt
+from fabric.shared import ALIGNMENT, Arena, Borrowed, Place, is_shared_with, memory_address
+from fabric.tensors import share
+
+pytestmark = pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+
+MESSAGE = Infer(1, ModelId("resnet50"))
+LARGE = np.arange(100_000, dtype=np.float32)
+
+
+def as_bytes(place: Place) -> bytes:
+    return bytes(Borrowed().place(place.at, len(place.data)).data)
+
+
+def packed(tensor: NamedTensor, *, is_sharing: bool = True) -> Packed:
+    return frames.pack(MESSAGE, [tensor], is_sharing=is_sharing)
+
+
+def test_a_reader_sees_what_was_put_there() -> None:
+    arena = Arena(1 << 20)
+    place = arena.put(memoryview(b"abc"))
+    assert place is not None
+    assert as_bytes(place) == b"abc"
+
+
+def test_what_does_not_fit_is_refused_and_a_dropped_place_makes_room() -> None:
+    arena = Arena(2 * ALIGNMENT)
+    first = arena.put(memoryview(bytes(ALIGNMENT)))
+    second = arena.put(memoryview(bytes(1)))
+    assert first is not None
+    assert second is not None
+    assert arena.put(memoryview(b"x")) is None
+    del first
+    again = arena.put(memoryview(b"y"))
+    assert again is not None
+    assert again.at.offset == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5 * ALIGNMENT), st.integers(0, 5)), max_size=60))
+def test_places_in_use_never_overlap_and_all_room_comes_back(steps: list[tuple[int, int]]) -> None:
+    arena = Arena(16 * ALIGNMENT)
+    kept: list[tuple[Place, bytes]] = []
+    for number, (size, dropped) in enumerate(steps):
+        data = bytes([number % 256]) * size
+        place = arena.put(memoryview(data))
+        if place is not None:
+            kept.append((place, data))
+        if dropped < len(kept):
+            del kept[dropped]
+        assert all(bytes(place.data) == data for place, data in kept)
+    kept.clear()
+    place = None
+    assert arena.put(memoryview(bytes(16 * ALIGNMENT))) is not None
+
+
+def test_a_shared_tensor_has_no_frame_and_arrives_whole() -> None:
+    tensor = NamedTensor("x", LARGE.copy())
+    assert share(tensor, Arena(1 << 20))
+    message = packed(tensor)
+    assert (message.size, message.shared_size) == (0, LARGE.nbytes)
+    parts = frames.join((message,), epoch=NO_EPOCH, sent_at_ms=0.0)
+    assert len(parts) == 1
+    _, ((came,),) = frames.split(parts, borrowed=Borrowed())
+    assert np.array_equal(came.array, LARGE)
+    assert not came.array.flags.writeable
+
+
+def test_a_tensor_in_shared_memory_travels_to_those_who_cannot_read_it() -> None:
+    tensor = NamedTensor("x", LARGE.copy())
+    share(tensor, Arena(1 << 20))
+    parts = frames.join((packed(tensor, is_sharing=False),), epoch=NO_EPOCH, sent_at_ms=0.0)
+    _, ((came,),) = frames.split(parts)
+    assert np.array_equal(came.array, LARGE)
+
+
+def test_a_shared_tensor_can_be_passed_on_by_its_receiver() -> None:
+    tensor = NamedTensor("x", LARGE.copy())
+    share(tensor, Arena(1 << 20))
+    first = frames.join((packed(tensor),), epoch=NO_EPOCH, sent_at_ms=0.0)
+    _, ((came,),) = frames.split(first, borrowed=Borrowed())
+    second = frames.join((packed(came),), epoch=NO_EPOCH, sent_at_ms=0.0)
+    assert len(second) == 1
+    _, ((at_last,),) = frames.split(second, borrowed=Borrowed())
+    assert np.array_equal(at_last.array, LARGE)
+
+
+def test_shared_bytes_count_against_the_limit_on_both_sides() -> None:
+    tensor = NamedTensor("x", LARGE.copy())
+    share(tensor, Arena(1 << 20))
+    with pytest.raises(LocalProtocolError, match="payload of 400000 bytes"):
+        frames.pack(MESSAGE, [tensor], is_sharing=True, payload_bytes_max=399_999)
+    parts = frames.join((packed(tensor),), epoch=NO_EPOCH, sent_at_ms=0.0)
+    with pytest.raises(RemoteProtocolError, match="payload of 400000 bytes"):
+        frames.split(parts, borrowed=Borrowed(), payload_bytes_max=399_999)
+
+
+def test_who_does_not_take_shared_memory_says_so() -> None:
+    tensor = NamedTensor("x", LARGE.copy())
+    share(tensor, Arena(1 << 20))
+    parts = frames.join((packed(tensor),), epoch=NO_EPOCH, sent_at_ms=0.0)
+    with pytest.raises(RemoteProtocolError, match="does not take"):
+        frames.split(parts)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1/2/3", "a/2/3/tenuto-x", "-1/2/3/tenuto-x", "1/2/3/4/5", "²/2/3/x", "../../etc/passwd"]
+)
+def test_nonsense_is_no_arena(name: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="cannot be the name"):
+        Borrowed().place(SharedAt(name, 0), 1)
+
+
+def test_a_place_beyond_the_arena_is_refused() -> None:
+    arena = Arena(ALIGNMENT)
+    with pytest.raises(RemoteProtocolError, match="has 4096 bytes"):
+        Borrowed().place(SharedAt(arena.name, 4_090), 7)
+
+
+def test_an_ordinary_file_is_not_taken_for_an_arena(tmp_path: Path) -> None:
+    file = tmp_path / "tenuto-secret"
+    file.write_bytes(bytes(ALIGNMENT))
+    with file.open("rb") as opened, pytest.raises(RemoteProtocolError, match="is not that memory"):
+        Borrowed().place(SharedAt(f"{os.getpid()}/{opened.fileno()}/{ALIGNMENT}/tenuto-secret", 0), 1)
+
+
+def test_memory_that_could_shrink_under_a_reader_is_not_mapped() -> None:
+    fd = os.memfd_create("tenuto-unsealed", os.MFD_CLOEXEC)
+    os.ftruncate(fd, ALIGNMENT)
+    try:
+        with pytest.raises(RemoteProtocolError, match="not sealed"):
+            Borrowed().place(SharedAt(f"{os.getpid()}/{fd}/{ALIGNMENT}/tenuto-unsealed", 0), 1)
+    finally:
+        os.close(fd)
+
+
+def test_a_wrong_size_is_refused() -> None:
+    arena = Arena(ALIGNMENT)
+    pid, fd, _, name = arena.name.split("/")
+    with pytest.raises(RemoteProtocolError, match="not sealed at its size"):
+        Borrowed().place(SharedAt(f"{pid}/{fd}/{2 * ALIGNMENT}/{name}", 0), 1)
+
+
+def test_a_closed_arena_is_gone_for_new_readers_and_stays_for_those_who_have_it() -> None:
+    arena, other = Arena(ALIGNMENT), Arena(ALIGNMENT)
+    place = arena.put(memoryview(b"abc"))
+    assert place is not None
+    reader = Borrowed()
+    before = reader.place(place.at, 3)
+    arena.close()
+    with pytest.raises(RemoteProtocolError):
+        Borrowed().place(place.at, 3)
+    reader.place(SharedAt(other.name, 0), 1)  # opening another one sweeps out what is gone
+    assert bytes(before.data) == b"abc"
+    with pytest.raises(RemoteProtocolError):
+        reader.place(place.at, 3)
+
+
+def test_only_the_same_boot_user_and_namespace_share() -> None:
+    assert is_shared_with(memory_address())
+    assert not is_shared_with("")
+    assert not is_shared_with(memory_address() + "1")
+
+
+def test_another_process_reads_it_and_keeps_it_when_the_owner_was_killed() -> None:
+    script = (
+        "import sys, time; from fabric.shared import Arena; arena = Arena(4096);"
+        "place = arena.put(memoryview(b'abc')); print(arena.name, place.at.offset, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        name, offset = owner.stdout.readline().split()
+        place = Borrowed().place(SharedAt(name, int(offset)), 3)
+        owner.kill()
+        owner.wait(10)
+    assert bytes(place.data) == b"abc"
+
+
+def test_it_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shared.SWITCH, "0")
+    memory_address.cache_clear()
+    try:
+        assert memory_address() == ""
+        assert not is_shared_with(memory_address())
+    finally:
+        memory_address.cache_clear()
+
+
+def test_readers_cannot_write() -> None:
+    arena = Arena(mmap.PAGESIZE)
+    with pytest.raises(TypeError):
+        Borrowed().place(SharedAt(arena.name, 0), 1).data[0] = 1
