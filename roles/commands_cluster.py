@@ -35,6 +35,13 @@ cluster: {gpus: 1}
 """
 
 LATELY_SHOWN = 5
+LOOP_COLUMNS = (
+    "timer_late_p50_ms",
+    "timer_late_p99_ms",
+    "timer_late_ms_max",
+    "turn_ms_max",
+    "collect_ms_max",
+)
 
 _RUN_DIR = click.option(
     "--run-dir",
@@ -113,6 +120,7 @@ def status(run_dir_option: Path | None, is_json: bool) -> None:  # noqa: FBT001 
             "gpus": listed.gpus,
             "plan": listed.plan,
             "counters": listed.counters,
+            "roles": report.counters,
         }
         click.echo(json.dumps(_plain(plain)))
     else:
@@ -201,7 +209,7 @@ def _print_status(report: ClusterReport) -> None:
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models, *gpu_tables(report.scheduler.gpus)):
+    for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
         console.print(table)
     plan = report.scheduler.plan
     if plan is not None:
@@ -210,6 +218,16 @@ def _print_status(report: ClusterReport) -> None:
         console.print(f"Plan: {plan.state}{why}; {advised}", markup=False)
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}", markup=False)
+
+
+def _loop_table(report: ClusterReport) -> Table:
+    """How late each role's timers were, its longest turn and its longest pause for collecting garbage."""
+    columns = ("late p50", "late p99", "late max", "longest turn", "longest pause")
+    table = Table("process", *columns, title="Loops (ms, since their start)", title_justify="left")
+    for role_id, counters in report.counters.items():
+        if LOOP_COLUMNS[0] in counters:
+            table.add_row(role_id, *(f"{counters[name]:.3f}" for name in LOOP_COLUMNS))
+    return table
 
 
 def gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:

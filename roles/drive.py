@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from fabric.clock import Clock
+from fabric.messages import StatusListed, replaced
 from roles.core import Core, Tick
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
@@ -56,6 +57,10 @@ class Source(Protocol[EventT_co]):
         ...
 
 
+_STEP_BITS = 4  # the first 16 buckets are a microsecond wide, then eight share every doubling: 12.5 % at most
+_BUCKETS = 8 * 30  # up to two minutes and more
+
+
 @dataclass(slots=True)
 class DriverStats:
     """What a driver measured of itself. Lateness: how long after `wake_at_ms` a tick was handled."""
@@ -65,22 +70,38 @@ class DriverStats:
     late_ms_max: float = 0.0
     turn_ms_max: float = 0.0
     collect_ms_max: float = 0.0
-    late_buckets: list[int] = field(default_factory=lambda: [0] * 32)
+    late_buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
 
     def note_lateness(self, late_ms: float) -> None:
-        """Count one tick; buckets are powers of two in microseconds."""
+        """Count one tick."""
         self.ticks += 1
         self.late_ms_max = max(self.late_ms_max, late_ms)
-        self.late_buckets[min(31, int(late_ms * 1e3).bit_length())] += 1
+        late_us = int(late_ms * 1e3)
+        shift = max(0, late_us.bit_length() - _STEP_BITS)
+        self.late_buckets[min(_BUCKETS - 1, 8 * shift + (late_us >> shift))] += 1
 
     def late_ms(self, quantile: float) -> float:
-        """An upper bound of that quantile of the lateness, in ms; 0 before the first tick."""
-        left = quantile * sum(self.late_buckets)
-        for bits, count in enumerate(self.late_buckets):
+        """An upper bound of that quantile of the lateness, in ms, at most an eighth too high; 0 before the first tick."""
+        left = quantile * self.ticks
+        for bucket, count in enumerate(self.late_buckets):
             left -= count
             if left <= 0 and count:
-                return float(2**bits) / 1e3
+                shift = max(0, bucket // 8 - 1)
+                return float((bucket - 8 * shift + 1) << shift) / 1e3
         return 0.0
+
+    def told_in(self, status: StatusListed) -> StatusListed:
+        """A role's status with what its loop measured, since the start: the same counters for every role."""
+        measured = {
+            "turns": float(self.turns),
+            "ticks": float(self.ticks),
+            "timer_late_p50_ms": self.late_ms(0.5),
+            "timer_late_p99_ms": self.late_ms(0.99),
+            "timer_late_ms_max": self.late_ms_max,
+            "turn_ms_max": self.turn_ms_max,
+            "collect_ms_max": self.collect_ms_max,
+        }
+        return replaced(status, counters={**status.counters, **measured})
 
 
 def _nothing() -> None:

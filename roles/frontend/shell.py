@@ -207,10 +207,7 @@ class FrontendShell:
         for name, link in links.items():
             counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
         counters["messages_unexpected"] = sum(source.unexpected.total() for source in self._heard)
-        counters["timer_late_p99_ms"] = self._stats.late_ms(0.99)
-        counters["turn_ms_max"] = self._stats.turn_ms_max
-        counters["collect_ms_max"] = self._stats.collect_ms_max
-        return StatusListed(self._id, os.getpid(), (), self._core.models, counters)
+        return self._stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
 
 
 def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:

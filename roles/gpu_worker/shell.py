@@ -13,7 +13,15 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import NamedTensor, Received
-from fabric.messages import AnyMessage, FrontendInfo, Inputs, RunBatch, SliceFailed, SliceReady
+from fabric.messages import (
+    AnyMessage,
+    FrontendInfo,
+    Inputs,
+    RunBatch,
+    SliceFailed,
+    SliceReady,
+    StatusListed,
+)
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver
@@ -208,6 +216,8 @@ class _Worker:
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         """Refused, nothing is kept: the agent is asked again, the scheduler introduced to anew."""
         if peer == AGENT:
+            if isinstance(message, StatusListed):
+                message = self._driver.stats.told_in(message)
             is_out = self._agent.send(AGENT, message)
             _log(message)
         else:

@@ -58,6 +58,7 @@ from roles.node_agent.events import (
     SharingPlan,
     Warn,
 )
+from roles.node_agent.inquiries import Inquiries
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.reports import Reports
 from roles.node_agent.telemetry import GpuWatch
@@ -105,6 +106,7 @@ class NodeAgentCore:
         self._daemons = Daemons(own.node_id, found.sharing, limits, self._actions, found.daemons)
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
+        self._inquiries = Inquiries()
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.
         self._workers.count_from(max(map(_number, self._orphans), default=0))
@@ -140,19 +142,22 @@ class NodeAgentCore:
                 self._on_stop(now_ms)
         if self._is_stopping and self._workers.are_gone and not self._strays:
             self._daemons.stop(now_ms)  # after the last of their clients
+        for asker, counters in self._inquiries.settled(now_ms):
+            self._actions.append(Send(asker, self._listed(counters, now_ms)))
         actions = self._actions.copy()
         self._actions.clear()  # the same list stays: the parts of this core add to it
         return actions
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The next time limit, restart, sample or hello."""
+        """The next time limit, restart, sample, answer or hello."""
         if self._orphans and self._adopt_until_ms is None:
             return 0.0  # their time begins now
         moments = (
             self._workers.wake_at_ms,
             self._daemons.wake_at_ms,
             self._watch.wake_at_ms,
+            self._inquiries.wake_at_ms,
             self._adopt_until_ms,
             self._hello_at_ms,
         )
@@ -191,8 +196,17 @@ class NodeAgentCore:
         if self._daemons.listed():
             self._watch.tell()
 
-    def _listed(self, now_ms: float) -> StatusListed:
-        counters = {name: float(count) for name, count in self.counters.items()}
+    def _on_status_asked(self, asker: PeerId, now_ms: float) -> None:
+        """The workers are asked in their turn; `handle` answers when they have."""
+        told = {worker.worker_id: worker.peer for worker in self._workers if not worker.is_ending}
+        reachable = {worker_id: peer for worker_id, peer in told.items() if peer is not None}
+        if not self._inquiries.ask(asker, reachable, now_ms):
+            self.counters["askers_refused"] += 1
+            return
+        self._actions.extend(Send(peer, StatusAsked()) for peer in reachable.values())
+
+    def _listed(self, of_workers: Mapping[str, float], now_ms: float) -> StatusListed:
+        counters = {name: float(count) for name, count in self.counters.items()} | dict(of_workers)
         slices = self._reports.listed(self._wanted)
         return StatusListed(
             self._own.role_id, self._own.pid, slices, (), counters, self._watch.listed(now_ms)
@@ -277,7 +291,11 @@ class NodeAgentCore:
             case WorkerHello():
                 self._on_greeting(peer, message, now_ms)
             case StatusAsked():
-                self._actions.append(Send(peer, self._listed(now_ms)))
+                self._on_status_asked(peer, now_ms)
+            case StatusListed(counters=counters):
+                worker = self._workers.at(peer)
+                if worker is not None:
+                    self._inquiries.heard(worker.worker_id, counters)
             case SliceReady() | SliceFailed():
                 worker = self._workers.at(peer)
                 if worker is None or worker.is_ending:

@@ -14,7 +14,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import new_incarnation, peer_id
 from fabric.link import Received
-from fabric.messages import SliceSpec
+from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
 from roles.core import SCHEDULER, Heard, Send
@@ -163,6 +163,8 @@ class _Agent:
         match action:
             case Send(peer, message) if peer == SCHEDULER:
                 self._scheduler.send(message)
+            case Send(peer, StatusListed() as status):
+                self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
                 self._link.send(peer, message)  # refused: it is ending, or its time limit will end it
             case Spawn(worker_id, slices, is_mps):

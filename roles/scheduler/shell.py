@@ -87,12 +87,8 @@ def run_scheduler(
             planner.start(message)
             return
         if isinstance(message, StatusListed):
-            measured = {
-                "dispatch_late_p99_ms": driver.stats.late_ms(0.99),
-                "turn_ms_max": driver.stats.turn_ms_max,
-            }
-            counters = {**message.counters, **link.counters, **measured}
-            message = replaced(message, counters=counters)
+            message = replaced(message, counters={**message.counters, **link.counters})
+            message = driver.stats.told_in(message)
         outbox.put(action.peer, message)
 
     def refused(peer: PeerId, message: AnyMessage) -> None:

@@ -24,6 +24,7 @@ from roles.supervisor.shell import endpoints_in
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
 STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
 KILL_LIMIT_MS = 5_000.0
+ROLE_LIMIT_MS = 1_000.0
 _LOOK_EVERY_S = 0.05
 
 
@@ -44,12 +45,35 @@ class ClusterReport:
     endpoints: Mapping[str, Sequence[str]]
     processes: Sequence[ProcessReport]
     scheduler: StatusListed
+    counters: Mapping[str, Mapping[str, float]]
+    """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
 
 
 def look(run_dir: Path) -> ClusterReport:
     """The cluster of a run directory as its scheduler sees it. PeerLost when that does not answer."""
-    addresses = scheduler_addresses(run_dir)
-    return ClusterReport(endpoints_in(run_dir), processes_in(run_dir), ask_status(addresses))
+    scheduler = ask_status(scheduler_addresses(run_dir))
+    processes = processes_in(run_dir)
+    counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
+    for process in processes:
+        if process.alive and process.role_id not in counters:
+            counters |= _counters(process)
+    return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+
+
+def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
+    """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
+    addresses = process.addresses.get("control") or process.addresses.get("client")
+    if not addresses:
+        return {}
+    try:
+        listed = ask_status(addresses, ROLE_LIMIT_MS)
+    except PeerLost:
+        return {}
+    counters: dict[str, dict[str, float]] = {process.role_id: {}}
+    for name, value in listed.counters.items():
+        worker_id, _, own = name.rpartition("/")
+        counters.setdefault(worker_id or process.role_id, {})[own] = value
+    return counters
 
 
 def scheduler_addresses(run_dir: Path) -> list[str]:

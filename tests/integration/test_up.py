@@ -244,6 +244,11 @@ def test_detached_it_runs_on_until_down(home: Home) -> None:
     assert [item["state"] for item in report["slices"]] == ["ready"]
     assert [item["model_id"] for item in report["models"]] == ["resnet50"]
     assert report["counters"]["batches_sent"] == 1
+    kinds = sorted(role_id.partition("-")[0] for role_id in report["roles"])
+    assert kinds == ["frontend", "node", "scheduler", "worker"]
+    for counters in report["roles"].values():
+        assert counters["timer_late_p99_ms"] <= 1.125 * counters["timer_late_ms_max"] + 0.001
+        assert counters["turn_ms_max"] > 0
     assert home.run("up", "--detach")[0] == 1
     assert home.run("down")[0] == 0
     home.assert_nothing_left()
@@ -282,3 +287,4 @@ def test_status_shows_tables_to_people(home: Home) -> None:
     assert code == 0
     assert "scheduler-0" in out
     assert "local/gpu0/0" in out
+    assert "Loops" in out

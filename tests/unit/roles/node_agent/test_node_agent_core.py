@@ -22,6 +22,7 @@ from fabric.messages import (
 from roles.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
+from roles.node_agent.inquiries import ANSWER_MS, ASKERS_MAX
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
 NODE = NodeId("a")
@@ -442,12 +443,36 @@ def test_workers_hear_of_a_scheduler_at_another_address() -> None:
 
 def test_anyone_may_ask_how_the_slices_are() -> None:
     host = Agent()
-    host.serve(spec("x"))
-    ((_, listed),) = sent(host.hear("operator", StatusAsked()))
+    (started,) = host.serve(spec("x"))
+    assert sent(host.hear("operator", StatusAsked())) == [(peer(started.worker_id), StatusAsked())]
+    own = StatusListed(started.worker_id, 1, (), (), {"turns": 7.0})
+    ((asker, listed),) = sent(host.hear(started.worker_id, own))
+    assert asker == peer("operator")
     assert isinstance(listed, StatusListed)
     assert [(report.slice_id, report.state, report.models) for report in listed.slices] == [
         ("x", "ready", ("m",))
     ]
+    assert listed.counters == {f"{started.worker_id}/turns": 7.0}
+
+
+def test_who_asks_does_not_wait_long_for_a_worker_that_says_nothing() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    host.hear("operator", StatusAsked())
+    assert sent(host.until(ANSWER_MS - 1.0)) == []
+    ((asker, listed),) = sent(host.until(ANSWER_MS))
+    assert asker == peer("operator")
+    assert isinstance(listed, StatusListed)
+    assert listed.counters == {}
+
+
+def test_askers_are_bounded() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    for number in range(ASKERS_MAX):
+        assert sent(host.hear(f"operator-{number}", StatusAsked()))
+    assert sent(host.hear("one too many", StatusAsked())) == []
+    assert host.core.counters["askers_refused"] == 1
 
 
 def test_words_nobody_expects_are_counted() -> None:
