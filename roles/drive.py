@@ -130,6 +130,9 @@ class Driver(Generic[EventT, ActionT]):
         self._clock = clock
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
+        self._fed_at_ms = 0.0
+        self._wanted_at_ms: float | None = None
+        self._due_at_ms = 0.0
         for source in self._sources:
             if source.fileno() >= 0:
                 self._epoll.register(source.fileno(), select.EPOLLIN)
@@ -165,16 +168,21 @@ class Driver(Generic[EventT, ActionT]):
         self._epoll.close()
 
     def _feed(self, event: EventT | Tick) -> None:
-        for action in self._core.handle(event, self._clock.now_ms()):
+        self._fed_at_ms = now_ms = self._clock.now_ms()
+        for action in self._core.handle(event, now_ms):
             self._perform(action)
 
     def _tick_if_due(self) -> None:
         wake_at_ms = self._core.wake_at_ms
         if wake_at_ms is None:
             return
-        late_ms = self._clock.now_ms() - wake_at_ms
-        if late_ms >= 0:
-            self.stats.note_lateness(late_ms)
+        if wake_at_ms != self._wanted_at_ms:
+            self._wanted_at_ms = wake_at_ms
+            # A core that wants a moment of the past means now: only what passes from here on is our doing.
+            self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
+        now_ms = self._clock.now_ms()
+        if now_ms >= wake_at_ms:
+            self.stats.note_lateness(now_ms - self._due_at_ms)
             self._feed(Tick())
 
     def _sleep(self) -> None:

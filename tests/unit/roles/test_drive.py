@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from fabric.messages import StatusListed
-from roles.drive import DriverStats
+from roles.core import Tick
+from roles.drive import Driver, DriverStats
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:
@@ -44,3 +47,49 @@ def test_a_status_tells_what_the_loop_measured_beside_what_the_role_counted() ->
         "turn_ms_max": 2.0,
         "collect_ms_max": 4.0,
     }
+
+
+class HandClock:
+    """Moves by a millisecond with every look."""
+
+    def __init__(self) -> None:
+        self.at_ms = 1_000.0
+
+    def now_ms(self) -> float:
+        self.at_ms += 1.0
+        return self.at_ms
+
+
+class Alarm:
+    """Wants these moments, one after the other."""
+
+    def __init__(self, *moments_ms: float) -> None:
+        self.left = list(moments_ms)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        return self.left[0] if self.left else None
+
+    def handle(self, event: Tick, now_ms: float) -> Sequence[None]:
+        self.left.pop(0)
+        return ()
+
+
+def test_lateness_counts_from_the_moment_that_was_wanted() -> None:
+    stats = ticks(Alarm(1_000.5))
+    assert stats.late_ms_max == pytest.approx(1.5)  # the turn began at 1001, the tick was looked at 1002
+
+
+def test_a_core_that_wants_a_moment_of_the_past_is_late_only_from_when_it_said_so() -> None:
+    stats = ticks(Alarm(1_000.5, 0.0))
+    assert stats.ticks == 2
+    assert stats.late_ms_max < 10.0  # a few looks at the clock, not a second
+
+
+def ticks(core: Alarm) -> DriverStats:
+    driver: Driver[Tick, None] = Driver(core, [], lambda _: None, HandClock())
+    try:
+        driver.run(lambda: core.wake_at_ms is None)
+    finally:
+        driver.close()
+    return driver.stats
