@@ -244,22 +244,6 @@ def read_measured(path: Path) -> MeasuredProfile:
         return measured_from(document)
 
 
-def write_profile(path: Path, profile: TableProfile, model: str, gpu_type: str) -> None:
-    """Write run times and memory alone, whole or not at all."""
-    document = {
-        "version": OLDER_VERSION,
-        "model": model,
-        "gpu_type": gpu_type,
-        "source": profile.source,
-        "exec_ms": {f"{share:g}": column for share, column in profile.columns.items()},
-        "memory_bytes": {
-            batch_size: profile.memory_bytes(batch_size)
-            for batch_size in next(iter(profile.columns.values()))
-        },
-    }
-    _write(path, document)
-
-
 def read_profile(path: Path) -> ModelProfile:
     """The profile in a file of any version; ProfileError naming the file for anything else."""
     with _named(path):

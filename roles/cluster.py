@@ -76,14 +76,6 @@ class ModelConfig:
         """What the model costs on that type of GPU; None where nothing says so."""
         return self.profiles_by_type.get(gpu_type.lower(), self.profile)
 
-    def profile_on(self, gpu_type: str) -> ModelProfile:
-        """What the model costs on that type of GPU; ProfileError where nothing says so."""
-        found = self.find_profile(gpu_type)
-        if found is None:
-            known = ", ".join(self.profiles_by_type) or "none"
-            raise ProfileError(f"model {self.name} has no profile for GPU type {gpu_type} (it has: {known})")
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:

@@ -7,19 +7,16 @@ call that never comes back keeps its thread, which does not keep the process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-from roles.gpu_worker.executors.mailbox import Mailbox
+from roles.gpu_worker.executors.mailbox import MailboxSource
 
 EventT = TypeVar("EventT")
 
 
-class Aside(Generic[EventT]):
+class Aside(MailboxSource[EventT]):
     """A source of the driver: gives what the calls returned."""
-
-    def __init__(self) -> None:
-        self._mailbox: Mailbox[EventT] = Mailbox()
 
     def run(self, call: Callable[[], EventT]) -> None:
         """Start a call, which must turn everything it expects to go wrong into its answer."""
@@ -28,21 +25,3 @@ class Aside(Generic[EventT]):
     def close(self) -> None:
         """Answers that come later go nowhere."""
         self._mailbox.close()
-
-    def fileno(self) -> int:
-        """Readable when there is an answer."""
-        return self._mailbox.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is an answer."""
-        return self._mailbox.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
-        """At most `limit` answers."""
-        return self._mailbox.take(limit)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 EventT = TypeVar("EventT")
@@ -57,3 +58,28 @@ class Mailbox(Generic[EventT]):
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self._descriptor)
+
+
+class MailboxSource(Generic[EventT]):
+    """The driver's side of work on other threads: what they post is what the driver hears."""
+
+    def __init__(self) -> None:
+        self._mailbox: Mailbox[EventT] = Mailbox()
+
+    def fileno(self) -> int:
+        """Readable when an event was posted."""
+        return self._mailbox.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether an event was posted."""
+        return self._mailbox.has_more
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself: the descriptor wakes."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
+        """At most `limit` events."""
+        return self._mailbox.take(limit)

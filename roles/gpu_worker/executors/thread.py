@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
-from roles.gpu_worker.executors.mailbox import Mailbox
+from roles.gpu_worker.executors.mailbox import MailboxSource
 
 QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
 STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs
@@ -80,12 +80,12 @@ class _Close:
 _Work = SliceSpec | Job | _Unload | _Close
 
 
-class ThreadExecutor:
+class ThreadExecutor(MailboxSource[ExecutorEvent]):
     """An executor over a blocking device; `make_device` is called on the thread, before the first load."""
 
     def __init__(self, make_device: Callable[[], BlockingDevice]) -> None:
+        super().__init__()
         self._make_device = make_device
-        self._mailbox: Mailbox[ExecutorEvent] = Mailbox()
         self._work: queue.Queue[_Work] = queue.Queue(QUEUE_MAX)
         self._device: BlockingDevice | None = None  # the thread's own
         self._ahead: queue.Queue[Job | _Close] = queue.Queue(STAGED_MAX)
@@ -124,24 +124,6 @@ class ThreadExecutor:
                 self._ahead.put_nowait(_Close())
             self._thread.join(CLOSE_WITHIN_S)
         self._mailbox.close()
-
-    def fileno(self) -> int:
-        """Readable when something ended."""
-        return self._mailbox.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something ended."""
-        return self._mailbox.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The descriptor wakes."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:  # noqa: ARG002  a Source's signature
-        """What ended."""
-        return self._mailbox.take(limit)
 
     def _put(self, work: _Work) -> None:
         try:

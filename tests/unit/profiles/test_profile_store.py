@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fabric.errors import ProfileError
 from profiles.igniter import IgniterProfile, Resident, predict_ms, read_coefficients, read_hardware
 from profiles.model import LinearProfile, TableProfile
 from profiles.requirements import Requirements
-from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs, write_profile
+from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs
 
 
 @pytest.mark.parametrize("ref", shipped_refs())
@@ -125,18 +126,20 @@ def test_refs_ignore_case() -> None:
     assert shipped_profile("Symphony-A100/ResNet50") is shipped_profile("symphony-a100/resnet50")
 
 
-def test_a_measured_profile_survives_its_file(tmp_path: Path) -> None:
-    profile = TableProfile(
-        {50: {1: 2.0, 8: 9.25}, 100: {1: 1.0, 8: 5.0}}, source="measured", memory_by_batch={1: 10, 8: 80}
-    )
+def test_run_times_and_memory_alone_are_read_from_a_file_of_the_older_version(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
-    write_profile(path, profile, "m", "t4")
+    document = {
+        "version": 1,
+        "source": "measured",
+        "exec_ms": {"50": {"1": 2.0, "8": 9.25}, "100": {"1": 1.0, "8": 5.0}},
+        "memory_bytes": {"1": 10, "8": 80},
+    }
+    path.write_text(json.dumps(document), encoding="utf-8")
     read = read_profile(path)
     assert isinstance(read, TableProfile)
-    assert read.columns == profile.columns
-    assert [read.memory_bytes(b) for b in range(1, 9)] == [profile.memory_bytes(b) for b in range(1, 9)]
-    assert "measured" in read.source
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.json"]
+    assert read.columns == {50: {1: 2.0, 8: 9.25}, 100: {1: 1.0, 8: 5.0}}
+    assert [read.memory_bytes(b) for b in range(1, 9)] == [10 * b for b in range(1, 9)]
+    assert read.source == "measured (m.json)"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
 from profiles.interference import Running
-from roles.cluster import PolicyChoice
+from profiles.model import ModelProfile
+from roles.cluster import ModelConfig, PolicyChoice
 from roles.config import config_origins, load_config, parse_config
 from roles.config_rates import model_rates
 from roles.scheduler.settings import settings_from
@@ -25,6 +26,12 @@ LINE = {"alpha_ms": 1.053, "beta_ms": 5.072, "max_batch": 64}
 
 def model(name: Any = "resnet50", **keys: Any) -> dict[str, Any]:
     return {"name": name, "slo_ms": 25, "rate_rps": 100, "profile": dict(LINE), **keys}
+
+
+def profile_on(model: ModelConfig, gpu_type: str) -> ModelProfile:
+    found = model.find_profile(gpu_type)
+    assert found is not None
+    return found
 
 
 def document(*models: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -58,12 +65,12 @@ def test_the_smallest_file_has_every_default_of_the_contract() -> None:
     assert only.rate_steps == ((0.0, 100.0),)
     assert only.arrival.process == "poisson"
     assert only.memory_bytes is None
-    assert only.profile_on("anything").exec_ms(16) == pytest.approx(1.053 * 16 + 5.072)
+    assert profile_on(only, "anything").exec_ms(16) == pytest.approx(1.053 * 16 + 5.072)
 
 
 def test_max_batch_of_a_line_is_512_unless_said() -> None:
     config = parse_config(document(model(profile={"alpha_ms": 1, "beta_ms": 5})), HERE)
-    assert config.models[0].profile_on("generic").batch_size_max == 512
+    assert profile_on(config.models[0], "generic").batch_size_max == 512
 
 
 def test_gpus_of_several_nodes_are_numbered_through() -> None:
@@ -89,8 +96,8 @@ def test_a_profile_by_type_holds_on_its_types_only() -> None:
     by_type = {"V100": {"table": {"1": 5.9, 2: 7.1}}, "t4": {"ref": "thesis-v100/resnet50"}}
     config = parse_config(document(model(profile={"by_type": by_type})), HERE)
     only = config.models[0]
-    assert only.profile_on("v100").exec_table() == (5.9, 7.1)
-    assert only.profile_on("t4").exec_ms(8) == pytest.approx(9.65, abs=0.001)  # 8 / 829.08 s
+    assert profile_on(only, "v100").exec_table() == (5.9, 7.1)
+    assert profile_on(only, "t4").exec_ms(8) == pytest.approx(9.65, abs=0.001)  # 8 / 829.08 s
     assert only.find_profile("generic") is None
     assert "no profile for GPU type generic" in config.place().unplaced[0].reason
 
