@@ -47,19 +47,23 @@ NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
 
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 _IDENTITIES_LOST_MAX: Final = 10_000
+_PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 
 
 @dataclass(slots=True, frozen=True)
 class LinkOptions:
-    """Bounds of one link. A queue of messages is per peer and direction; the bytes are per message.
+    """Bounds of one link. A queue of messages is per peer and direction; `payload_bytes_max` is per message.
 
     `is_sharing`: tensors may come through memory that processes of this host share.
+    `queue_bytes_max`: of a router, waiting for one peer, in messages of 64 kB and more; one message is always
+    allowed into an empty queue, however large.
     """
 
     clock: Clock = field(default_factory=MonotonicClock)
     queue_messages_max: int = 1_000
     payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
     is_sharing: bool = False
+    queue_bytes_max: int = 256 << 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -218,11 +222,32 @@ class _SocketLink(ABC):
         self._addresses.sort(key=lambda bound: not bound.startswith("ipc://"))
 
 
+@dataclass(slots=True)
+class _InFlight:
+    """Bytes of which ZeroMQ is not done with, by the trackers of their messages' last frames."""
+
+    messages: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
+    size: int = 0
+
+    def has_room(self, size: int, bytes_max: int) -> bool:
+        """Whether so many bytes fit beside those that are still there; into an empty queue they always do."""
+        while self.messages and self.messages[0][0].done:
+            self.size -= self.messages.popleft()[1]
+        return not self.messages or self.size + size <= bytes_max
+
+    def add(self, tracker: zmq.MessageTracker | None, size: int) -> None:
+        """What was sent; without a tracker it was copied."""
+        if tracker is not None:
+            self.messages.append((tracker, size))
+            self.size += size
+
+
 class RouterLink(_SocketLink):
     """Many peers, each by its name: the server's end of control, and of clients.
 
-    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full is
-    refused. A second connection under a living peer's name is ignored (no hand-over): names carry a nonce.
+    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full, in
+    messages or in bytes, is refused. A second connection under a living peer's name is ignored (no hand-over):
+    names carry a nonce.
     """
 
     kind = zmq.ROUTER
@@ -233,6 +258,7 @@ class RouterLink(_SocketLink):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._lost: list[PeerId] = []
+        self._in_flight: dict[PeerId, _InFlight] = {}  # of peers that were sent something large
 
     @classmethod
     def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> RouterLink:
@@ -246,6 +272,10 @@ class RouterLink(_SocketLink):
         if self._socket.closed:
             return False
         parts = self._join(packed)
+        size = frames.size_of(parts)
+        is_large = size >= COPY_BELOW_BYTES
+        if is_large and not self._of(peer).has_room(size, self._options.queue_bytes_max):
+            return _refused(self._counters)
         self._is_touched = True
         try:
             self._socket.send(frames.route_to(peer), zmq.NOBLOCK | zmq.SNDMORE)
@@ -257,15 +287,28 @@ class RouterLink(_SocketLink):
             if len(self._lost) < _IDENTITIES_LOST_MAX:
                 self._lost.append(peer)
             self.transit.forget(peer)
+            self._in_flight.pop(peer, None)
             self._counters["unroutable_out"] += 1
             return False
-        _send_parts(self._socket, parts)
+        _, tracker = _send_parts(self._socket, parts, is_tracked=is_large)
+        if is_large:
+            self._in_flight[peer].add(tracker, size)
         return _sent(self._counters, parts, packed)
 
     def take_lost(self) -> Sequence[PeerId]:
         """Peers that a send found gone since the last call."""
         lost, self._lost = self._lost, []
         return lost
+
+    def _of(self, peer: PeerId) -> _InFlight:
+        own = self._in_flight.get(peer)
+        if own is None:
+            if len(self._in_flight) >= _PEERS_IN_FLIGHT_KEPT:  # mostly of peers that left without a word
+                self._in_flight = {
+                    other: theirs for other, theirs in self._in_flight.items() if not theirs.has_room(1, 0)
+                }
+            own = self._in_flight[peer] = _InFlight()
+        return own
 
     def _peer(self, parts: Sequence[Buffer]) -> PeerId:
         return frames.peer_from(parts[0])
@@ -373,19 +416,13 @@ class _Target:
     is_sharing: bool
     socket: zmq.Socket[bytes] | None = None
     used_at_ms: float = 0.0
-    in_flight: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
-    in_flight_bytes: int = 0
-
-    def forget_delivered(self) -> None:
-        while self.in_flight and self.in_flight[0][0].done:
-            self.in_flight_bytes -= self.in_flight.popleft()[1]
+    in_flight: _InFlight = field(default_factory=_InFlight)
 
     def close(self, linger_ms: int) -> None:
         if self.socket is not None:
             self.socket.close(linger=linger_ms)
         self.socket = None
-        self.in_flight.clear()
-        self.in_flight_bytes = 0
+        self.in_flight = _InFlight()
 
 
 class PushPool:
@@ -432,8 +469,7 @@ class PushPool:
         )
         parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
         size = frames.size_of(parts)
-        target.forget_delivered()
-        if target.in_flight and target.in_flight_bytes + size > self._options.queue_bytes_max:
+        if not target.in_flight.has_room(size, self._options.queue_bytes_max):
             return _refused(self._counters)
         target.used_at_ms = now_ms
         try:
@@ -443,9 +479,7 @@ class PushPool:
         is_in, tracker = _send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
         if not is_in:
             return _refused(self._counters)
-        if tracker is not None:
-            target.in_flight.append((tracker, size))
-            target.in_flight_bytes += size
+        target.in_flight.add(tracker, size)
         return _sent(self._counters, parts, (packed,))
 
     def drop(self, peer: PeerId) -> None:

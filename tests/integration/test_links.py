@@ -177,6 +177,25 @@ def test_a_full_queue_is_refused(address: str, opened: Opened) -> None:
     assert len(came) == router.counters["messages_out"]  # what was accepted arrives
 
 
+def test_what_waits_for_one_peer_of_a_router_is_bounded_in_bytes(address: str, opened: Opened) -> None:
+    options = LinkOptions(queue_messages_max=16, queue_bytes_max=4_000_000)
+    router, dealer = pair(address, opened, options)
+    other = DealerLink.connect(PeerId("client/2"), SERVER, router.addresses)
+    opened(other)
+    until(lambda: other.send(SERVER, Ping(0)), other)
+    take(router, 1)
+    tensors = image(2)
+    until(lambda: not router.send(CLIENT, Ping(1), tensors), router)
+    assert router.counters["full_out"] == 1
+    assert router.take_lost() == []
+    assert router.send(CLIENT, Ping(2)), "what is small is bounded by the number of messages"
+    assert router.send(PeerId("client/2"), Ping(3), tensors), "others have queues of their own"
+    assert take(other, 1)[0].message == Ping(3)
+    accepted = int(router.counters["messages_out"]) - 1
+    assert len(take(dealer, accepted)) == accepted
+    until(lambda: router.send(CLIENT, Ping(4), tensors), router)  # delivered bytes are free again
+
+
 def test_a_push_queue_is_bounded_in_bytes(address: str, opened: Opened) -> None:
     options = PushOptions(queue_bytes_max=4_000_000)
     pull, pool = fed(address, opened, options)
