@@ -11,9 +11,9 @@ import functools
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from fabric.client import Client, InferResult
+from fabric.client import InferResult
 from fabric.clock import Clock
 from fabric.errors import FabricError, PeerLost, RequestError
 from fabric.link import Tensor
@@ -22,6 +22,16 @@ ANSWER_GRACE_MS = 10_000.0  # after the last send; the SDK's own deadline is ear
 _HEAR_EVERY = 16  # a sender that is behind still hears its answers after so many sends
 
 _T = TypeVar("_T")
+
+
+class Submits(Protocol):
+    """Where requests go: the SDK's client, or what stands in for it. Its futures fail with a FabricError only."""
+
+    def submit(
+        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+    ) -> asyncio.Future[InferResult]:
+        """Send one request. Raises RequestError or PeerLost where it is refused at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ def run_precisely(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def play(
-    client: Client,
+    client: Submits,
     plan: Iterable[PlannedRequest],
     began_at_ms: float,
     clock: Clock,

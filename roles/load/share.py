@@ -84,7 +84,7 @@ def play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
 
 async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
     clock = MonotonicClock()
-    recorder = _Recorder([model.model_id for model in plan.config.models])
+    recorder = Recorder([model.model_id for model in plan.config.models])
     async with Client(plan.targets[number % len(plan.targets)]) as client:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
@@ -96,14 +96,20 @@ async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
 def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
     """This sender's requests in order: all models' arrivals merged, and dealt out one by one."""
     models = plan.config.models
-    moments = plan.workload.arrivals(plan.until_ms)
-    of_model = np.concatenate([np.full(len(own), place) for place, own in enumerate(moments)])
-    at_ms = np.concatenate(moments)
-    order = np.argsort(at_ms, kind="stable")[number :: plan.processes]
     inputs = [inputs_for(infos.get(model.model_id), plan.payload_bytes) for model in models]
-    for place, moment_ms in zip(of_model[order].tolist(), at_ms[order].tolist(), strict=True):
+    of_model, at_ms = (part[number :: plan.processes] for part in merged(plan.workload, plan.until_ms))
+    for place, moment_ms in zip(of_model.tolist(), at_ms.tolist(), strict=True):
         model = models[place]
         yield PlannedRequest(moment_ms, model.model_id, inputs[place], model.slo_ms)
+
+
+def merged(workload: Workload, until_ms: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """All models' arrivals in order: the place of each one's model, and its moment in ms from the start."""
+    moments = workload.arrivals(until_ms)
+    of_model = np.concatenate([np.full(len(own), place, np.int64) for place, own in enumerate(moments)])
+    at_ms = np.concatenate(moments)
+    order = np.argsort(at_ms, kind="stable")
+    return of_model[order], at_ms[order]
 
 
 def inputs_for(info: ModelInfo | None, payload_bytes: int) -> dict[str, Tensor]:
@@ -122,7 +128,9 @@ def inputs_for(info: ModelInfo | None, payload_bytes: int) -> dict[str, Tensor]:
     return made
 
 
-class _Recorder:
+class Recorder:
+    """Notes what became of each request, as one row of `COLUMNS`."""
+
     def __init__(self, model_ids: Sequence[ModelId]) -> None:
         self._places = {model_id: float(place) for place, model_id in enumerate(model_ids)}
         self._slices: dict[str, float] = {}
@@ -130,6 +138,7 @@ class _Recorder:
         self._rows = array("d")
 
     def note(self, played: PlayedRequest) -> None:
+        """One request's fate."""
         planned, result = played.planned, played.result
         head = (self._places[ModelId(planned.model)], planned.at_ms, played.late_ms)
         if result is None:
@@ -145,5 +154,6 @@ class _Recorder:
         self._rows.extend([getattr(ledger, stage) for stage in STAGES])
 
     def record(self) -> LoadRecord:
+        """All that was noted so far."""
         rows = np.frombuffer(self._rows, np.float64).reshape(-1, len(COLUMNS))
         return LoadRecord(rows, tuple(self._slices), self._errors)

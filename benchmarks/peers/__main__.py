@@ -1,0 +1,59 @@
+"""The command: `install` or, without a word, the measurement."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.peers.catalog import CASES, PEERS
+from benchmarks.peers.install import install, is_installed
+from benchmarks.peers.run import Effort, as_json, compare, our_contenders, peer_contender
+
+DIRECTORY = Path.home() / ".cache" / "tenuto-peers"
+
+
+def main() -> None:
+    """Parse, then install or measure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the peers' environments")
+    parser.add_argument("--peers", nargs="+", choices=sorted(PEERS), default=list(PEERS), metavar="PEER")
+    parser.add_argument("--cases", type=int, nargs="+", choices=range(1, len(CASES) + 1), help=_cases())
+    parser.add_argument("--without-ours", action="store_true")
+    parser.add_argument("--warmup", type=float, default=1.5, help="s, before each window")
+    parser.add_argument("--window", type=float, default=8.0, help="s of each load that count")
+    parser.add_argument("--precision", type=float, default=0.02, help="of a rate, as a part of it")
+    parser.add_argument("--repeat", type=int, default=5, help="seeds; the first one chooses the setting")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("command", nargs="?", choices=["install", "measure"], default="measure")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
+    peers = [PEERS[name] for name in options.peers]
+    if options.command == "install":
+        install(peers, options.directory)
+        return
+    load_average = os.getloadavg()[0]
+    effort = Effort(options.warmup, options.window, options.precision, tuple(range(1, options.repeat + 1)))
+    print(f"load average {load_average:.2f} on {os.cpu_count()} cores; {effort.window_s:g} s windows")
+    contenders = [] if options.without_ours else our_contenders()
+    for peer in peers:
+        if is_installed(peer, options.directory):
+            contenders.append(peer_contender(peer, options.directory))
+        else:
+            print(f"{peer.name}: skipped, not installed (python -m benchmarks.peers install {peer.name})")
+    cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
+    measured = []
+    for one in compare(contenders, cases, effort):
+        measured.append(one)
+        if options.json:
+            options.json.write_text(as_json(measured, load_average, effort) + "\n", encoding="utf-8")
+
+
+def _cases() -> str:
+    return "; ".join(f"{number}: {case.name}" for number, case in enumerate(CASES, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Keep-alive HTTP/1.1 to servers of this host, as light as it gets: no client of a peer should cost it goodput.
+
+A request is bytes made once; of an answer only status and length are read. A free connection is the one used
+last, so that as many are open as are needed at once; where there is none, one more is opened, up to a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from types import TracebackType
+from typing import Final, Self
+
+from fabric.client import InferResult
+from fabric.errors import (
+    DeadlineExceeded,
+    FabricError,
+    Internal,
+    Overloaded,
+    PeerLost,
+    RemoteProtocolError,
+)
+from fabric.link import Tensor
+from fabric.messages import Ledger
+
+CONNECTIONS_MAX: Final = 768  # of one client: select(), which sleeps precisely, takes no descriptor over 1023
+ANSWER_LIMIT_S: Final = 3.0  # long over any SLO: whoever waits so long has lost
+HEAD_BYTES_MAX: Final = 65_536
+OK: Final = 200
+BUSY: Final = (429, 503)
+_ANSWERED: Final = InferResult({}, Ledger())  # what it says is not looked at
+
+
+class AnswerReader:
+    """Finds the end of each answer on one connection, sans-IO."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._status = 0
+        self._body_at = -1  # where it begins in what was received; -1: the head is not complete
+        self._length: int | None = None  # of the body; None: in chunks
+        self.is_last = False  # the server said that it closes the connection
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing of an answer has come yet."""
+        return not self._received
+
+    def feed(self, data: bytes) -> int | None:
+        """The status when the answer is complete, None before. Raises RemoteProtocolError for what it can't read."""
+        self._received += data
+        if self._body_at < 0 and not self._read_head():
+            return None
+        ends_at = self._chunks_end_at() if self._length is None else self._body_at + self._length
+        if ends_at is None or len(self._received) < ends_at:
+            return None
+        if len(self._received) > ends_at:
+            raise RemoteProtocolError("more came than one answer")
+        self._received.clear()
+        self._body_at = -1
+        return self._status
+
+    def _read_head(self) -> bool:
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._received) > HEAD_BYTES_MAX:
+                raise RemoteProtocolError("a head without end")
+            return False
+        first, *lines = bytes(self._received[:end]).lower().split(b"\r\n")
+        fields = {name.strip(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        try:
+            self._status = int(first.split(b" ", 2)[1])
+            is_chunked = fields.get(b"transfer-encoding") == b"chunked"
+            self._length = None if is_chunked else int(fields[b"content-length"])
+        except (IndexError, KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"a head without status or length: {first!r}") from error
+        self.is_last = fields.get(b"connection") == b"close"
+        self._body_at = end + 4
+        return True
+
+    def _chunks_end_at(self) -> int | None:
+        """Where the empty chunk ends, once it is there; answers are small, so we look from the start each time."""
+        at = self._body_at
+        while (line_end := self._received.find(b"\r\n", at)) >= 0:
+            try:
+                size = int(self._received[at:line_end].partition(b";")[0], 16)
+            except ValueError as error:
+                raise RemoteProtocolError("a chunk without a size") from error
+            at = line_end + 2 + size + 2
+            if size == 0:
+                return at
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTarget:
+    """Where requests of each model go: ports of this host, each in its turn, and the bytes of a request."""
+
+    requests: Mapping[str, Sequence[tuple[int, bytes]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request that has no answer yet."""
+
+    request: bytes
+    future: asyncio.Future[InferResult]
+    gives_up_at_s: float
+    connection: _Connection | None = None
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self._reader = AnswerReader()
+        self._asked: _Asked | None = None
+        self._is_used = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._server.connections.add(self)
+        self._server.is_free(self)
+
+    def ask(self, asked: _Asked) -> None:
+        """Send it; the connection is busy until the answer."""
+        self._asked, asked.connection = asked, self
+        self.transport.write(asked.request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            status = self._reader.feed(data)
+        except RemoteProtocolError as error:
+            self._finish(error)
+            self.transport.abort()
+            return
+        if status is None:
+            return
+        self._is_used = True
+        self._finish(_error_of(status))
+        if self._reader.is_last:
+            self.transport.close()
+        else:
+            self._server.is_free(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        asked = self._asked
+        is_stale = self._is_used and self._reader.is_untouched  # closed for idleness just as we sent
+        if asked is not None and is_stale and not asked.future.done():
+            self._asked = None
+            self._server.ask(asked)
+        self._finish(PeerLost(f"the server closed the connection: {exc}"))
+        self._server.is_gone(self)
+
+    def _finish(self, error: FabricError | None) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None or asked.future.done():
+            return
+        if error is None:
+            asked.future.set_result(_ANSWERED)
+        else:
+            asked.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    """One port: its free connections, the last used at the end, and who waits for one."""
+
+    port: int
+    connections_max: int
+    free: list[_Connection] = field(default_factory=list)
+    waiting: deque[_Asked] = field(default_factory=deque)
+    connections: set[_Connection] = field(default_factory=set)
+    opening: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def ask(self, asked: _Asked) -> None:
+        if self.free:
+            self.free.pop().ask(asked)
+            return
+        self.waiting.append(asked)
+        if len(self.opening) < len(self.waiting):
+            self.open()
+
+    def open(self) -> None:
+        if len(self.connections) + len(self.opening) < self.connections_max:
+            task = asyncio.get_running_loop().create_task(self._open())
+            self.opening.add(task)
+            task.add_done_callback(self.opening.discard)
+
+    async def _open(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: _Connection(self), "127.0.0.1", self.port)
+        except OSError as error:
+            if self.waiting:
+                asked = self.waiting.popleft()
+                if not asked.future.done():
+                    asked.future.set_exception(PeerLost(f"cannot connect to port {self.port}: {error}"))
+
+    def is_free(self, connection: _Connection) -> None:
+        while self.waiting:
+            asked = self.waiting.popleft()
+            if not asked.future.done():
+                connection.ask(asked)
+                return
+        self.free.append(connection)
+
+    def is_gone(self, connection: _Connection) -> None:
+        self.connections.discard(connection)
+        if connection in self.free:
+            self.free.remove(connection)
+
+
+class HttpClient:
+    """Submits like the SDK's client; inputs and budget are not looked at, the target's bytes are sent as they are."""
+
+    def __init__(self, target: HttpTarget) -> None:
+        ports = {port for requests in target.requests.values() for port, _ in requests}
+        self._servers = {port: _Server(port, CONNECTIONS_MAX // len(ports)) for port in ports}
+        self._turns = {model: cycle(requests) for model, requests in target.requests.items()}
+        self._pending: deque[_Asked] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every connection; what is pending fails."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for server in self._servers.values():
+            for task in server.opening:
+                task.cancel()
+            server.waiting.clear()
+            for connection in server.connections:
+                connection.transport.abort()
+        await asyncio.sleep(0)
+
+    def submit(
+        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+    ) -> asyncio.Future[InferResult]:
+        """Send one request. The future has a RequestError or PeerLost where there is no good answer."""
+        del inputs, budget_ms
+        port, request = next(self._turns[model])
+        now_s = self._loop.time()
+        asked = _Asked(request, self._loop.create_future(), now_s + ANSWER_LIMIT_S)
+        self._pending.append(asked)
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(ANSWER_LIMIT_S, self._give_up)
+        while self._pending[0].future.done():
+            self._pending.popleft()
+        self._servers[port].ask(asked)
+        return asked.future
+
+    def _give_up(self) -> None:
+        now_s = self._loop.time()
+        pending, self._alarm = self._pending, None
+        while pending and (pending[0].future.done() or pending[0].gives_up_at_s <= now_s):
+            asked = pending.popleft()
+            if not asked.future.done():
+                asked.future.set_exception(DeadlineExceeded(f"no answer in {ANSWER_LIMIT_S:g} s"))
+                if asked.connection is not None:
+                    asked.connection.transport.abort()
+        if pending:
+            self._alarm = self._loop.call_later(pending[0].gives_up_at_s - now_s, self._give_up)
+
+
+def _error_of(status: int) -> FabricError | None:
+    if status == OK:
+        return None
+    return Overloaded("shed") if status in BUSY else Internal(f"HTTP {status}")
