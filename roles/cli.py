@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from roles.gently import import_gently
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 5, 130
 
@@ -41,13 +46,17 @@ COMMANDS = {
 }
 
 
+BESIDE_SERVING = ("drain", "models", "status")
+"""Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command when it is asked for; other distributions add theirs by entry point."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Ours and those of the entry-point group ``tenuto.commands``."""
         del ctx
-        return sorted([*COMMANDS, *(point.name for point in entry_points(group="tenuto.commands"))])
+        return sorted([*COMMANDS, *(point.name for point in _others())])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; None for a name nobody has."""
@@ -57,7 +66,7 @@ class LazyGroup(click.Group):
             module, _, attribute = target.partition(":")
             command = getattr(importlib.import_module(module), attribute)
         else:
-            found = [point for point in entry_points(group="tenuto.commands") if point.name == cmd_name]
+            found = [point for point in _others() if point.name == cmd_name]
             if not found:
                 return None
             command = found[0].load()
@@ -65,8 +74,14 @@ class LazyGroup(click.Group):
         return command
 
 
+def _others() -> EntryPoints:
+    from importlib.metadata import entry_points  # noqa: PLC0415  45 ms, and most commands are ours
+
+    return entry_points(group="tenuto.commands")
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("tenuto"), prog_name="tenuto")
+@click.version_option(package_name="tenuto", prog_name="tenuto")
 def tenuto() -> None:
     """Serve many small models with tight SLOs on shared GPUs."""
 
@@ -90,6 +105,8 @@ def main() -> None:
         sys.exit(EXIT_FAILURE)
     from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
 
+    if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
+        import_gently(COMMANDS[sys.argv[1]].partition(":")[0])
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)
     except click.ClickException as error:  # a usage error: exit code 2

@@ -61,8 +61,7 @@ log = logging.getLogger("tenuto")
 
 def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
     """How a worker is started."""
-    command = [sys.executable, "-m", "roles.cli", "worker"]
-    return [*command, "--agent", address, "--worker-id", worker_id, "--run-dir", str(run_dir)]
+    return [sys.executable, "-m", "roles.gpu_worker", address, worker_id, str(run_dir)]
 
 
 @dataclass(slots=True, frozen=True)

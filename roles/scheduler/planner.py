@@ -17,11 +17,9 @@ from fabric.errors import FabricError
 from fabric.messages import PlanAsked, PlanMade
 from roles.core import PLANNER, Heard
 from roles.journal import packed, unpacked
-from roles.process import child_environment, die_with_parent
-from roles.scheduler.planning import make_plan
+from roles.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
-NICENESS = 10  # batches come first, on cores that are shared with workers
 _WORDS_MAX = 300
 
 
@@ -41,7 +39,7 @@ class Planner:
         if self._thread is not None:
             self._thread.join()  # it has answered: the core asks one thing at a time
         child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "roles.scheduler.planner"],
+            [sys.executable, "-m", "roles.scheduler.plan_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,16 +101,3 @@ def _answer(child: subprocess.Popen[bytes], asked: PlanAsked, limit_s: float) ->
     made = unpacked(out)
     assert isinstance(made, PlanMade), "our own child"
     return made
-
-
-def main() -> None:
-    """The child: one question on stdin, one answer on stdout."""
-    die_with_parent()
-    os.nice(NICENESS)
-    asked = unpacked(sys.stdin.buffer.read())
-    assert isinstance(asked, PlanAsked), "our own parent"
-    sys.stdout.buffer.write(packed(make_plan(asked)))
-
-
-if __name__ == "__main__":
-    main()

@@ -88,7 +88,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def worker_of(cluster: TemporaryCluster) -> int:
-    (pid,) = [pid for pid, command in descendants(cluster.pid).items() if "roles.cli worker" in command]
+    (pid,) = [pid for pid, command in descendants(cluster.pid).items() if "roles.gpu_worker" in command]
     return pid
 
 

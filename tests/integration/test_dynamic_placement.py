@@ -88,7 +88,7 @@ class Live:
         return {
             pid
             for pid, command in processes_naming(str(self.cluster.run_dir)).items()
-            if "roles.cli worker" in command
+            if "roles.gpu_worker" in command
         }
 
     def pid_of_scheduler(self) -> int | None:

@@ -1,0 +1,269 @@
+"""What a change of models costs those that are served meanwhile: their p99 before, during and after it.
+
+    python benchmarks/change_under_load.py [--rate 300] [--batching eager] [--repeat 5] [--quiet 5] [--json FILE]
+
+A cluster of this host (supervisor, scheduler, frontend, node agent, a worker for 2 emulated GPUs) serves three models
+in equal parts; one more process sends, open loop, Poisson, latency from the intended moment. `--repeat` times a fourth
+model is added and then removed with the `tenuto models` command. Under `symphony` each of these changes replaces every slice,
+so it costs three starts of a process: the command, the planner, a worker. Everything shares the host's cores.
+
+The rival is the same cluster at rest: p99 of 1-s windows in the `--quiet` seconds before each change, beside that of
+the windows from the command's start to a second after its end, and of the second to third after that. The ratio is of the
+medians of these windows; refused requests are counted, and there should be none. `--asked` changes by message
+instead of command, as from another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fabric.client import Client
+from fabric.clock import MonotonicClock
+from fabric.errors import RequestError
+from fabric.ids import ModelId
+from fabric.messages import ModelsAdd, ModelsRemove
+from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.operator import ask_change, new_request_no
+from roles.process import PARENT_VARIABLE, child_environment, die_with_parent
+from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+
+CLOCK = MonotonicClock()
+WINDOW_MS = 1_000.0
+LAST_S = 3.0  # watched after a change
+PROFILE = (
+    "profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}"  # under half busy, so a wait is a delay of ours
+)
+ADDED = f"{{name: added, slo_ms: 1000, rate_rps: 1, {PROFILE}}}"
+MODELS = ("one", "two", "three")
+context = multiprocessing.get_context("spawn")
+
+
+@dataclass(slots=True, frozen=True)
+class Fate:
+    """One request: when it was to be sent, how late it was, how long that took, `ok` or the code of the refusal."""
+
+    at_ms: float
+    late_ms: float
+    latency_ms: float
+    code: str
+
+
+@dataclass(slots=True, frozen=True)
+class Change:
+    """A change: from the command's start to its end."""
+
+    kind: str
+    from_ms: float
+    until_ms: float
+
+
+# ---------------------------------------------------------------- load
+
+
+def _send(addresses: Sequence[str], rate_rps: float, out: Connection) -> None:
+    """The sender's process: until something comes through the pipe, then the fates go back through it."""
+    die_with_parent()
+    out.send(run_precisely(_play(addresses, rate_rps, out)))
+
+
+async def _play(addresses: Sequence[str], rate_rps: float, out: Connection) -> list[Fate]:
+    fates: list[Fate] = []
+    began_at_ms = CLOCK.now_ms() + 100.0
+    inputs = {"input": np.zeros(4, np.float32)}
+
+    def plan() -> Iterator[PlannedRequest]:
+        draw = random.Random(1)
+        at_ms = 0.0
+        while not out.poll():
+            at_ms += draw.expovariate(rate_rps / 1e3)
+            yield PlannedRequest(at_ms, draw.choice(MODELS), inputs)
+
+    def note(played: PlayedRequest) -> None:
+        error = played.error
+        code = "ok" if error is None else error.code if isinstance(error, RequestError) else "PeerLost"
+        fates.append(Fate(began_at_ms + played.planned.at_ms, played.late_ms, played.latency_ms, code))
+
+    async with Client(addresses) as client:
+        out.send(None)
+        await play(client, plan(), began_at_ms, CLOCK, note)
+    return fates
+
+
+@contextmanager
+def load(addresses: Sequence[str], rate_rps: float, fates: list[Fate]) -> Iterator[None]:
+    """Send for as long as the block lasts; `fates` are there after it."""
+    ours, theirs = context.Pipe()
+    os.environ.update(child_environment())
+    sender = context.Process(target=_send, args=(addresses, rate_rps, theirs), daemon=True)
+    sender.start()
+    os.environ.pop(PARENT_VARIABLE, None)
+    try:
+        ours.recv()
+        yield
+        ours.send(None)
+        fates.extend(ours.recv())
+    finally:
+        sender.join(10.0)
+        sender.kill()
+
+
+# ---------------------------------------------------------------- changes
+
+
+def change(cluster: TemporaryCluster, kind: str, *, is_asked: bool) -> Change:
+    """Add or remove the fourth model; returns when its moves are over."""
+    from_ms = CLOCK.now_ms()
+    if is_asked:
+        number = new_request_no()
+        asked = (
+            ModelsAdd(number, json.dumps([_section()]))
+            if kind == "add"
+            else ModelsRemove(number, (ModelId("added"),))
+        )
+        answer = ask_change(cluster.endpoints["control"], asked)
+        assert answer.status == "ok", answer
+    else:
+        what = ADDED if kind == "add" else "added"
+        command = [sys.executable, "-m", "roles.cli", "models", kind, what, "--run-dir", str(cluster.run_dir)]
+        subprocess.run(command, check=True, capture_output=True)
+    return Change(kind, from_ms, CLOCK.now_ms())
+
+
+def _section() -> dict[str, Any]:
+    profile = {"alpha_ms": 0.5, "beta_ms": 2, "max_batch": 32}
+    return {"name": "added", "slo_ms": 1000, "rate_rps": 1, "profile": profile}
+
+
+def play_changes(options: argparse.Namespace) -> tuple[list[Fate], list[Change]]:
+    """One cluster, one load, `--repeat` pairs of changes."""
+    sections = "".join(
+        f" - {{name: {name}, slo_ms: {options.slo_ms:g}, rate_rps: {options.rate / len(MODELS):g}, {PROFILE}}}\n"
+        for name in MODELS
+    )
+    fates: list[Fate] = []
+    changes = []
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "cluster.yaml"
+        file.write_text(
+            f"models:\n{sections}cluster: {{nodes: [{{host: here, gpus: 2}}]}}\n"
+            f"batching: {options.batching}\nplacement: symphony\n",
+            encoding="utf-8",
+        )
+        with (
+            temporary_cluster(file) as cluster,
+            load(cluster.endpoints["client"], options.rate, fates),
+        ):
+            for kind in ("add", "remove") * options.repeat:
+                _wait(options.quiet)
+                changes.append(change(cluster, kind, is_asked=options.asked))
+                _wait(LAST_S)
+    return fates, changes
+
+
+def _wait(seconds: float) -> None:
+    asyncio.run(asyncio.sleep(seconds))
+
+
+# ---------------------------------------------------------------- what it cost
+
+
+def windows(fates: Sequence[Fate], from_ms: float, until_ms: float) -> Iterator[list[Fate]]:
+    """The requests of each whole window from `from_ms`, and of the one that `until_ms` is in."""
+    while from_ms < until_ms:
+        yield [fate for fate in fates if from_ms <= fate.at_ms < from_ms + WINDOW_MS]
+        from_ms += WINDOW_MS
+
+
+def p99(values: Sequence[float]) -> float:
+    """The smallest value that 99 % are not above."""
+    return sorted(values)[-(-99 * len(values) // 100) - 1]
+
+
+def summary(fates: Sequence[Fate], changes: Sequence[Change], quiet_s: float) -> dict[str, Any]:
+    """By phase: medians and worst of the windows' p99, in ms."""
+    spans = {
+        "before": [(one.from_ms - 1e3 * (quiet_s - 1), one.from_ms) for one in changes],
+        "during": [(one.from_ms, one.until_ms + WINDOW_MS) for one in changes],
+        "after": [(one.until_ms + WINDOW_MS, one.until_ms + 1e3 * LAST_S) for one in changes],
+    }
+    found: dict[str, Any] = {}
+    for phase, phase_spans in spans.items():
+        seen = [window for span in phase_spans for window in windows(fates, *span) if window]
+        found[phase] = {
+            "windows": len(seen),
+            "p99_ms": statistics.median(p99([fate.latency_ms for fate in window]) for window in seen),
+            "p99_ms_worst": max(p99([fate.latency_ms for fate in window]) for window in seen),
+            "p50_ms": statistics.median(fate.latency_ms for window in seen for fate in window),
+            "sender_late_p99_ms": p99([fate.late_ms for window in seen for fate in window]),
+            "windows_at_ms": [
+                (window[0].at_ms, p99([fate.latency_ms for fate in window])) for window in seen
+            ],
+            "refused": Counter(fate.code for window in seen for fate in window if fate.code != "ok"),
+        }
+    took_ms = statistics.median(one.until_ms - one.from_ms for one in changes)
+    ratio = found["during"]["p99_ms"] / found["before"]["p99_ms"]
+    refused = Counter(fate.code for fate in fates if fate.code != "ok")
+    return {"phases": found, "ratio": ratio, "change_ms": took_ms, "requests": len(fates), "refused": refused}
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """A table."""
+    print(f"{'':8} {'windows':>8} {'p99 ms':>8} {'worst':>8} {'p50 ms':>8} {'sender late p99':>16}")
+    for phase, row in found["phases"].items():
+        print(
+            f"{phase:8} {row['windows']:8d} {row['p99_ms']:8.2f} {row['p99_ms_worst']:8.2f} {row['p50_ms']:8.2f} "
+            f"{row['sender_late_p99_ms']:16.2f}"
+        )
+    print(
+        f"during / before: {found['ratio']:.2f}; a change took {found['change_ms']:.0f} ms; "
+        f"refused {dict(found['refused']) or 0} of {found['requests']}"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", type=float, default=300.0, help="r/s in all")
+    parser.add_argument("--slo-ms", type=float, default=1000.0)
+    parser.add_argument("--batching", default="eager")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument(
+        "--quiet", type=float, default=5.0, help="s before each change; the first does not count"
+    )
+    parser.add_argument("--asked", action="store_true", help="by message instead of by command")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    load_average = os.getloadavg()[0]
+    print(
+        f"load average {load_average:.2f} on {os.cpu_count()} cores, {options.rate:g} r/s, {options.batching}"
+    )
+    found = summary(*play_changes(options), options.quiet)
+    show(found)
+    if options.json is not None:
+        options.json.write_text(
+            json.dumps({"load_average": load_average, **found}, indent=1), encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

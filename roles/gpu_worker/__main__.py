@@ -1,0 +1,24 @@
+"""How a node agent starts a worker: ``python -m roles.gpu_worker AGENT WORKER_ID RUN_DIR``.
+
+It is `tenuto worker` without the command line's own imports, and it makes way for slices that serve.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from roles.gently import import_gently
+
+
+def main() -> int:
+    """Serve as a worker; the exit code."""
+    import_gently("roles.gpu_worker.shell")
+    from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  after the gentle way
+
+    agent, worker_id, run_dir = sys.argv[1:]
+    return run_worker(agent, worker_id, Path(run_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
