@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
+    Directory,
     GpuInfo,
     NodeHello,
     SliceFailed,
@@ -182,6 +183,8 @@ class NodeAgentCore:
             case Want():
                 self._hello_at_ms = None
                 self._on_want(message, now_ms)
+            case Directory() if not self._is_stopping:  # it had given us up
+                self._hello(now_ms)
             case _:
                 self.counters["unexpected_in"] += 1
 

@@ -340,12 +340,19 @@ class SchedulerCore:
             self._news.came(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)
-        for node_id in [node_id for node_id, known in self._fleet.nodes.items() if known == peer]:
+        nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]
+        agents = [peer] if nodes else []
+        for node_id in nodes:
             del self._fleet.nodes[node_id]
             if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
                 gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
+        hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
-        return self._slices_down(gone, LOST, reason, now_ms)
+        actions = self._slices_down(gone, LOST, reason, now_ms)
+        # Who was only stopped, or cut off, sees that we gave it up: a worker that its slices are not listed, an
+        # agent that it hears of a directory at all. Both introduce themselves again.
+        actions.extend(Send(host, self._fleet.directory()) for host in (*hosts, *agents))
+        return actions
 
     def _on_telemetry(
         self, peer: PeerId, message: Telemetry, late_ms: float, now_ms: float

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
+    Directory,
     GpuInfo,
     Host,
     ModelSpec,
@@ -129,6 +130,14 @@ def test_the_first_word_to_a_scheduler_says_what_is_there() -> None:
     assert hello == Send(
         SCHEDULER, NodeHello(NODE, Incarnation("boot"), (GpuInfo(0, "v100", "emulated"),), ())
     )
+
+
+def test_a_directory_means_that_the_scheduler_had_given_the_agent_up_so_it_says_hello_again() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    (hello,) = told(host.feed(Heard(SCHEDULER, Directory(2, (), (), ()))))
+    assert isinstance(hello, NodeHello)
+    assert [status.slice_id for status in hello.slices] == ["x"]
 
 
 def test_slices_of_real_devices_get_a_process_each() -> None:

@@ -251,6 +251,25 @@ def test_a_lost_agent_takes_its_slices_along() -> None:
     assert directory.slices == ()
 
 
+@pytest.mark.parametrize("lost", [WORKER, AGENT])
+def test_a_worker_that_was_only_silent_sees_that_it_is_not_listed_and_serves_again(lost: PeerId) -> None:
+    core = serving_core()
+    sends = core.handle(Lost(lost, "silent"), 50.0)
+    told = [send.message for send in sends if send.peer == WORKER]
+    assert [message.slices for message in told if isinstance(message, Directory)] == [()]
+    hear(core, WORKER, ready(), 60.0)
+    run_until(core, 62.0)
+    assert dispatched(core, 70.0).slice_id == slice_id()
+
+
+def test_an_agent_that_was_only_silent_is_told_and_its_hello_is_taken() -> None:
+    core = serving_core()
+    sends = core.handle(Lost(AGENT, "silent"), 50.0)
+    assert of_type([send for send in sends if send.peer == AGENT], Directory)
+    (want,) = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ()), 60.0), Want)
+    assert [spec.slice_id for spec in want.slices] == [slice_id()]
+
+
 def test_requests_of_a_lost_frontend_do_not_run() -> None:
     core = serving_core()
     hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 20.0), 100.0)
