@@ -2,6 +2,10 @@
 
 A scheduler that is started again writes a new run file, perhaps with another address. So the run file is read
 again and again, and a new incarnation gets a new connection.
+
+A message that was refused is lost, while the connection may be back before anybody takes the scheduler for silent. So
+its next look tells of it as a `Lost` too, and the core begins with a hello again. That is no more often than it
+looks, whatever becomes of the hello.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from roles.upkeep import SchedulerFound
 
 LOOK_EVERY_MS = 100.0
 RUN_FILE = "scheduler-0.json"
+REFUSED = "it could not be told something"
 
 DoorEvent = Heard | Lost | SchedulerFound
 
@@ -33,10 +38,14 @@ class SchedulerDoor(Layer[Heard | Lost]):
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""
         self._look_at_ms = 0.0
+        self._is_behind = False
 
     def send(self, message: AnyMessage) -> bool:
-        """False: there is no connection, or its queue is full; the sender says it again when it is asked."""
-        return self._door.send(message)
+        """False: there is no connection, or its queue is full; a `Lost` follows."""
+        is_out = self._door.send(message)
+        if not is_out:
+            self._is_behind = self._door.is_open
+        return is_out
 
     def close(self) -> None:
         """Flush, and give the descriptors back."""
@@ -53,6 +62,9 @@ class SchedulerDoor(Layer[Heard | Lost]):
         events: list[DoorEvent] = []
         if self._look_at_ms <= now_ms:
             self._look_at_ms = now_ms + LOOK_EVERY_MS
+            if self._is_behind:
+                self._is_behind = False
+                events.append(Lost(SCHEDULER, REFUSED))
             events.extend(self._look())
         events.extend(self._door.take(limit, now_ms))
         return events

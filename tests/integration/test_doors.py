@@ -18,6 +18,9 @@ from fabric.sockets import RouterLink
 from roles.core import SCHEDULER, Heard, Lost
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.process import RunFile, write_run_file
+from roles.scheduler_door import REFUSED
+from roles.scheduler_door import SchedulerDoor as AgentDoor
 from roles.server_door import ServerDoor
 
 OWN = PeerId("worker-0/1")
@@ -42,7 +45,7 @@ class Stage:
 
     def until(
         self,
-        door: SchedulerDoor | ServerDoor,
+        door: SchedulerDoor | AgentDoor | ServerDoor,
         is_so: Callable[[Sequence[object]], bool],
         *,
         answers: bool = True,
@@ -140,3 +143,18 @@ def test_a_server_that_moves_is_heard_by_the_same_descriptor(stage: Stage) -> No
         stage.until(door, bool)
         stage.at_server.clear()
     assert door.fileno() == descriptor
+
+
+def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_silent(
+    stage: Stage, tmp_path: Path
+) -> None:
+    write_run_file(tmp_path, RunFile("scheduler-0", 1, "one", {"control": [stage.address]}))
+    door = AgentDoor(OWN, tmp_path, stage.clock)
+    stage.stack.callback(door.close)
+    stage.until(door, bool)  # it knows the place, where nobody is yet
+    assert not door.send(StatusAsked())
+    events = stage.until(door, lambda events: any(isinstance(event, Lost) for event in events))
+    assert events[-1] == Lost(SCHEDULER, REFUSED)
+    stage.serve()
+    stage.until(door, lambda _: door.send(StatusAsked()))  # the hello that follows
+    stage.until(door, lambda _: any(isinstance(one.message, StatusAsked) for one in stage.at_server))
