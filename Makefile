@@ -30,8 +30,8 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
-bench: $(VENV)/test.stamp  ## every benchmark beside its rival
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(VENV)/test.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.report
 
 fmt: $(VENV)/test.stamp
 	$(BIN)/ruff format $(SOURCES)

@@ -31,7 +31,7 @@ from fabric.link import NamedTensor
 from fabric.messages import Answer, AnyMessage, Arrivals, Grant, Infer, Inputs, Ledger, Outputs, SeqRun
 
 COPY_BELOW_BYTES = frames.SMALL_BELOW_BYTES
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 10
 _MODEL, _SLICE, _FRONTEND = ModelId("noop"), SliceId("local/gpu0/0"), FrontendId("frontend-0")
 _BOOT = Incarnation("0123456789abcdef")
 _ROW = np.zeros((1, 1), np.float32)
@@ -126,7 +126,7 @@ class BareClient:
         for _ in range(count):
             began_s = time.perf_counter()
             self._send(size)
-            if not self.socket.poll(ANSWER_S_MAX * 1e3):
+            if not self.socket.poll(ANSWER_S_MAX * 1_000):
                 raise TimeoutError("the bare chain does not answer")
             self.socket.recv_multipart()
             found_ms.append((time.perf_counter() - began_s) * 1e3)
@@ -146,7 +146,7 @@ class BareClient:
             if len(late_ms) < len(at_ms) and began_s + at_ms[len(late_ms)] / 1e3 <= now_s:
                 late_ms.append((now_s - began_s) * 1e3 - at_ms[len(late_ms)])
                 self._send(size)
-            while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 self.socket.recv_multipart()
                 found_ms.append((time.perf_counter() - began_s) * 1e3 - at_ms[len(found_ms)])
             next_s = began_s + at_ms[len(late_ms)] / 1e3 if len(late_ms) < len(at_ms) else ends_s
@@ -161,7 +161,7 @@ class BareClient:
             self.payloads[size] = payload.data
             self.headers[size] = header(Infer(1_000, _MODEL, None, 0.123), payload)
         self.socket.send(self.headers[size], zmq.SNDMORE)
-        self.socket.send(self.payloads[size], copy=size < COPY_BELOW_BYTES)
+        self.socket.send(self.payloads[size], 0, copy=size < COPY_BELOW_BYTES)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """How long iGniter's placement takes (figure 21 of its paper: 4.61 s for 1,000 workloads, quadratic).
 
-python benchmarks/igniter_planning.py [--repeats N]
+python benchmarks/igniter_planning.py [--repeats N] [--json FILE]
 
 Two kinds of workload sets on V100s: the 12 of the paper's table 3 again and again, and drawn ones: a model of
 the four, an SLO between the paper's smallest and twice its largest for that model, a rate between a quarter of
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
+
+from figures import Figures, add_json_option, tell
 
 from fabric.ids import ModelId, NodeId
 from policies.placement.base import GpuSlot, PlacedModelInput, PlacementPolicy, Profiles
@@ -56,25 +58,28 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    add_json_option(parser)
+    options = parser.parse_args()
+    figures = Figures("igniter planning")
+    table = figures.table("placing workloads, ms of the best time", "workloads", "policy", "n", "GPUs", "ms")
     policies: dict[str, PlacementPolicy] = {
         "igniter": Igniter(),
         "ffd": Ffd(),
         "ffd with growth": Ffd(has_growth=True),
     }
-    print("workloads            policy              n   GPUs        ms")
     for kind, make in (("table 3, repeated", repeated), ("drawn", drawn)):
         for count in COUNTS:
             models, profiles = make(count)
             gpus = [GpuSlot(i, "v100", 16 * GIB, NodeId("n"), i) for i in range(2 * count)]
             for name, policy in policies.items():
                 spent_ms = []
-                for _ in range(repeats):
+                for _ in range(options.repeats):
                     began = time.perf_counter()
                     placed = policy.place(models, gpus, profiles)
                     spent_ms.append((time.perf_counter() - began) * 1000)
                 assert not placed.unplaced
-                print(f"{kind:20} {name:16} {count:5} {len(placed.gpus_used):6} {min(spent_ms):9.1f}")
+                table.rows.append((kind, name, count, len(placed.gpus_used), min(spent_ms)))
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

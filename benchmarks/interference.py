@@ -1,6 +1,6 @@
 """Interference models against the measured pairs of iGniter's authors, and `sm` against the thesis' observations.
 
-    python benchmarks/interference.py
+    python benchmarks/interference.py [--json FILE]
 
 750 pairs of four models on a V100, both latencies of each: 1500 relative errors per model. gpulet's coefficients were
 fitted to these very pairs, iGniter's were not; `solo` is the latency without any interference model.
@@ -8,9 +8,11 @@ fitted to these very pairs, iGniter's were not; `solo` is the latency without an
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 import numpy as np
+from figures import Figures, add_json_option, tell
 
 from fabric.ids import ModelId
 from profiles.device import DeviceModel
@@ -50,6 +52,12 @@ def pair_errors(predict: Predict) -> np.ndarray[tuple[int], np.dtype[np.float64]
 
 def main() -> None:
     """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_json_option(parser)
+    options = parser.parse_args()
+    figures = Figures("interference")
     igniter = device("igniter", "igniter-v100", V100_MODELS)
     linear = device("gpulet", "gpulet-v100", V100_MODELS)
     rows: dict[str, Predict] = {
@@ -58,33 +66,32 @@ def main() -> None:
         "solo, measured": lambda own, _: linear.exec_ms(own),
         "solo, by igniter": lambda own, _: igniter.exec_ms(own),
     }
-    print("750 co-located pairs      mean      p90      max   (relative error)")
+    table = figures.table("750 co-located pairs, relative error in %", "model", "mean", "p90", "max")
     for name, predict in rows.items():
         errors = 100 * pair_errors(predict)
-        p90 = float(np.percentile(errors, 90))
-        print(f"{name:22} {errors.mean():6.1f} % {p90:6.1f} % {errors.max():6.1f} %")
+        table.rows.append((name, float(errors.mean()), float(np.percentile(errors, 90)), float(errors.max())))
 
-    print("\nthesis, observed and by sm")
+    table = figures.table("thesis, ms", "model", "observed", "by sm", "where")
     by_sm = device("sm", "thesis-v100", THESIS_MODELS)
     for model, batch_size, share, beside, observed_ms, where in OBSERVED:
         neighbours = [Running(ModelId(name), size) for name, size in beside]
         modelled_ms = by_sm.exec_ms(Running(ModelId(model), batch_size, share), neighbours)
-        print(f"{model:9} {observed_ms:6.1f} ms {modelled_ms:6.1f} ms   {where}")
+        table.rows.append((model, observed_ms, modelled_ms, where))
 
-    print("\nleave-one-out error of interpolation    batches: mean, max      shares: mean, max")
+    table = figures.table(
+        "leave-one-out error of interpolation, %", "profile", "batches", "largest", "shares", "largest"
+    )
     for ref in shipped_refs():
         profile = shipped_profile(ref)
         if isinstance(profile, TableProfile):
-            by_batch = batch_interpolation_error(profile.columns)
-            by_share = share_interpolation_error(profile.columns)
-            print(
-                f"{ref:38} {100 * by_batch.mean:6.1f} % {100 * by_batch.largest:6.1f} %"
-                + (
-                    f"        {100 * by_share.mean:6.1f} % {100 * by_share.largest:6.1f} %"
-                    if by_share.points
-                    else ""
-                )
-            )
+            found = (batch_interpolation_error(profile.columns), share_interpolation_error(profile.columns))
+            cells = [
+                None if not error.points else 100 * value
+                for error in found
+                for value in (error.mean, error.largest)
+            ]
+            table.rows.append((ref, *cells))
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

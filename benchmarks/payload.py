@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import multiprocessing
-import os
 import socket
 import statistics
 import struct
@@ -28,26 +25,38 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
+from figures import Figures, Line, add_json_option, tell
+from stage import cluster, context, free_ports, processes
 
 from fabric.client import Client
-from roles.supervisor.temporary import temporary_cluster
 
 MB = 1_000_000
 Chain = Callable[[int, float, int], float]
 """(bytes of a message, seconds, in flight) -> bytes per second."""
+
+LINES = {
+    ("0.6", "pyzmq tcp"): 0.9,
+    ("9.6", "pyzmq tcp"): 0.9,
+    ("0.6", "pyzmq ipc"): 0.9,
+    ("9.6", "pyzmq ipc"): 0.9,
+    ("0.6", "tcp relay"): 0.65,
+    ("9.6", "tcp relay"): 1.0,
+    ("0.6", "grpc unary"): 3.0,
+    ("9.6", "grpc unary"): 2.0,
+    ("0.6", "grpc stream"): 3.0,
+    ("9.6", "grpc stream"): 2.0,
+}
+"""By size and chain: the least that ours may be of it."""
 
 CLUSTER = """
 models: [{name: noop, slo_ms: 60000, profile: {alpha_ms: 0.0001, beta_ms: 0.001, max_batch: 16}}]
 cluster: {gpus: 1}
 batching: eager
 """
-context = multiprocessing.get_context("spawn")
-
 
 # ---------------------------------------------------------------- ours
 
@@ -55,16 +64,12 @@ context = multiprocessing.get_context("spawn")
 @contextmanager
 def ours() -> Iterator[Chain]:
     """The fabric: what the SDK's `submit` and `await` cost is in it."""
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "noop.yaml"
-        file.write_text(CLUSTER, encoding="utf-8")
-        with temporary_cluster(file) as cluster:
-            addresses = cluster.endpoints["client"]
+    with cluster(CLUSTER) as stage:
 
-            def run(size: int, seconds: float, in_flight: int) -> float:
-                return asyncio.run(_ours(addresses, size, seconds, in_flight))
+        def run(size: int, seconds: float, in_flight: int) -> float:
+            return asyncio.run(_ours(stage.clients, size, seconds, in_flight))
 
-            yield run
+        yield run
 
 
 async def _ours(addresses: Sequence[str], size: int, seconds: float, in_flight: int) -> float:
@@ -123,8 +128,8 @@ def bare_zmq(transport: str) -> Iterator[Chain]:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             front, back, acks = (f"ipc://{directory}/{name}" for name in ("front", "back", "acks"))
         else:
-            front, back, acks = (f"tcp://127.0.0.1:{port}" for port in _free_ports(3))
-        stack.enter_context(_processes((_zmq_middle, (front, back, acks)), (_zmq_end, (back, acks))))
+            front, back, acks = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
+        stack.enter_context(processes((_zmq_middle, (front, back, acks)), (_zmq_end, (back, acks))))
         ctx = stack.enter_context(zmq.Context())
         dealer = stack.enter_context(ctx.socket(zmq.DEALER))
         dealer.connect(front)
@@ -196,8 +201,8 @@ def _tcp_end(back: int) -> None:
 @contextmanager
 def tcp_relay() -> Iterator[Chain]:
     """Store and forward over plain sockets."""
-    front, back = _free_ports(2)
-    with _processes((_tcp_end, (back,)), (_tcp_relay, (front, back))), _connected(front) as connection:
+    front, back = free_ports(2)
+    with processes((_tcp_end, (back,)), (_tcp_relay, (front, back))), _connected(front) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
         def run(size: int, seconds: float, in_flight: int) -> float:
@@ -280,10 +285,10 @@ def grpc_chain(kind: str) -> Iterator[Chain]:
     import grpc  # noqa: PLC0415  a rival, not always there
     from google.protobuf.wrappers_pb2 import BytesValue, Int32Value  # noqa: PLC0415  see above
 
-    front, back = _free_ports(2)
+    front, back = free_ports(2)
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with (
-        _processes((_grpc_server, (back, None)), (_grpc_server, (front, back))),
+        processes((_grpc_server, (back, None)), (_grpc_server, (front, back))),
         grpc.insecure_channel(f"127.0.0.1:{front}", options=options) as channel,
     ):
         grpc.channel_ready_future(channel).result(30)
@@ -340,25 +345,6 @@ def _closed_loop(
     return done * size / took_s
 
 
-@contextmanager
-def _processes(*targets: tuple[Callable[..., None], tuple[Any, ...]]) -> Iterator[None]:
-    started = [context.Process(target=target, args=arguments, daemon=True) for target, arguments in targets]
-    for process in started:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in bound]
-
-
 def _connected(port: int) -> socket.socket:
     until_s = time.perf_counter() + 30
     while True:
@@ -399,9 +385,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--in-flight", type=int, default=8)
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.6, 9.6], help="in MB")
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
-    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores, {options.in_flight} in flight")
+    figures = Figures("payload")
     speeds: dict[str, dict[str, list[float]]] = {}
     makers = chains()
     with ExitStack() as stack:
@@ -412,16 +398,22 @@ def main() -> None:
                     gb_s = run(int(size * MB), options.seconds, options.in_flight) / 1e9
                     speeds.setdefault(f"{size:g}", {}).setdefault(name, []).append(gb_s)
     for size, by_name in speeds.items():
+        table = figures.table(
+            f"{size} MB, {options.in_flight} in flight, GB/s",
+            "chain",
+            "median",
+            "lowest",
+            "highest",
+            "ours / it",
+        )
         mine = statistics.median(by_name["ours"])
-        print(f"{size} MB")
         for name, values in by_name.items():
             median = statistics.median(values)
-            print(
-                f"  {name:12} {median:6.2f} GB/s ({min(values):.2f} to {max(values):.2f})"
-                f"  ours / it {mine / median:5.2f}"
-            )
-    if options.json:
-        options.json.write_text(json.dumps(speeds, indent=1) + "\n", encoding="utf-8")
+            table.rows.append((name, median, min(values), max(values), mine / median))
+            if (size, name) in LINES:
+                line = Line(f"ours of {name} at {size} MB", mine / median, at_least=LINES[size, name])
+                figures.lines.append(line)
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,20 @@ are made of about ten runs, except in the last setting.
 Rival: Symphony's own scheduler in C++ keeps up with 0.5 to 0.7 M requests/s on such a core if only its generators
 may not lag, with 0.2 to 0.25 M/s if nearly every request must also be in time (measured beside the paper's code).
 
-    python benchmarks/scheduler_core.py [--seconds 2] [--batching deferred]
+    python benchmarks/scheduler_core.py [--seconds 2] [--batching deferred] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
 import time
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+
+from figures import Figures, Line, add_json_option, tell
 
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -167,7 +168,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--batching", default="deferred")
+    add_json_option(parser)
     options = parser.parse_args()
+    figures = Figures("scheduler core")
     per_model_rps = 1_000_000 / 20
     settings = [
         Setting("1 M/s, runs of 50", 20, 64, 1_000_000, 50),
@@ -175,21 +178,32 @@ def main() -> None:
         Setting("500 models, 4096 slices, each model as busy", 500, 4096, per_model_rps * 500, 50, False),
         Setting("single requests", 20, 64, 100_000, 1),
     ]
-    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; discipline {options.batching}")
+    table = figures.table(
+        f"the core alone, {options.batching}",
+        *("setting", "requests/s", "in time %", "core busy", "us a batch", "batch", "runs a batch"),
+    )
     costs = []
     for setting in settings:
         verdict = measure(setting, options.batching, options.seconds if setting.is_timed else 0.2)
         per_batch_us = 1e3 * verdict.busy_ms / max(1, verdict.batches)
         costs.append(per_batch_us)
-        print(
-            f"{setting.name}: {setting.rate_rps:,.0f} requests/s offered, {100 * verdict.in_time / verdict.offered:.2f} %"
-            f" in time, core busy {verdict.busy_ms / verdict.window_ms:.2f}, {per_batch_us:.1f} us a batch"
-            f" of {statistics.fmean(verdict.sizes):.0f} in {verdict.runs / max(1, verdict.batches):.1f} runs"
+        table.rows.append(
+            (
+                setting.name,
+                setting.rate_rps,
+                100 * verdict.in_time / verdict.offered,
+                verdict.busy_ms / verdict.window_ms,
+                per_batch_us,
+                statistics.fmean(verdict.sizes),
+                verdict.runs / max(1, verdict.batches),
+            )
         )
-    print(
-        f"cost per batch at 4096 slices and 500 models, of that at 64 and 20 (line: 1.30): {costs[1] / costs[0]:.2f}"
-        f" at the same total rate, {costs[2] / costs[0]:.2f} with 25 times the traffic"
-    )
+    what = "cost per batch at 4096 slices and 500 models, of that at 64 and 20"
+    figures.lines += [
+        Line(f"{what}, at the same total rate", costs[1] / costs[0], at_most=1.3),
+        Line(f"{what}, with 25 times the traffic", costs[2] / costs[0], at_most=1.3),
+    ]
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

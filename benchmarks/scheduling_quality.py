@@ -6,18 +6,19 @@
 
 The rival in the same run is `eager` with simple drop, and with `--all` every discipline on table 2.
 
-    python benchmarks/scheduling_quality.py [--batching tenuto] [--seeds 3] [--seconds 20] [--all]
+    python benchmarks/scheduling_quality.py [--batching tenuto] [--seeds 3] [--seconds 20] [--all] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from figures import Figures, Line, add_json_option, tell
 
 from roles.config import parse_config
 from roles.goodput import find_goodput, question_of
@@ -91,24 +92,48 @@ def play(
     return simulate(config, workload_of(config), Window(5e3, 5e3 + seconds * 1e3)).outcome
 
 
-def table_2(batchings: tuple[Any, ...], seeds: int, seconds: float) -> None:
-    """Print goodput per seed and where it lies between the bounds."""
+def table_2(figures: Figures, batchings: tuple[Any, ...], seeds: int, seconds: float) -> None:
+    """Goodput per seed and where it lies between the bounds."""
+    table = figures.table(
+        "table 2: goodput, requests/s",
+        *(
+            "setting",
+            "discipline",
+            "no coordination",
+            "line",
+            "median",
+            "staggered",
+            "per seed",
+            "all between",
+        ),
+    )
     for name, (alpha_ms, beta_ms, slo_ms, gpus) in TABLE_2.items():
         low, high = bounds(alpha_ms, beta_ms, slo_ms, gpus)
-        print(f"{name}: no coordination {low:.0f}, staggered {high:.0f}, line {LINES[name]}")
         for batching in batchings:
             found = peak_rps({"m": (alpha_ms, beta_ms, slo_ms, 1.0)}, gpus, batching, seeds, seconds)
             per_seed = ", ".join(f"{one:.0f}" for one in found)
-            verdict = "all between" if all(low <= one <= high for one in found) else "NOT all between"
-            print(f"  {label(batching):24} {statistics.median(found):7.0f}  ({per_seed}; {verdict})")
+            verdict = "yes" if all(low <= one <= high for one in found) else "no"
+            median = statistics.median(found)
+            table.rows.append((name, label(batching), low, LINES[name], median, high, per_seed, verdict))
+            if batching == batchings[0]:
+                what = f"goodput of {label(batching)}, {name}"
+                figures.lines.append(Line(what, median, at_least=LINES[name]))
 
 
 def flat_top(
-    name: str, models: Mapping[str, tuple[float, ...]], gpus: int, batching: Any, seconds: float
+    figures: Figures,
+    name: str,
+    models: Mapping[str, tuple[float, ...]],
+    gpus: int,
+    batching: Any,
+    seconds: float,
 ) -> float:
-    """Print goodput in overload as a part of the highest at any smaller rate; the peak."""
+    """Goodput in overload as a part of the highest at any smaller rate; the peak."""
     peak = statistics.median(peak_rps(models, gpus, batching, 1, seconds))
-    print(f"{name}, {label(batching)}: peak {peak:.0f} r/s (every model's bad rate under 1 %)")
+    table = figures.table(
+        f"{name}, {label(batching)}: peak {peak:.0f} requests/s (every model's bad rate under 1 %)",
+        *("load", "goodput", "of the highest so far", "worst model, of its own at 1 x"),
+    )
     highest = 0.0
     own: dict[str, float] = {}
     for factor in (1.0, 1.25, 1.5, 2.0, 4.0):
@@ -117,23 +142,26 @@ def flat_top(
         own = own or {key: one.good / outcome.duration_s for key, one in outcome.models.items()}
         worst = min(one.good / outcome.duration_s / own[key] for key, one in outcome.models.items())
         part = goodput / highest if highest else 1.0
-        print(
-            f"  {factor:4.2f} x: goodput {goodput:7.0f} = {part:.3f} of the highest so far; worst model {worst:.3f} of its own at 1 x"
-        )
+        table.rows.append((f"{factor:g} x", goodput, part, worst))
         highest = max(highest, goodput)
     return peak
 
 
 def proportional(
-    models: Mapping[str, tuple[float, ...]], gpus: int, batching: Any, peak: float, seconds: float
+    figures: Figures,
+    models: Mapping[str, tuple[float, ...]],
+    gpus: int,
+    batching: Any,
+    peak: float,
+    seconds: float,
 ) -> None:
-    """Print busy fractions below the peak."""
+    """Busy fractions below the peak."""
+    table = figures.table("busy fractions", "load", "busy", "over load", "upper half of the ids %")
     for load in (0.2, 0.3, 0.4, 0.6, 0.8):
         busy = play(models, gpus, batching, peak * load, seconds).busy_fraction
         upper = sum(busy[len(busy) // 2 :]) / max(1e-9, sum(busy))
-        print(
-            f"  load {load:.1f}: busy {statistics.fmean(busy):.3f}, {statistics.fmean(busy) - load:+.3f} over load; upper half of the ids {100 * upper:.2f} %"
-        )
+        mean = statistics.fmean(busy)
+        table.rows.append((f"{load:g}", mean, mean - load, 100 * upper))
 
 
 def label(batching: Any) -> str:
@@ -153,18 +181,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--all", action="store_true", help="every discipline on table 2")
+    add_json_option(parser)
     options = parser.parse_args()
-    print(
-        f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores (virtual time: it only takes longer)"
-    )
+    figures = Figures("scheduling quality")
     pair = (options.batching, {"eager": {"drop": "simple"}})
-    table_2(RIVALS if options.all else pair, options.seeds, options.seconds)
+    table_2(figures, RIVALS if options.all else pair, options.seeds, options.seconds)
     alpha_ms, beta_ms, slo_ms, gpus = TABLE_2["resnet50, 8 GPUs, 25 ms"]
     one = {"resnet50": (alpha_ms, beta_ms, slo_ms, 1.0)}
-    peak = flat_top("one model, 8 GPUs", one, gpus, options.batching, options.seconds)
-    proportional(one, gpus, options.batching, peak, options.seconds)
-    peak = flat_top("mix of four, 12 GPUs", MIX, 12, options.batching, options.seconds)
-    proportional(MIX, 12, options.batching, peak, options.seconds)
+    peak = flat_top(figures, "one model, 8 GPUs", one, gpus, options.batching, options.seconds)
+    proportional(figures, one, gpus, options.batching, peak, options.seconds)
+    peak = flat_top(figures, "mix of four, 12 GPUs", MIX, 12, options.batching, options.seconds)
+    proportional(figures, MIX, 12, options.batching, peak, options.seconds)
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

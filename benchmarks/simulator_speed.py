@@ -5,16 +5,17 @@ arrivals, world, scheduler core, discipline, and the verdict. The best of severa
 spread is its neighbours'. A shared core is now twice as fast and now half, so each run stands between two calibrations
 (a million turns of an empty loop), and its cost is also given in such turns: that figure is the code's own.
 
-    python benchmarks/simulator_speed.py [--seconds 20] [--repeat 5] [--batching deferred]
+    python benchmarks/simulator_speed.py [--seconds 20] [--repeat 5] [--batching deferred] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from pathlib import Path
+
+from figures import Figures, Line, add_json_option, tell
 
 from roles.config import parse_config
 from roles.outcomes import Window
@@ -43,7 +44,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the simulated window")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--batching", default="deferred")
+    add_json_option(parser)
     options = parser.parse_args()
+    figures = Figures("simulator speed")
+    table = figures.table(
+        f"{options.seconds:g} s of table 2, {options.batching}",
+        *("requests", "batches", "CPU s", "requests/s", "ms a million turns", "turns a request"),
+    )
     config = parse_config(
         {
             "models": [
@@ -60,7 +67,6 @@ def main() -> None:
         Path(),
     )
     window = Window(WARMUP_MS, WARMUP_MS + options.seconds * 1000)
-    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
     rates = []
     costs = []
     for _ in range(options.repeat):
@@ -72,15 +78,12 @@ def main() -> None:
         turn_s = (before_s + calibration_s()) / 2 / TURNS
         rates.append(requests / took_s)
         costs.append(took_s / requests / turn_s)
-        print(
-            f"{requests} requests, {len(run.batches)} batches in {took_s:.3f} s of CPU: {rates[-1]:,.0f} requests/s"
-            f" ({rates[-1] / LINE_RPS:.2f} of the line); a million turns take {1e3 * turn_s * TURNS:.1f} ms,"
-            f" a request {costs[-1]:.0f} turns"
-        )
-    print(
-        f"best {max(rates):,.0f} requests/s, {max(rates) / LINE_RPS:.2f} of the line of {LINE_RPS:,};"
-        f" a request costs {statistics.median(costs):.0f} turns of an empty loop in the median"
+        table.rows.append((requests, len(run.batches), took_s, rates[-1], 1e3 * turn_s * TURNS, costs[-1]))
+    figures.lines.append(Line("requests/s, the best run", max(rates), at_least=LINE_RPS))
+    figures.remarks.append(
+        f"a request costs {statistics.median(costs):.0f} turns of an empty loop in the median"
     )
+    tell(figures, options.json)
 
 
 if __name__ == "__main__":

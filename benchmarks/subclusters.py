@@ -1,6 +1,6 @@
 """Sub-clusters: the search beside the solvers on the paper's problem, and what one dispatcher for each brings.
 
-python benchmarks/subclusters.py [--dispatchers] [--seeds N]
+python benchmarks/subclusters.py [--dispatchers] [--seeds N] [--json FILE]
 
 Rates are drawn from an exponential distribution (Symphony appendix A.2), memory evenly from the range of the
 papers' models. Deviations and imbalances are in percent of the average.
@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 
 import pulp
+from figures import Figures, add_json_option, tell
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
@@ -51,14 +52,18 @@ def with_cbc(posed: Problem) -> Partition | None:
         pulp.HiGHS.available = available
 
 
-def partitions(seeds: int) -> None:
+def partitions(figures: Figures, seeds: int) -> None:
     """One line for each size and method: median over the seeds."""
     methods: tuple[tuple[str, Callable[[Problem], Partition | None]], ...] = (
         ("search", search_partition),
         ("highs", solve_partition),
         ("cbc", with_cbc),
     )
-    print("models  sub-clusters  method  objective %  load imb. %  memory imb. %   gap %  seconds  CPU s")
+    table = figures.table(
+        "partitions, medians of the seeds",
+        *("models", "sub-clusters", "method", "objective %", "load imb. %", "memory imb. %", "gap %"),
+        *("seconds", "CPU s"),
+    )
     for models, subclusters in SIZES:
         for name, method in methods:
             found: list[Partition] = []
@@ -72,16 +77,20 @@ def partitions(seeds: int) -> None:
                 if one is not None:
                     found.append(one)
             if not found:
-                print(f"{models:6d}  {subclusters:12d}  {name:6s}  no solution in time")
+                table.rows.append((models, subclusters, name, *(None,) * 6))
                 continue
-            print(
-                f"{models:6d}  {subclusters:12d}  {name:6s}"
-                f"  {statistics.median(one.objective_percent for one in found):11.3f}"
-                f"  {statistics.median(one.load_imbalance_percent for one in found):11.3f}"
-                f"  {statistics.median(one.memory_imbalance_percent for one in found):13.3f}"
-                f"  {statistics.median(one.gap_percent for one in found):6.3f}"
-                f"  {statistics.median(took_s):7.2f}  {statistics.median(cpu_s):5.2f}",
-                flush=True,
+            table.rows.append(
+                (
+                    models,
+                    subclusters,
+                    name,
+                    statistics.median(one.objective_percent for one in found),
+                    statistics.median(one.load_imbalance_percent for one in found),
+                    statistics.median(one.memory_imbalance_percent for one in found),
+                    statistics.median(one.gap_percent for one in found),
+                    statistics.median(took_s),
+                    statistics.median(cpu_s),
+                )
             )
 
 
@@ -90,7 +99,9 @@ def _cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def dispatchers(subclusters: int, models: int = 500, gpus: int = 4096, batches: int = 40_000) -> None:
+def dispatchers(
+    subclusters: int, models: int = 500, gpus: int = 4096, batches: int = 40_000
+) -> tuple[int | float, ...]:
     """CPU time per batch, one discipline for all sub-clusters beside one for each."""
     exec_ms = tuple(0.02 * b + 4 for b in range(1, 513))
     groups = [[ModelId(f"m{i}") for i in range(j, models, subclusters)] for j in range(subclusters)]
@@ -107,10 +118,7 @@ def dispatchers(subclusters: int, models: int = 500, gpus: int = 4096, batches: 
             discipline.add_slice(BatchSlice(SliceId(f"n/gpu{i}/0"), i, hosted[i % subclusters]), 0.0)
         cost_us[name] = _play(discipline, models, batches)
     ratio = cost_us["each"] / cost_us["one"]
-    print(
-        f"{subclusters:3d} sub-clusters, {models} models, {gpus} GPUs: {cost_us['one']:.1f} us a batch with one"
-        f" discipline, {cost_us['each']:.1f} with one for each ({ratio:.2f})"
-    )
+    return subclusters, models, gpus, cost_us["one"], cost_us["each"], ratio
 
 
 def _play(discipline: Discipline, models: int, batches: int) -> float:
@@ -135,12 +143,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dispatchers", action="store_true", help="only the dispatchers")
     parser.add_argument("--seeds", type=int, default=3)
+    add_json_option(parser)
     arguments = parser.parse_args()
+    figures = Figures("sub-clusters")
     warnings.simplefilter("ignore", DeprecationWarning)  # PuLP's, of its own next version
     if not arguments.dispatchers:
-        partitions(arguments.seeds)
+        partitions(figures, arguments.seeds)
+    table = figures.table(
+        "CPU us a batch with one discipline, and with one for each sub-cluster",
+        *("sub-clusters", "models", "GPUs", "one", "one for each", "ratio"),
+    )
     for subclusters in (1, 4, 20):
-        dispatchers(subclusters)
+        table.rows.append(dispatchers(subclusters))
+    tell(figures, arguments.json)
 
 
 if __name__ == "__main__":

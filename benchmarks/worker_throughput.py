@@ -1,6 +1,6 @@
 """What the worker's way of running a model leaves of a bare PyTorch loop; CUDA graphs beside eager.
 
-    python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32
+    python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32 [--turns 100] [--json FILE]
 
 The bare loop copies a pinned batch in, infers, copies out and waits. The worker gets the same requests one by one,
 as arrays of their own, puts them together while the batch before runs, and gives numpy arrays back. Design section 12
@@ -14,6 +14,7 @@ import threading
 
 import numpy as np
 import torch
+from figures import Figures, Line, add_json_option, tell
 
 from fabric.clock import MonotonicClock
 from fabric.link import NamedTensor
@@ -83,19 +84,24 @@ def main() -> None:
     arguments.add_argument("--dtype", default="float32")
     arguments.add_argument("--batches", default="1,8,32")
     arguments.add_argument("--turns", type=int, default=100)
+    add_json_option(arguments)
     asked = arguments.parse_args()
+    figures = Figures("worker throughput")
     device = device_named(asked.device, torch.get_num_threads())
     graphs = LoaderSpec(zoo=asked.zoo, arch=asked.arch, dtype=asked.dtype)
     eager = LoaderSpec(zoo=asked.zoo, arch=asked.arch, dtype=asked.dtype, cuda_graphs=False)
-    print(f"{asked.arch} {asked.dtype} on {asked.device}: requests/s, and the part of the bare loop's")
-    print("batch      bare     eager             graphs")
+    table = figures.table(
+        f"{asked.arch} {asked.dtype} on {asked.device}: requests/s, and the part of the bare loop's",
+        *("batch", "bare", "eager", "of bare", "graphs", "of bare", "how"),
+    )
     for batch_size in (int(word) for word in asked.batches.split(",")):
         bare = bare_rps(eager, device, batch_size, asked.turns)
         plain, _ = worker_rps(eager, device, batch_size, asked.turns)
         captured, how = worker_rps(graphs, device, batch_size, asked.turns)
-        print(
-            f"{batch_size:5} {bare:9.1f} {plain:9.1f} {plain / bare:5.2f}   {captured:9.1f} {captured / bare:5.2f}   {how}"
-        )
+        table.rows.append((batch_size, bare, plain, plain / bare, captured, captured / bare, how))
+        what = f"the worker's part of a bare loop, batches of {batch_size}"
+        figures.lines.append(Line(what, max(plain, captured) / bare, at_least=0.95))
+    tell(figures, asked.json)
 
 
 if __name__ == "__main__":
