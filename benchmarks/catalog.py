@@ -47,28 +47,42 @@ QUICK: tuple[Quick, ...] = (
 
 LONG: tuple[Long, ...] = (
     Long(
-        "python benchmarks/disciplines.py run RESULTS.json && python benchmarks/disciplines.py table RESULTS.json",
-        "Goodput of `tenuto` beside deferred and eager batching: docs/disciplines.md.",
+        "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
+        "42 workloads, three seeds: `tenuto` has 1.007 of the best of four rivals' goodput on average, deferred 0.89,"
+        " eager 0.96 ([docs/disciplines.md](disciplines.md))",
     ),
     Long(
-        "python benchmarks/placements.py run RESULTS.json --seconds 8 && python benchmarks/placements.py table RESULTS.json",
-        "Every placement policy on the thesis' settings: docs/placement.md.",
+        "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
+        "24 settings of the thesis, two disciplines, each policy: [docs/placement.md](placement.md)",
     ),
     Long(
         "python benchmarks/gpulet_schedulability.py",
-        "gpulet's grid of 19,682 scenarios: docs/gpulet.md.",
+        "19,682 scenarios; of a sample of 300 on 4 GPUs `gpulet` serves 189, exhaustive search 205, whole GPUs 53"
+        " ([docs/gpulet.md](gpulet.md))",
     ),
-    Long("python benchmarks/subclusters.py", "Search beside HiGHS and CBC: docs/subclusters.md."),
+    Long(
+        "python benchmarks/subclusters.py",
+        "800 models in 20 sub-clusters: imbalance 0.056 % by search, 17.4 % by HiGHS, 7.07 % by CBC"
+        " ([docs/subclusters.md](subclusters.md))",
+    ),
     Long(
         "python benchmarks/scheduling_quality.py --batching tenuto --all",
-        "Table 2 of the Symphony paper, flat top and load-proportional use, every discipline.",
+        "every discipline on Symphony's table 2, three seeds",
     ),
     Long(
         "python benchmarks/live_against_simulated.py --repeat 5 --seconds 30",
-        "The same as above with longer windows and five seeds.",
+        "as above, longer windows and five seeds",
+    ),
+    Long(
+        "python -m benchmarks.peers install; python -m benchmarks.peers",
+        "mosec, LitServe, MLServer, Ray Serve, BentoML and Triton, each in its own environment",
+    ),
+    Long(
+        "python benchmarks/links --gbit 1 8 --delay-ms 0 0.5 1 3",
+        "network namespaces, as root; what early payload would gain on slow links",
     ),
     Long(
         "python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32",
-        "Needs a CUDA device: docs/worker.md.",
+        "on a CUDA device: [docs/worker.md](worker.md)",
     ),
 )

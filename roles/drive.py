@@ -130,7 +130,7 @@ class Driver(Generic[EventT, ActionT]):
         self._clock = clock
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
-        self._fed_at_ms = 0.0
+        self._fed_at_ms = clock.now_ms()
         self._wanted_at_ms: float | None = None
         self._due_at_ms = 0.0
         for source in self._sources:
@@ -175,6 +175,7 @@ class Driver(Generic[EventT, ActionT]):
     def _tick_if_due(self) -> None:
         wake_at_ms = self._core.wake_at_ms
         if wake_at_ms is None:
+            self._wanted_at_ms = None
             return
         if wake_at_ms != self._wanted_at_ms:
             self._wanted_at_ms = wake_at_ms
@@ -182,6 +183,7 @@ class Driver(Generic[EventT, ActionT]):
             self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
         now_ms = self._clock.now_ms()
         if now_ms >= wake_at_ms:
+            self._wanted_at_ms = None
             self.stats.note_lateness(now_ms - self._due_at_ms)
             self._feed(Tick())
 
