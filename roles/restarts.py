@@ -11,7 +11,8 @@ class RestartRule:
     """Exponential back-off with an end.
 
     Quick enough that one crash costs a tenth of a second, slow enough that a process that dies at once does
-    not eat a core; five failures in a minute are no accident any more.
+    not eat a core; five failures in a minute are no accident any more. Time in which a process was only getting ready
+    is no part of that minute: who hangs at its start for two would be started for ever.
     """
 
     first_ms: float = 100.0
@@ -23,24 +24,28 @@ class RestartRule:
 class Restarts:
     """The failures of one process, over all its starts."""
 
-    __slots__ = ("_failed_at_ms", "_in_a_row", "_rule")
+    __slots__ = ("_failed_at_ms", "_in_a_row", "_rule", "_wasted_ms")
 
     def __init__(self, rule: RestartRule) -> None:
         self._rule = rule
         self._failed_at_ms: deque[float] = deque(maxlen=rule.failures_max)
         self._in_a_row = 0
+        self._wasted_ms = 0.0
 
-    def note_failure(self, now_ms: float) -> float | None:
+    def note_failure(self, now_ms: float, wasted_ms: float = 0.0) -> float | None:
         """The moment of the next start; None: give up.
 
-        A quiet window forgives: the back-off begins at its shortest again.
+        A quiet window forgives: the back-off begins at its shortest again. `wasted_ms`: for how long it ran without
+        ever being ready.
         """
-        if self._failed_at_ms and now_ms - self._failed_at_ms[-1] > self._rule.window_ms:
+        self._wasted_ms += wasted_ms
+        at_ms = now_ms - self._wasted_ms
+        if self._failed_at_ms and at_ms - self._failed_at_ms[-1] > self._rule.window_ms:
             self._in_a_row = 0
-        self._failed_at_ms.append(now_ms)
+        self._failed_at_ms.append(at_ms)
         self._in_a_row += 1
         is_full = len(self._failed_at_ms) == self._rule.failures_max
-        if is_full and now_ms - self._failed_at_ms[0] <= self._rule.window_ms:
+        if is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
             return None
         # The exponent is bounded before it is raised: a float overflows at 2 ** 1024.
         doubled_ms = self._rule.first_ms * 2.0 ** min(self._in_a_row - 1, 30)

@@ -34,6 +34,8 @@ class Worker:
     is_mps: bool = False
     is_uprooted: bool = False
     """It was ended for want of its MPS daemon, which is no failure of its own."""
+    unready_since_ms: float | None = None
+    """The start of a process that has never had everything loaded; None: it has."""
 
     @property
     def gpu(self) -> int | None:
@@ -152,6 +154,7 @@ class Workers:
     def settle(self, worker: Worker, now_ms: float) -> None:
         """Has it loaded everything that it should host? Then it has time for ever."""
         if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
+            worker.unready_since_ms = None
             self._step(worker, Step.SETTLED, now_ms)
 
     def tell_what_to_host(self, worker: Worker) -> None:
@@ -166,6 +169,7 @@ class Workers:
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = False
+        worker.unready_since_ms = now_ms
         gpu = worker.gpu
         worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
         self._step(worker, Step.START, now_ms)
@@ -232,12 +236,10 @@ class Workers:
         reason = _reason(worker.end_reason or _ending(code), last_words)
         for slice_id in worker.slices:
             self._reports.report(slice_id, "lost", reason)
-        worker.limit_at_ms = worker.restarts.note_failure(now_ms)
+        wasted_ms = 0.0 if worker.unready_since_ms is None else now_ms - worker.unready_since_ms
+        worker.limit_at_ms = worker.restarts.note_failure(now_ms, wasted_ms)
         if worker.limit_at_ms is None:
-            rule = self._limits.restart
-            words = (
-                f"given up after {rule.failures_max} failures within {rule.window_ms / 1e3:.0f} s: {reason}"
-            )
+            words = f"given up after {self._limits.restart.failures_max} failures in a row: {reason}"
             for spec in worker.slices.values():
                 self._reports.give_up(spec, words)
             self._all.remove(worker)
@@ -265,6 +267,7 @@ class Workers:
         is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
         if is_slow and worker.slices:  # told at once, whenever its end comes
             worker.end_reason = self._slowness(former, worker.slices)
+            self._actions.append(Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}"))
             for slice_id in worker.slices:
                 self._reports.report(slice_id, "lost", worker.end_reason)
 

@@ -16,7 +16,7 @@ from fabric.ids import PeerId
 from fabric.messages import NodeHello, Ping, Pong, SliceChanged, SliceSpec, SliceStatus, Telemetry, Want
 from fabric.sockets import RouterLink
 from roles.process import RunFile, child_environment, write_run_file
-from tests.integration.proc import processes_naming, until
+from tests.integration.proc import PATIENCE_MS, processes_naming, until
 
 AGENT_SCRIPT = Path(__file__).with_name("stand_in_agent.py")
 
@@ -95,10 +95,10 @@ class Stage:
         self.listen()
         return [change.status.state for change in self.changes if change.status.slice_id == slice_id]
 
-    def until_state(self, slice_id: str, state: str, limit_ms: float = 10_000.0) -> float:
+    def until_state(self, slice_id: str, state: str, limit_ms: float = PATIENCE_MS) -> float:
         return until(lambda: state in self.states(slice_id)[-1:], limit_ms, f"{slice_id} {state}")
 
-    def until_was(self, slice_id: str, state: str, limit_ms: float = 10_000.0) -> str:
+    def until_was(self, slice_id: str, state: str, limit_ms: float = PATIENCE_MS) -> str:
         """Wait for a state that the next one may follow before this test is on the processor again; its reason."""
         until(lambda: state in self.states(slice_id), limit_ms, f"{slice_id} {state}")
         statuses = [change.status for change in self.changes if change.status.slice_id == slice_id]

@@ -23,7 +23,7 @@ from roles.node_agent.mps import MARK, PIPE, LegacyControl, MpsError, MpsPlace, 
 from roles.process import read_run_file
 from tests.gpu_stand_ins import MPS_CONTROL, a100, gpu_environment, write_gpus
 from tests.integration.agent_stage import Stage
-from tests.integration.proc import until, zombies_of
+from tests.integration.proc import PATIENCE_MS, until, zombies_of
 
 NODE = {"gpus": 2, "device": "cuda", "type": "a100"}
 QUICK = {"daemon_check_ms": 200.0, "daemon_misses_max": 1, "restart": {"first_ms": 50.0, "longest_ms": 200.0}}
@@ -106,7 +106,7 @@ class MpsStage(Stage):
             return ""
         return f"slices {told}, servers with their clients {listed}, workers {workers}, processes of MPS {self.ours()}"
 
-    def until_settled(self, limit_ms: float = 60_000.0) -> None:
+    def until_settled(self, limit_ms: float = PATIENCE_MS) -> None:
         found: list[str] = []
 
         def is_settled() -> bool:
@@ -118,7 +118,7 @@ class MpsStage(Stage):
         except AssertionError:
             pytest.fail(f"not settled within {limit_ms:g} ms: {found[0]}")
 
-    def until_sharing(self, gpu: int, mode: str, limit_ms: float = 20_000.0) -> str:
+    def until_sharing(self, gpu: int, mode: str, limit_ms: float = PATIENCE_MS) -> str:
         """The reason that comes with it."""
         found: list[GpuSharing] = []
 
@@ -147,7 +147,7 @@ class MpsStage(Stage):
         ) in self.guards():  # theirs is a longer patience than a test's, where workers outlive their agent
             with contextlib.suppress(ProcessLookupError):
                 os.kill(guard, signal.SIGTERM)
-        until(lambda: not self.guards() + self.ours(0) + self.ours(1), 20_000.0, "the end of all daemons")
+        until(lambda: not self.guards() + self.ours(0) + self.ours(1), what="the end of all daemons")
 
 
 def processes_of_guard(place: MpsPlace) -> list[int]:
@@ -194,7 +194,7 @@ def make(tmp_path: Path) -> Iterator[StageMaker]:
 def serving(stage: MpsStage, *specs: SliceSpec) -> MpsStage:
     stage.want(*specs)
     for one in specs:
-        stage.until_state(one.slice_id, "ready", 30_000.0)
+        stage.until_state(one.slice_id, "ready")
     return stage
 
 
@@ -274,7 +274,7 @@ def test_whatever_of_mps_is_killed_hard_no_worker_runs_without_its_share(
     os.kill(pid, signal.SIGKILL)
     # Not by its words: one that comes while this scheduler is thought silent is lost, and what a hello makes up
     # for is the newest state only.
-    until(lambda: not former & set(stage.heard_clients()), 30_000.0, "the end of its clients")
+    until(lambda: not former & set(stage.heard_clients()), what="the end of its clients")
     stage.until_settled()
     assert sorted(stage.clients().values()) == [("30", ""), ("50", "")]
     assert list(stage.clients(1)) == [other], "a fault stays on its GPU"
@@ -286,10 +286,10 @@ def test_a_daemon_that_hangs_is_replaced(make: StageMaker) -> None:
     stage = serving(make(), spec("x"))
     hung = stage.daemon()
     stage.misbehave("hang")
-    reason = stage.until_was("x", "lost", 30_000.0)
+    reason = stage.until_was("x", "lost")
     assert reason.startswith("its MPS daemon is sick: no answer to 'get_server_list' within 5 s")
     stage.misbehave("")
-    stage.until_state("x", "ready", 30_000.0)
+    stage.until_state("x", "ready")
     assert hung not in stage.ours()
     until(stage.has_right_shares, what="shares")
 
@@ -308,7 +308,7 @@ def test_an_agent_that_starts_again_at_once_has_new_daemons_and_the_right_shares
     stage.changes.clear()
     stage.start_agent()
     for name in "xy":
-        stage.until_state(name, "ready", 30_000.0)
+        stage.until_state(name, "ready")
     assert not set(former) & set(stage.ours(0) + stage.ours(1))
     assert stage.has_right_shares(0)
     assert stage.has_right_shares(1)
@@ -327,7 +327,7 @@ def test_an_agent_and_its_guards_killed_together_leave_servers_that_the_next_age
     until(lambda: stage.ours() == [server], what="the end of the daemon")
     stage.changes.clear()
     stage.start_agent()
-    stage.until_state("x", "ready", 30_000.0)
+    stage.until_state("x", "ready")
     assert server not in stage.ours()
     assert stage.has_right_shares()
 
@@ -356,7 +356,7 @@ def test_an_agent_that_is_not_to_adopt_ends_workers_and_daemons_and_starts_anew(
     stage.changes.clear()
     stage.options["node"]["workers_outlive_agent"] = False
     stage.start_agent()
-    stage.until_state("x", "ready", 30_000.0)
+    stage.until_state("x", "ready")
     assert not set(former) & {*stage.workers(), *stage.ours()}
     assert stage.has_right_shares()
 
@@ -369,7 +369,7 @@ def test_orphans_without_their_daemon_are_not_adopted(make: StageMaker) -> None:
         os.kill(guard, signal.SIGKILL)
     stage.changes.clear()
     stage.start_agent()
-    stage.until_state("x", "ready", 30_000.0)
+    stage.until_state("x", "ready")
     assert not set(former) & set(stage.workers())
     assert stage.has_right_shares()
 
@@ -403,7 +403,7 @@ def test_a_daemon_that_does_not_start_is_given_up_and_the_gpu_shared_in_time(
     make: StageMaker, capfd: pytest.CaptureFixture[str], how: str, reason: str
 ) -> None:
     stage = make(a100(0), before=how)
-    assert reason in stage.until_sharing(0, "time-sharing", 60_000.0)
+    assert reason in stage.until_sharing(0, "time-sharing")
     serving(stage, spec("x", 30.0))
     assert stage.clients() == {}
     said = capfd.readouterr().err

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import select
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 from fabric.client import ask_status
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ModelSpec, SliceSpec
+from roles.identities import read_record
 from roles.process import read_run_file
 from tests.integration.agent_stage import Stage
 from tests.integration.proc import CLOCK, until, zombies_of
@@ -50,14 +54,14 @@ def test_a_wanted_slice_gets_a_process_and_becomes_ready(stage: Stage) -> None:
     assert len(stage.workers()) == 1
 
 
-def test_a_worker_killed_hard_is_reported_within_100_ms_and_replaced(stage: Stage) -> None:
+def test_a_worker_killed_hard_is_reported_without_waiting_for_a_silence_and_replaced(stage: Stage) -> None:
     stage.want(spec("x"), spec("y", gpu=1))
     stage.until_state("x", "ready")
     stage.until_state("y", "ready")
     (first, second) = stage.workers()
     os.kill(first, signal.SIGKILL)
     took_ms = until(lambda: any("lost" in stage.states(name) for name in ("x", "y")))
-    assert took_ms < 100.0
+    assert took_ms < 1_000.0  # a few ms on a host that is not busy
     lost = "x" if "lost" in stage.states("x") else "y"
     assert stage.reason(lost) == "its worker was killed by signal 9"
     stage.until_state(lost, "ready")
@@ -68,9 +72,9 @@ def test_a_worker_killed_hard_is_reported_within_100_ms_and_replaced(stage: Stag
 
 def test_a_worker_that_crashes_is_given_up_with_its_last_words(stage: Stage) -> None:
     stage.want(spec("x", "crash"), spec("y", gpu=1))
-    stage.until_state("x", "failed", limit_ms=30_000.0)
+    stage.until_state("x", "failed")
     assert stage.reason("x") == (
-        "given up after 5 failures within 60 s: its worker exited with code 1; "
+        "given up after 5 failures in a row: its worker exited with code 1; "
         "its last words: ValueError: it crashed on purpose"
     )
     assert stage.states("x").count("lost") == 5
@@ -203,7 +207,7 @@ def test_an_adopted_worker_that_is_killed_is_seen_and_replaced(make_stage: Stage
 
 
 def test_workers_that_nobody_adopts_end_when_their_time_is_over(make_stage: StageMaker) -> None:
-    stage = make_stage({**OUTLIVING, "outlive_ms": 1_500.0})
+    stage = make_stage({**OUTLIVING, "outlive_ms": 4_000.0})
     stage.want(emulated("x"))
     stage.until_state("x", "ready")
     workers = stage.workers()
@@ -211,7 +215,7 @@ def test_workers_that_nobody_adopts_end_when_their_time_is_over(make_stage: Stag
     killed_at_ms = CLOCK.now_ms()
     until(lambda: CLOCK.now_ms() > killed_at_ms + 1_000.0)
     assert stage.workers() == workers
-    until(lambda: not stage.workers(), 4_000.0, "their end")
+    until(lambda: not stage.workers(), what="their end")
 
 
 def test_a_worker_that_hosts_nothing_does_not_outlive_its_agent(make_stage: StageMaker) -> None:
@@ -251,6 +255,41 @@ def test_a_stranger_under_an_orphans_name_is_not_adopted(make_stage: StageMaker)
     assert stage.hellos[0].slices == ()
     stage.until_state("x", "ready")
     assert worker not in stage.workers()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_any_moment_leave_every_slice_served_and_no_worker_unknown(
+    make_stage: StageMaker, seed: int
+) -> None:
+    patient = {"restart": {"first_ms": 50.0, "longest_ms": 200.0, "failures_max": 1_000}}
+    stage = make_stage({**OUTLIVING, "limits": patient})
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    stage.want(emulated("x"), emulated("y"))  # in a process of its own
+    draw = random.Random(seed)
+    for _ in range(6):
+        select.select([], [], [], draw.uniform(0.0, 1.0))
+        victim = draw.choice([*stage.workers(), stage.agent.pid])
+        if victim == stage.agent.pid:
+            stage.kill_agent()
+            stage.start_agent()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+
+    def is_settled() -> bool:
+        ready = [stage.states(name)[-1:] for name in "xy"] == [["ready"], ["ready"]]
+        known = {
+            read_record(record).get("process", {}).get("pid")
+            for record in stage.run_dir.glob("workers-a/*.json")
+        }
+        return ready and known == set(stage.workers())
+
+    until(is_settled)
+    assert zombies_of(stage.agent.pid) == []
+    stage.agent.send_signal(signal.SIGTERM)
+    assert stage.agent.wait(30) == 0
+    until(lambda: not stage.workers(), what="their end")
 
 
 def test_workers_are_pinned_to_cores_of_their_own(make_stage: StageMaker) -> None:

@@ -30,6 +30,16 @@ def test_five_failures_over_more_than_a_minute_are_forgiven() -> None:
     assert restarts.failures == 5
 
 
+def test_a_process_that_takes_two_minutes_to_fail_is_not_started_for_ever() -> None:
+    restarts = Restarts(RestartRule())
+    moments = [step * 122_000.0 for step in range(1, 6)]
+    answers = [restarts.note_failure(moment, wasted_ms=120_000.0) for moment in moments]
+    assert answers[:4] == [
+        moment + pause for moment, pause in zip(moments, (100, 200, 400, 800), strict=False)
+    ]
+    assert answers[4] is None
+
+
 def test_a_quiet_minute_makes_the_next_pause_short_again() -> None:
     restarts = Restarts(RestartRule())
     for moment in (0.0, 1_000.0, 2_000.0):

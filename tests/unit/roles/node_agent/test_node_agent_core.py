@@ -225,7 +225,7 @@ def test_pauses_grow_and_the_fifth_failure_within_a_minute_is_given_up_with_a_re
     lost, failed = reports(host.exit(started.worker_id, 1, "boom"))
     assert (lost.status.state, failed.status.state) == ("lost", "failed")
     assert failed.status.reason == (
-        "given up after 5 failures within 60 s: its worker exited with code 1; its last words: boom"
+        "given up after 5 failures in a row: its worker exited with code 1; its last words: boom"
     )
     assert spawns(host.until(host.now_ms + 120_000.0)) == []
 
@@ -258,6 +258,20 @@ def test_a_worker_that_never_gets_ready_is_killed_and_reported() -> None:
     actions = host.until(120_000.0)
     assert Kill(started.worker_id) in actions
     assert {report.status.reason for report in reports(actions)} == {"not loaded within 120 s: y"}
+
+
+def test_a_loader_that_hangs_at_every_start_is_given_up() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    for attempt in range(1, 6):
+        host.greet(started.worker_id)
+        assert Kill(started.worker_id) in host.until(host.now_ms + 120_500.0)
+        told = reports(host.exit(started.worker_id, -9))
+        if attempt < 5:
+            (started,) = spawns(host.until(host.now_ms + 5_000.0))
+    assert told[-1].status.state == "failed"
+    assert told[-1].status.reason == "given up after 5 failures in a row: not loaded within 120 s: x"
+    assert spawns(host.until(host.now_ms + 600_000.0)) == []
 
 
 def test_a_ready_worker_has_no_time_limit() -> None:
