@@ -48,3 +48,24 @@ def zombies_of(pid: int) -> list[int]:
             if int(parent) == pid and state == "Z":
                 found.append(int(entry.name))
     return found
+
+
+def rss_mb(pid: int) -> float:
+    """Memory a process has resident now, in MB."""
+    return _status_mb(pid, "VmRSS")
+
+
+def peak_rss_mb(pid: int) -> float:
+    """The most it has had since its start, or since `forget_peak`."""
+    return _status_mb(pid, "VmHWM")
+
+
+def forget_peak(pid: int) -> None:
+    """Count its peak from here on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def _status_mb(pid: int, field: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{field}:")]
+    return int(line.split()[1]) / 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Self
 
@@ -26,27 +26,32 @@ from fabric.messages import (
     SeqRun,
     SliceInfo,
 )
-from fabric.sockets import PullLink, PushPool, RouterLink
+from fabric.sockets import LinkOptions, PullLink, PushPool, RouterLink
 
 SLICE = SliceId("node-0/gpu0/0")
+DEAF_SLICE = SliceId("node-0/gpu0/1")
 
 
 class StandInCluster:
     """Grants every run at once; the worker answers `2 * input + 1` under the name ``output``.
 
-    `is_worker_silent`: inputs are taken and nothing comes back. Attributes may be set from the test's thread;
-    links belong to the stand-in's own.
+    `is_worker_silent`: inputs are taken and nothing comes back. `deaf_model` is granted to a second slice, which
+    never takes anything from its socket. Attributes may be set from the test's thread; links belong to the
+    stand-in's own.
     """
 
-    def __init__(self, control: str, models: Sequence[ModelInfo]) -> None:
+    def __init__(self, control: str, models: Sequence[ModelInfo], deaf_model: ModelId | None = None) -> None:
         self.is_worker_silent = False
         self.is_scheduler_silent = False
         self.seen: Counter[str] = Counter()
         self.control_bytes = 0.0
         self._models = tuple(models)
+        self._deaf_model = deaf_model
+        self._unread = PullLink.bind(["tcp://127.0.0.1:0"], LinkOptions(queue_messages_max=1))
         self._control = RouterLink.bind([control])
         self._inputs = PullLink.bind(["tcp://127.0.0.1:0"])
         self._outputs = PushPool()
+        self._unsent: deque[tuple[PeerId, Outputs, list[NamedTensor]]] = deque()
         self._boot = new_incarnation()
         self._frontends: dict[PeerId, FrontendInfo] = {}
         self._batches = 0
@@ -76,6 +81,7 @@ class StandInCluster:
             inputs = self._inputs.receive(64)
             for received in inputs:
                 self._compute(received)
+            self._send_outputs()
             if self._is_restart_asked.is_set():
                 self._is_restart_asked.clear()
                 self._boot = new_incarnation()
@@ -83,7 +89,7 @@ class StandInCluster:
             if not heard and not inputs:
                 select.select([self._control.fileno(), self._inputs.fileno()], [], [], 0.005)
         self.control_bytes = self._control.counters["bytes_in"] + self._control.counters["bytes_out"]
-        for link in (self._control, self._inputs, self._outputs):
+        for link in (self._control, self._inputs, self._unread, self._outputs):
             link.close()
 
     def _hear_control(self, received: Received) -> None:
@@ -102,15 +108,19 @@ class StandInCluster:
                 pass
 
     def _tell(self) -> None:
-        slice_ = SliceInfo(SLICE, self._boot, NodeId("node-0"), tuple(self._inputs.addresses))
+        slices = tuple(
+            SliceInfo(slice_id, self._boot, NodeId("node-0"), tuple(link.addresses))
+            for slice_id, link in ((SLICE, self._inputs), (DEAF_SLICE, self._unread))
+        )
         frontends = tuple(self._frontends.values())
         for peer in self._frontends:
-            self._control.send(peer, Directory(1, self._models, (slice_,), frontends))
+            self._control.send(peer, Directory(1, self._models, slices, frontends))
 
     def _grant(self, peer: PeerId, model_id: ModelId, run: SeqRun) -> None:
         self._batches += 1
         batch_id, boot = BatchId(self._batches), Incarnation(self._boot)
-        grant = Grant(batch_id, SLICE, boot, model_id, 0, (run,), run.count, 0.0, 0.0, "eager")
+        slice_id = DEAF_SLICE if model_id == self._deaf_model else SLICE
+        grant = Grant(batch_id, slice_id, boot, model_id, 0, (run,), run.count, 0.0, 0.0, "eager")
         self._control.send(peer, grant)
 
     def _compute(self, received: Received) -> None:
@@ -130,4 +140,9 @@ class StandInCluster:
             0.1,
             0.1,
         )
-        self._outputs.send(PeerId(inputs.frontend_id), outputs, [NamedTensor("output", rows)])
+        self._unsent.append((PeerId(inputs.frontend_id), outputs, [NamedTensor("output", rows)]))
+
+    def _send_outputs(self) -> None:
+        """In order, as far as the frontends take them: what does not come is then not our fault."""
+        while self._unsent and self._outputs.send(*self._unsent[0]):
+            self._unsent.popleft()
