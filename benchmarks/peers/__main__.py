@@ -10,7 +10,8 @@ from pathlib import Path
 
 from benchmarks.peers.catalog import CASES, PEERS
 from benchmarks.peers.install import install, is_installed
-from benchmarks.peers.run import Effort, as_json, compare, our_contenders, peer_contender
+from benchmarks.peers.measure import Effort, our_contenders, peer_contender
+from benchmarks.peers.run import as_json, compare, read_tuned
 
 DIRECTORY = Path.home() / ".cache" / "tenuto-peers"
 
@@ -25,7 +26,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=float, default=1.5, help="s, before each window")
     parser.add_argument("--window", type=float, default=8.0, help="s of each load that count")
     parser.add_argument("--precision", type=float, default=0.02, help="of a rate, as a part of it")
-    parser.add_argument("--repeat", type=int, default=5, help="seeds; the first one chooses the setting")
+    parser.add_argument("--repeat", type=int, default=3, help="seeds; the first one chooses the setting")
+    parser.add_argument("--tuned", type=Path, help="an earlier --json: take its settings, do not search them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="?", choices=["install", "measure"], default="measure")
     options = parser.parse_args()
@@ -34,9 +36,8 @@ def main() -> None:
     if options.command == "install":
         install(peers, options.directory)
         return
-    load_average = os.getloadavg()[0]
     effort = Effort(options.warmup, options.window, options.precision, tuple(range(1, options.repeat + 1)))
-    print(f"load average {load_average:.2f} on {os.cpu_count()} cores; {effort.window_s:g} s windows")
+    print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; {effort.window_s:g} s windows")
     contenders = [] if options.without_ours else our_contenders()
     for peer in peers:
         if is_installed(peer, options.directory):
@@ -45,10 +46,11 @@ def main() -> None:
             print(f"{peer.name}: skipped, not installed (python -m benchmarks.peers install {peer.name})")
     cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
     measured = []
-    for one in compare(contenders, cases, effort):
+    tuned = read_tuned(options.tuned) if options.tuned else {}
+    for one in compare(contenders, cases, effort, tuned):
         measured.append(one)
         if options.json:
-            options.json.write_text(as_json(measured, load_average, effort) + "\n", encoding="utf-8")
+            options.json.write_text(as_json(measured, effort) + "\n", encoding="utf-8")
 
 
 def _cases() -> str:

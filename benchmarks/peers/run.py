@@ -4,185 +4,96 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from functools import partial
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case, Peer
-from benchmarks.peers.install import python_of
-from benchmarks.peers.search import best_setting, highest_good_rps
-from benchmarks.peers.sender import Load, Sender, Target, Verdict
-from benchmarks.peers.serving import our_cluster, peer_servers
-from fabric.errors import FabricError
-from roles.outcomes import Window
+from benchmarks.peers.catalog import Case
+from benchmarks.peers.measure import Contender, Effort, Measured, Measurement
+from benchmarks.peers.sender import Sender
 
-OURS = ("tenuto", "eager")
-"""Our batching disciplines that run; ratios are of the first."""
-
-TRIES = 3
-"""Of a load that was bad while the sender itself was late: whatever disturbed it may have disturbed both."""
+Tuned = Mapping[tuple[str, str], str]
+"""By contender and case the setting that an earlier run found best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much to measure: windows and warm-up in s, the precision of a rate as a part of it, seeds."""
-
-    warmup_s: float
-    window_s: float
-    precision: float
-    seeds: tuple[int, ...]
-
-    @property
-    def window(self) -> Window:
-        """What counts of each load."""
-        return Window(self.warmup_s * 1e3, (self.warmup_s + self.window_s) * 1e3)
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One row: who, and how it may be started in a case, by the setting's words."""
-
-    name: str
-    version: str
-    settings: Callable[[Case], Sequence[tuple[str, Callable[[], AbstractContextManager[Target]]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A contender's goodput in a case: of each seed, with the setting that was best, and the loads at those rates."""
-
-    contender: str
-    version: str
-    case: Case
-    setting: str
-    per_seed_rps: tuple[float, ...]
-    at_goodput: tuple[Verdict, ...]
-    doubtful_rps: tuple[float, ...]
-    tried: tuple[tuple[str, float], ...]
-
-    @property
-    def goodput_rps(self) -> float:
-        """The median of the seeds'."""
-        return statistics.median(self.per_seed_rps)
-
-
-def our_contenders() -> list[Contender]:
-    """Tenuto by its SDK, with each discipline."""
-    return [_our_contender(batching) for batching in OURS]
-
-
-def _our_contender(batching: str) -> Contender:
-    return Contender(
-        f"ours ({batching})",
-        version("tenuto"),
-        lambda case: [("as it comes", partial(our_cluster, batching, case))],
-    )
-
-
-def peer_contender(peer: Peer, directory: Path) -> Contender:
-    """A peer that is installed under `directory`."""
-    python = python_of(peer, directory)
-    return Contender(
-        peer.name,
-        peer.version,
-        lambda case: [
-            (str(setting), partial(peer_servers, peer, python, setting, case))
-            for setting in peer.settings(case)
-        ],
-    )
-
-
-def measure(contender: Contender, case: Case, effort: Effort, sender: Sender) -> Measured:
-    """Search its best setting with the first seed, then that setting's goodput with the others."""
-    starts = dict(contender.settings(case))
-    verdicts: dict[float, Verdict] = {}
-    doubtful: list[float] = []
-    tried: dict[str, float] = {}
-    found: list[Verdict] = []
-
-    def goodput(setting: str, seed: int, beat_rps: float) -> float:
-        verdicts.clear()
-        with starts[setting]() as target:
-
-            def is_good(rate_rps: float) -> bool:
-                load = Load(
-                    target, case.model_names, rate_rps, case.slo_ms, seed, effort.window, PAYLOAD_FLOATS
-                )
-                for _ in range(TRIES):
-                    verdict = verdicts[rate_rps] = sender.send(load)
-                    if verdict.is_valid:
-                        return verdict.is_good
-                doubtful.append(rate_rps)
-                return False
-
-            return highest_good_rps(is_good, case.bound_rps, effort.precision, beat_rps)
-
-    def first(setting: str, beat_rps: float) -> float:
-        try:
-            rate_rps = tried[setting] = goodput(setting, effort.seeds[0], beat_rps)
-        except FabricError as error:
-            print(f"  {contender.name}, {setting}: {error}", flush=True)
-            rate_rps = tried[setting] = 0.0
-        if rate_rps:
-            found[:] = [verdicts[rate_rps]]
-        return rate_rps
-
-    best = best_setting(starts, first)
-    per_seed_rps = [best.rate_rps]
-    for seed in effort.seeds[1:]:
-        per_seed_rps.append(goodput(best.setting, seed, 0.0))
-        if per_seed_rps[-1]:
-            found.append(verdicts[per_seed_rps[-1]])
-    return Measured(
-        contender.name,
-        contender.version,
-        case,
-        best.setting,
-        tuple(per_seed_rps),
-        tuple(found),
-        tuple(doubtful),
-        tuple(tried.items()),
-    )
-
-
-def compare(contenders: Sequence[Contender], cases: Sequence[Case], effort: Effort) -> Iterator[Measured]:
+def compare(
+    contenders: Sequence[Contender], cases: Sequence[Case], effort: Effort, tuned: Tuned
+) -> Iterator[Measured]:
     """All of them in every case, one at a time; prints each as it is known."""
     with Sender() as sender:
         for case in cases:
-            print(f"\n{case.name} (a device's bound {case.bound_rps / case.devices:.0f} r/s)", flush=True)
-            ours_rps: float | None = None
+            print(f"\n{case.name} (all devices busy with full batches: {case.bound_rps:.0f} r/s)", flush=True)
+            done: list[Measured] = []
             for contender in contenders:
-                measured = measure(contender, case, effort, sender)
-                if ours_rps is None and contender.name.startswith("ours"):
-                    ours_rps = measured.goodput_rps
-                print(_line(measured, ours_rps), flush=True)
+                measurement = Measurement(contender, case, effort, sender)
+                measured = measurement.run(tuned.get((contender.name, case.name)))
+                done.append(measured)
+                for line in _lines(measured, done[0]):
+                    print(line, flush=True)
                 yield measured
+            if conclusion := _conclusion(done):
+                print(conclusion, flush=True)
 
 
-def _line(measured: Measured, ours_rps: float | None) -> str:
-    goodput_rps = measured.goodput_rps
+def _lines(measured: Measured, first: Measured) -> Iterator[str]:
+    """The row, and where the time went, if the contender tells."""
+    ratio = ""
+    if is_ours(first) and first.goodput_rps and measured.goodput_rps:
+        ratio = f"ours / it {first.goodput_rps / measured.goodput_rps:5.2f}"
     spread = f"({min(measured.per_seed_rps):.0f} to {max(measured.per_seed_rps):.0f})"
-    ratio = f"ours / it {ours_rps / goodput_rps:5.2f}" if ours_rps and goodput_rps else " " * 15
     late_ms = max((verdict.late_p99_ms for verdict in measured.at_goodput), default=0.0)
-    doubt = f", sender late at {len(measured.doubtful_rps)} rates" if measured.doubtful_rps else ""
-    return (
-        f"  {measured.contender:14} {measured.version:8} {goodput_rps:6.0f} r/s {spread:16} {ratio}"
-        f"  sender late p99 {late_ms:.2f} ms{doubt}  [{measured.setting}]"
+    doubt = f", too late at {len(measured.doubtful_rps)} rates" if measured.doubtful_rps else ""
+    yield (
+        f"  {measured.contender:14} {measured.version:7} {measured.goodput_rps:5.0f} r/s {spread:14} {ratio:15}"
+        f"  load {measured.load_average:.1f}, sender late p99 {late_ms:.2f} ms{doubt}  [{measured.setting}]"
     )
+    for verdict in measured.at_goodput[:1]:
+        if verdict.stages_ms:
+            stages = ", ".join(
+                f"{stage.removesuffix('_ms')} {spent_ms:.2f}" for stage, spent_ms in verdict.stages_ms.items()
+            )
+            yield (
+                f"      at {verdict.rate_rps:.0f} r/s p50 {verdict.p50_ms or 0:.1f}, p99 {verdict.p99_ms or 0:.1f} ms, "
+                f"batches of {verdict.batch_mean or 0:.1f}; mean ms: {stages}"
+            )
 
 
-def as_json(measured: Sequence[Measured], load_average: float, effort: Effort) -> str:
-    """Everything, for the record."""
+def _conclusion(done: Sequence[Measured]) -> str:
+    peers = [measured for measured in done if not is_ours(measured)]
+    if not peers or not is_ours(done[0]):
+        return ""
+    best = max(peers, key=lambda measured: measured.goodput_rps)
+    if not best.goodput_rps:
+        return "  no peer carried anything"
+    ratio = done[0].goodput_rps / best.goodput_rps
+    return f"  best peer: {best.contender}, {best.goodput_rps:.0f} r/s; ours / best {ratio:.2f}"
+
+
+def is_ours(measured: Measured) -> bool:
+    """Whether it is a row of Tenuto."""
+    return measured.contender.startswith("ours")
+
+
+def as_json(measured: Sequence[Measured], effort: Effort) -> str:
+    """Everything, for the record, and for `read_tuned`."""
     return json.dumps(
         {
-            "load_average": load_average,
             "cores": os.cpu_count(),
             "effort": asdict(effort),
-            "results": [{**asdict(one), "goodput_rps": one.goodput_rps} for one in measured],
+            "results": [
+                {**asdict(one), "case_name": one.case.name, "goodput_rps": one.goodput_rps}
+                for one in measured
+            ],
         },
         indent=1,
     )
+
+
+def read_tuned(file: Path) -> Tuned:
+    """The settings that an earlier run's JSON found best; those that carried nothing are searched again."""
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    return {
+        (result["contender"], result["case_name"]): result["setting"]
+        for result in results
+        if result["goodput_rps"]
+    }

@@ -17,11 +17,36 @@ def highest_good_rps(
     With `beat_rps` a rate higher by `precision` is tried first, and where that is bad the answer is 0: most of
     many settings cost one run. A rate is asked about once. 0 too where no rate over `precision` of the bound is good.
     """
-    low_rps, high_rps = 0.0, bound_rps
+    low_rps = 0.0
     if beat_rps:
         low_rps = beat_rps * (1 + precision)
-        if low_rps >= high_rps or not is_good(low_rps):
+        if low_rps >= bound_rps or not is_good(low_rps):
             return 0.0
+    return _bisected(is_good, low_rps, bound_rps, precision, bound_rps)
+
+
+def highest_good_rps_near(
+    guess_rps: float, is_good: Callable[[float], bool], bound_rps: float, precision: float
+) -> float:
+    """The same where the answer is known roughly: steps away from the guess, each twice the last, then bisects."""
+    low_rps, high_rps = 0.0, bound_rps
+    rate_rps, step_rps = min(guess_rps, bound_rps / (1 + precision)), 2 * precision * guess_rps
+    was_good = answer = is_good(rate_rps)
+    while True:
+        low_rps, high_rps = (rate_rps, high_rps) if answer else (low_rps, rate_rps)
+        if answer != was_good:
+            break
+        rate_rps += step_rps if was_good else -step_rps
+        step_rps *= 2
+        if not low_rps < rate_rps < high_rps:
+            break
+        answer = is_good(rate_rps)
+    return _bisected(is_good, low_rps, high_rps, precision, bound_rps)
+
+
+def _bisected(
+    is_good: Callable[[float], bool], low_rps: float, high_rps: float, precision: float, bound_rps: float
+) -> float:
     while high_rps - low_rps > precision * low_rps and high_rps > precision * bound_rps:
         middle_rps = (low_rps + high_rps) / 2
         if is_good(middle_rps):

@@ -1,0 +1,169 @@
+"""Measures one contender in one case: the best of its settings, and the goodput of that one with every seed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case, Peer
+from benchmarks.peers.install import python_of
+from benchmarks.peers.search import Best, best_setting, highest_good_rps, highest_good_rps_near
+from benchmarks.peers.sender import Load, Sender, Target, Verdict
+from benchmarks.peers.serving import our_cluster, peer_servers
+from fabric.errors import FabricError
+from roles.outcomes import Window
+
+OURS = ("tenuto", "eager")
+"""Our batching disciplines that run; ratios are of the first."""
+
+TRIES = 3
+"""Of a load that was bad while the sender itself was late: whatever disturbed it may have disturbed both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to measure: windows and warm-up in s, the precision of a rate as a part of it, seeds."""
+
+    warmup_s: float
+    window_s: float
+    precision: float
+    seeds: tuple[int, ...]
+
+    @property
+    def window(self) -> Window:
+        """What counts of each load."""
+        return Window(self.warmup_s * 1e3, (self.warmup_s + self.window_s) * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One row: who, and how it may be started in a case, by the setting's words."""
+
+    name: str
+    version: str
+    settings: Callable[[Case], Sequence[tuple[str, Callable[[], AbstractContextManager[Target]]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A contender's goodput in a case, by seed, with its best setting, and the verdicts at those rates.
+
+    `doubtful_rps`: rates that count as bad though the sender itself was late each time. `tried`: what each setting
+    carried, 0 where it was no better than the best before it. `load_average`: of the host, as it began.
+    """
+
+    contender: str
+    version: str
+    case: Case
+    setting: str
+    per_seed_rps: tuple[float, ...]
+    at_goodput: tuple[Verdict, ...]
+    doubtful_rps: tuple[float, ...]
+    tried: tuple[tuple[str, float], ...]
+    load_average: float
+
+    @property
+    def goodput_rps(self) -> float:
+        """The median of the seeds'."""
+        return statistics.median(self.per_seed_rps)
+
+
+def our_contenders() -> list[Contender]:
+    """Tenuto by its SDK, with each discipline."""
+    return [_our_contender(batching) for batching in OURS]
+
+
+def _our_contender(batching: str) -> Contender:
+    return Contender(
+        f"ours ({batching})",
+        version("tenuto"),
+        lambda case: [("as it comes", partial(our_cluster, batching, case))],
+    )
+
+
+def peer_contender(peer: Peer, directory: Path) -> Contender:
+    """A peer that is installed under `directory`."""
+    python = python_of(peer, directory)
+    return Contender(
+        peer.name,
+        peer.version,
+        lambda case: [
+            (str(setting), partial(peer_servers, peer, python, setting, case))
+            for setting in peer.settings(case)
+        ],
+    )
+
+
+class Measurement:
+    """One contender in one case, as it is being measured."""
+
+    def __init__(self, contender: Contender, case: Case, effort: Effort, sender: Sender) -> None:
+        self._starts = dict(contender.settings(case))
+        self._contender, self._case, self._effort, self._sender = contender, case, effort, sender
+        self._verdicts: dict[float, Verdict] = {}
+        self._doubtful: list[float] = []
+        self._tried: dict[str, float] = {}
+
+    def run(self, tuned: str | None) -> Measured:
+        """With the first seed search the best setting, unless it is `tuned`; with the others its goodput."""
+        settings = [tuned] if tuned in self._starts else list(self._starts)
+        load_average = os.getloadavg()[0]
+        best = best_setting(settings, self._tried_rps)
+        per_seed_rps, at_goodput = [best.rate_rps], []
+        if best.rate_rps:
+            at_goodput.append(self._verdicts[best.rate_rps])
+            for seed in self._effort.seeds[1:]:
+                per_seed_rps.append(self._near_rps(best, seed))
+                if per_seed_rps[-1]:
+                    at_goodput.append(self._verdicts[per_seed_rps[-1]])
+        return Measured(
+            self._contender.name,
+            self._contender.version,
+            self._case,
+            best.setting,
+            tuple(per_seed_rps),
+            tuple(at_goodput),
+            tuple(self._doubtful),
+            tuple(self._tried.items()),
+            load_average,
+        )
+
+    def _tried_rps(self, setting: str, beat_rps: float) -> float:
+        """A setting's goodput, 0 where it is no better. One that does not serve at all is said and out."""
+        effort, bound_rps = self._effort, self._case.bound_rps
+        try:
+            with self._starts[setting]() as target:
+                is_good = self._asker(target, effort.seeds[0])
+                self._tried[setting] = highest_good_rps(is_good, bound_rps, effort.precision, beat_rps)
+        except FabricError as error:
+            print(f"  {self._contender.name}, {setting}: {error}", flush=True)
+            self._tried[setting] = 0.0
+        return self._tried[setting]
+
+    def _near_rps(self, best: Best[str], seed: int) -> float:
+        with self._starts[best.setting]() as target:
+            is_good = self._asker(target, seed)
+            return highest_good_rps_near(best.rate_rps, is_good, self._case.bound_rps, self._effort.precision)
+
+    def _asker(self, target: Target, seed: int) -> Callable[[float], bool]:
+        case = self._case
+
+        def is_good(rate_rps: float) -> bool:
+            window = self._effort.window
+            load = Load(target, case.model_names, rate_rps, case.slo_ms, seed, window, PAYLOAD_FLOATS)
+            for _ in range(TRIES):
+                verdict = self._sender.send(load)
+                if verdict.is_valid:
+                    if verdict.is_good:
+                        self._verdicts[rate_rps] = verdict
+                    return verdict.is_good
+            self._doubtful.append(rate_rps)
+            return False
+
+        return is_good
