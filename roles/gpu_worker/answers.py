@@ -54,7 +54,7 @@ def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Do
         status=status,
         ran=ran,
         missing=batch.missing(),
-        transfer_ms=batch.transfer_ms,
+        transfer_ms=batch.delay_ms,
         queue_ms=batch.queue_ms if status != "expired" else 0.0,
         exec_ms=exec_ms,
     )

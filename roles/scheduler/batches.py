@@ -197,6 +197,8 @@ class Batches:
         if message.status == "ok" and message.ran and self._learn(message, flight, now_ms):
             decisions = discipline.add_slice(self._beliefs.slice_(record, free_at_ms), now_ms)
         else:
+            if message.status == "expired" and message.transfer_ms:
+                self._learn_late(message, flight.model_id, now_ms)
             decisions = discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
         if not decisions:
             return actions or _NOTHING
@@ -256,6 +258,12 @@ class Batches:
             )
             actions.append(Send(found[0], Returned(message.batch_id, flight.model_id, part.runs, reason)))
         return actions
+
+    def _learn_late(self, message: Done, model_id: ModelId, now_ms: float) -> None:
+        """No inputs came in time: else nothing would be learned where all are sent too late, and all go on so."""
+        size = sum(run.count for part in message.missing for run in part.runs)
+        if size and model_id in self._fleet.replicas and self._beliefs.learn_late(model_id, message, size):
+            self._discipline.add_model(self._beliefs.model(model_id), now_ms)
 
     def _learn(self, message: Done, flight: Flight, now_ms: float) -> bool:
         """Take the measured times; True when l(b) of that slice has to be replaced."""

@@ -11,6 +11,8 @@ from roles.scheduler.corrections import SpeedCorrection, TransferCorrection
 from roles.scheduler.fleet import SliceRecord
 from roles.scheduler.settings import SchedulerSettings
 
+DELAY_SHARE_MAX = 0.5  # of the SLO may be reserved for one request's inputs
+
 
 class Beliefs:
     """Models and slices as values for a discipline, and what each `Done` teaches about them."""
@@ -30,9 +32,13 @@ class Beliefs:
 
     def model(self, model_id: ModelId) -> BatchModel:
         """The model, with the way of its inputs as it was measured."""
-        transfer = self._transfer[model_id]
-        delay = Delay(self._settings.delay.control_ms + transfer.fixed_ms, transfer.ms_per_item)
-        return BatchModel(model_id, self._slo_ms[model_id], delay, self._priorities.get(model_id, 0))
+        transfer, slo_ms = self._transfer[model_id], self._slo_ms[model_id]
+        # However long inputs took lately: where nothing may be sent any more, nothing better is learned.
+        most_ms = DELAY_SHARE_MAX * slo_ms
+        per_item_ms = min(transfer.ms_per_item, most_ms)
+        fixed_ms = min(transfer.fixed_ms, most_ms - per_item_ms)
+        delay = Delay(self._settings.delay.control_ms + fixed_ms, per_item_ms)
+        return BatchModel(model_id, slo_ms, delay, self._priorities.get(model_id, 0))
 
     def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None) -> bool:
         """A model is served from now on, or has another SLO or priority (None: as it is); False: no news."""
@@ -107,6 +113,10 @@ class Beliefs:
     def learn_transfer(self, model_id: ModelId, message: Done) -> bool:
         """Take what the inputs took; True when the model's delay has to be replaced."""
         return self._transfer[model_id].observe(message.transfer_ms, message.ran)
+
+    def learn_late(self, model_id: ModelId, message: Done, batch_size: int) -> bool:
+        """Take how long a batch's inputs had not come; True when the model's delay has to be replaced."""
+        return self._transfer[model_id].observe_late(message.transfer_ms, batch_size)
 
     def learn_speed(self, record: SliceRecord, model_id: ModelId, message: Done) -> bool:
         """Take what the run took; True when l(b) of that slice has to be replaced."""

@@ -12,6 +12,7 @@ HEADROOM = 0.01  # a slowdown is said with so much on top, so that its last bits
 SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
+LATE_FACTOR = 2.0
 TRANSFER_STEP = 0.2
 GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
@@ -69,6 +70,14 @@ class TransferCorrection:
         self._cov = ms_per_item  # of the line it starts on: slope = cov / var
         self._spread = 0.0
         self._samples = GUESS_SAMPLES
+
+    def observe_late(self, waited_ms: float, batch_size: int) -> bool:
+        """Note a batch whose inputs had not come after so long; True when the line has moved by enough to matter.
+
+        How much longer they would have taken nobody knows. It counts as `LATE_FACTOR` times as long, as a
+        retransmission's timer goes: less, and a line that is much too low would be climbed in small steps.
+        """
+        return self.observe(LATE_FACTOR * waited_ms, batch_size)
 
     def observe(self, transfer_ms: float, batch_size: int) -> bool:
         """Note one batch's transfer; True when the line has moved by enough to matter."""

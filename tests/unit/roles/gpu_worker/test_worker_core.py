@@ -273,7 +273,29 @@ def test_a_batch_of_which_nothing_came_is_missing_as_a_whole() -> None:
     core.handle(run_batch(), 0.0)
     (done,) = sent(Done, core.handle(Tick(), 10.0))
     assert (done.status, done.ran, done.missing) == ("expired", 0, (part((0, 2)),))
+    assert done.transfer_ms == 10.0, "for so long they had not come"
     assert core.wake_at_ms is None
+
+
+def test_a_transfer_counts_from_the_sending_of_its_batch() -> None:
+    core = serving_core()
+    core.handle(run_batch(late_ms=2.0), 100.0)
+    core.handle(inputs(0, 1), 103.0)
+    (done,) = sent(Done, core.handle(ran(), 110.0))
+    assert done.transfer_ms == 5.0
+
+
+def test_the_scheduler_hears_for_how_long_a_missing_part_was_waited_for() -> None:
+    core = serving_core()
+    core.handle(run_batch(part((0, 2)), part((7, 3), frontend_id=OTHER_FRONTEND)), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    core.handle(Tick(), 10.0)
+    actions = core.handle(ran(), 17.0)
+    (done,) = sent(Done, actions)
+    assert done.transfer_ms == 10.0
+    (outputs,) = [push.message for push in actions_of(Push, actions)]
+    assert isinstance(outputs, Outputs)
+    assert outputs.transfer_ms == 1.0, "those that ran did not wait for it on the way"
 
 
 def test_a_batch_of_which_all_is_dead_is_done_at_once() -> None:

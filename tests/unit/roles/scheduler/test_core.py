@@ -185,6 +185,26 @@ def test_missing_inputs_go_back_to_their_frontend() -> None:
     assert returned.runs == (SeqRun(6, 2),)
 
 
+def test_a_scheduler_whose_batches_come_back_without_inputs_sends_them_earlier() -> None:
+    core = serving_core()
+    at_ms = 100.0
+    sent_after_ms = []
+    for seq in range(8):
+        hear(core, FRONTEND, Arrivals(MODEL, seq, 1, budget_ms=20.0), at_ms)
+        wake_at_ms = core.wake_at_ms
+        assert wake_at_ms is not None
+        (batch,) = of_type(core.handle(Tick(), wake_at_ms), RunBatch)
+        sent_after_ms.append(wake_at_ms - at_ms)
+        waited_ms = batch.latest_in_ms
+        done = Done(batch.batch_id, slice_id(), MODEL, "expired", 0, batch.parts, waited_ms, 0.0, 0.0)
+        assert of_type(hear(core, WORKER, done, wake_at_ms + waited_ms), Returned)
+        at_ms += 100.0
+    assert sent_after_ms[0] == pytest.approx(13.0, abs=0.01)
+    assert sent_after_ms == sorted(sent_after_ms, reverse=True)
+    # Half of the SLO is the most that is kept for a lone request's inputs: later ones must be able to show better.
+    assert sent_after_ms[-1] == pytest.approx(20.0 - 10.0 - 7.0, abs=0.5)
+
+
 def test_a_slice_holds_two_batches_and_a_done_makes_room_for_the_third() -> None:
     core = serving_core()
     first = dispatched(core, 100.0)  # runs until 113 by its profile

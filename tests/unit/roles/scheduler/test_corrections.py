@@ -78,6 +78,15 @@ def test_scattered_transfers_are_covered_nearly_always() -> None:
     assert late < 0.1 * 2_000
 
 
+def test_inputs_that_never_come_in_time_are_soon_sent_for_earlier() -> None:
+    transfer = TransferCorrection(0.0, 5.0)
+    tries = 0
+    while (believed_ms := transfer.fixed_ms + transfer.ms_per_item * 8) < 25.0:
+        transfer.observe_late(believed_ms + 0.5, 8)  # as long as a batch could wait for them
+        tries += 1
+    assert tries <= 20
+
+
 def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
     guard = LatenessGuard()
     assert not guard.observe(0.0)
