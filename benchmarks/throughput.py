@@ -115,7 +115,17 @@ def main() -> None:
     figures = Figures("throughput")
     table = figures.table(
         f"requests/s, no payload, SLO 50 ms, {options.batching}; CPU in microseconds a request",
-        *("offered", "p50 ms", "p99 ms", "bad %", "batch", "sender late p99 ms", *KINDS, "verdict"),
+        *(
+            "offered",
+            "p50 ms",
+            "p99 ms",
+            "bad %",
+            "batch",
+            "sender late p99 ms",
+            *KINDS,
+            "all CPU",
+            "verdict",
+        ),
     )
     with cluster(CLUSTER.format(batching=options.batching, rate_rps=CONFIGURED_RPS)) as stage:
         sustained: list[float] = []
@@ -149,6 +159,7 @@ def _row(step: Step) -> tuple[str | float | None, ...]:
         float(batch_sizes.mean()) if batch_sizes.size else None,
         step.run.sender_late_p99_ms,
         *(step.cpu_us.get(kind) for kind in KINDS),
+        sum(step.cpu_us.values()),
         step.verdict,
     )
 
