@@ -26,12 +26,14 @@ from roles.command_parts import (
     warmup_option,
     workers_option,
 )
-from roles.config import load_config
+from roles.config import load_config, parse_config
+from roles.documents import read_document
 from roles.goodput import DURATION_S_MIN, Goodput, Question, find_goodput, question_of
 from roles.outcomes import Outcome, Window
 from roles.pool import executor_of
 from roles.progress import progress
 from roles.sim.loads import play_loads
+from roles.sim.replanning import simulate_replanning
 from roles.sim.simulation import simulate as play
 from roles.workload import workload_of
 
@@ -48,6 +50,12 @@ from roles.workload import workload_of
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write every batch, for chrome://tracing or Perfetto.",
 )
+@click.option(
+    "--replan",
+    "is_replanned",
+    is_flag=True,
+    help="Let the placement follow the load, as a live cluster does; what it did goes to stderr, and into --json.",
+)
 @click.option("--check", is_flag=True, help="Exit 4 if a model's bad rate is 1 % or more.")
 @json_option
 def simulate(
@@ -58,22 +66,30 @@ def simulate(
     seed: int | None,
     plot_path: Path | None,
     trace_path: Path | None,
+    is_replanned: bool,
     check: bool,
     as_json: bool,
 ) -> None:
     """Play the workload of FILE on its cluster, in virtual time."""
     plots = None if plot_path is None else painters()
-    config = load_config(file)
+    document = read_document(file)
+    config = parse_config(document, file.parent, source=str(file))
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     workload = workload_of(config, seed)
-    run = play(config, workload, window)
+    if is_replanned:
+        run = simulate_replanning(config, document, str(file.parent), workload, window)
+        for line in run.log or ("the plan did not change",):
+            click.echo(line, err=True)
+    else:
+        run = play(config, workload, window)
     if trace_path is not None:
         write_trace(trace_path, run.batches, run.slices)
     if plot_path is not None and plots is not None:
         with progress("other loads") as on_step:
             plots.plot_run(plot_path, run, play_loads(config, workload, window, on_step))
     if as_json:
-        click.echo(json.dumps(run.outcome.as_json()))
+        replanning = {"replanning": list(run.log)} if is_replanned else {}
+        click.echo(json.dumps({**run.outcome.as_json(), **replanning}))
     else:
         print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
     if check and run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED:

@@ -54,8 +54,8 @@ def simulate(
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
-    `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load. Raises ConfigError for a run with more requests than memory
-    holds, and ProfileError where a profile is missing.
+    `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
+    Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
     until_ms = window.until_ms + COOLDOWN_SLOS * max(model.slo_ms for model in config.models)
     requests = workload.expected(0.0, until_ms)
@@ -86,9 +86,10 @@ def simulate(
         for one in traffic
     }
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
-    slices = [spec.slice_id for _, spec in settings.slices]
+    # Those that a new plan started come behind, in the order of their first batch.
+    slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = () if core.controller is None else tuple(core.controller.unsaid)
-    return SimulatedRun(outcome, window, world.batches, traffic, slices, log)
+    return SimulatedRun(outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), log)
 
 
 @contextlib.contextmanager

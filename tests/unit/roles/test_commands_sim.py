@@ -65,6 +65,45 @@ def test_check_says_by_its_exit_code_that_an_slo_was_missed(tmp_path: Path) -> N
     assert run_simulate(written(tmp_path, model(rate_rps=20_000))).exit_code == 0
 
 
+def test_with_replan_the_placement_follows_and_what_it_did_is_told(tmp_path: Path) -> None:
+    """Beside its neighbours each model is slower than promised, and 15 % of the GPU are free (iGniter 4.2)."""
+    shares = {"alexnet": (15, 600), "resnet50": (20, 150), "vgg19": (30, 150), "ssd": (20, 60)}
+    file = written(
+        tmp_path,
+        {
+            "models": [
+                {"name": name, "slo_ms": 200, "rate_rps": rate, "profile": {"ref": f"igniter-v100/{name}"}}
+                for name, (_, rate) in shares.items()
+            ],
+            "cluster": {"gpus": 1, "gpu_type": "v100", "interference": "igniter"},
+            "batching": "eager",
+            "placement": {
+                "given": {
+                    "slices": [
+                        {"gpu": 0, "share_percent": share, "models": [{"model": name}]}
+                        for name, (share, _) in shares.items()
+                    ]
+                }
+            },
+        },
+    )
+    trace = tmp_path / "trace.json"
+    result = run_simulate(file, "--replan", "--json", "--duration", "15", "--trace", str(trace))
+    assert result.exit_code == 0, result.output
+    log = json.loads(result.stdout)["replanning"]
+    assert any("moved: local/gpu0/4 for local/gpu0/1" in line for line in log)
+    assert result.stderr.splitlines() == log
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert "local/gpu0/4" in names
+
+
+def test_with_replan_a_plan_that_stays_is_told_too(file: Path) -> None:
+    result = run_simulate(file, "--replan", "--json")
+    assert json.loads(result.stdout)["replanning"] == []
+    assert result.stderr == "the plan did not change\n"
+
+
 def test_the_trace_has_a_bar_for_every_batch(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert run_simulate(file, "--trace", str(path)).exit_code == 0

@@ -13,9 +13,8 @@ from fabric.ids import ModelId
 from policies.batching import DISCIPLINES
 from roles.config import ClusterConfig, parse_config
 from roles.outcomes import Window
-from roles.scheduler.desired import controller_settings
-from roles.scheduler.settings import settings_from
-from roles.sim.simulation import Replanning, SimulatedRun, simulate
+from roles.sim.replanning import simulate_replanning
+from roles.sim.simulation import SimulatedRun
 from roles.workload import Source, Workload
 
 GROWS, STEADY = ModelId("grows"), ModelId("steady")
@@ -25,10 +24,7 @@ UNTIL_MS = 160_000.0
 
 def played(document: Mapping[str, Any], workload: Workload, window: Window) -> SimulatedRun:
     config: ClusterConfig = parse_config(document, Path())
-    placement = config.place()
-    settings = settings_from(config, placement)
-    controller = controller_settings(config, document, "", placement, settings)
-    return simulate(config, workload, window, settings, Replanning(controller))
+    return simulate_replanning(config, document, "", workload, window)
 
 
 def good(run: SimulatedRun, model_id: ModelId, from_ms: float, until_ms: float) -> float:
