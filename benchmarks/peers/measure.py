@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ from roles.outcomes import Window
 OURS = ("tenuto", "eager")
 """Our batching disciplines that run; ratios are of the first."""
 
-TRIES = 3
+TRIES = 4
 """Of a load that was bad while the sender itself was late: whatever disturbed it may have disturbed both."""
+
+PAUSE_S = 1.0
+"""Before it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ class Measurement:
                     if verdict.is_good:
                         self._verdicts[rate_rps] = verdict
                     return verdict.is_good
+                time.sleep(PAUSE_S)
             self._doubtful.append(rate_rps)
             return False
 
