@@ -23,6 +23,9 @@ from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending
 
 _WAY_SHARE_MAX = 0.25
+# A client may have pending so many times what is free. One alone gets 8/9 of everything, and whoever comes next always
+# finds room, however long its requests wait for a worker that is stuck (a dynamic threshold: Choudhury and Hahne 1998).
+_TIMES_FREE = 8
 _SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt name should not stall the loop
 _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
@@ -55,10 +58,9 @@ def admit(
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0:
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
-    if len(pending) >= settings.pending_max:
-        return NotAdmitted(Overloaded, f"{len(pending)} requests are pending here")
-    if pending.size_bytes + bytes_kept(asked, info) > settings.pending_bytes_max:
-        return NotAdmitted(Overloaded, f"{pending.size_bytes} bytes of payload are pending here")
+    no_room = _no_room(asked, info, pending, settings)
+    if no_room is not None:
+        return NotAdmitted(Overloaded, no_room)
     if budget_left_ms(asked, info) <= 0:
         return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {asked.late_ms:.1f} ms")
     return info
@@ -110,6 +112,22 @@ def encoded_image(info: ModelInfo, specs: Sequence[TensorSpec]) -> ImagePreproce
                 tensor.name == spec.name and _wrong_tensor(tensor, spec) is None for tensor in info.inputs
             )
             return None if takes_bytes else info.image
+    return None
+
+
+def _no_room(asked: Asked, info: ModelInfo, pending: Pending, settings: FrontendSettings) -> str | None:
+    """Why not one more, in words; None: it fits."""
+    size_bytes = bytes_kept(asked, info)
+    free, free_bytes = settings.pending_max - len(pending), settings.pending_bytes_max - pending.size_bytes
+    if free <= 0:
+        return f"{len(pending)} requests are pending here"
+    if size_bytes > free_bytes:
+        return f"{pending.size_bytes} bytes of payload are pending here"
+    own, own_bytes = pending.held_by(asked.peer)
+    if own + 1 > _TIMES_FREE * free:
+        return f"{own} requests of this client are pending here"
+    if own_bytes + size_bytes > _TIMES_FREE * free_bytes:
+        return f"{own_bytes} bytes of this client's payload are pending here"
     return None
 
 

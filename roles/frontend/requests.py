@@ -109,6 +109,7 @@ class Pending:
         self.size_bytes = 0
         self._count = 0
         self._by_client: dict[PeerId, dict[int, Request]] = {}
+        self._bytes_by_client: dict[PeerId, int] = {}
         self._by_seq: dict[ModelId, dict[int, Request]] = {}
         self._by_slice: dict[SliceId, dict[Request, None]] = {}
         self._deadlines = _Deadlines()
@@ -133,7 +134,9 @@ class Pending:
 
     def add(self, request: Request) -> None:
         """Owe an answer."""
-        self._by_client.setdefault(request.client, {})[request.number] = request
+        client = request.client
+        self._by_client.setdefault(client, {})[request.number] = request
+        self._bytes_by_client[client] = self._bytes_by_client.get(client, 0) + request.size_bytes
         self._deadlines.add(request)
         self._count += 1
         self.size_bytes += request.size_bytes
@@ -142,8 +145,10 @@ class Pending:
         """The answer is out."""
         numbers = self._by_client[request.client]
         del numbers[request.number]
-        if not numbers:
-            del self._by_client[request.client]
+        if numbers:
+            self._bytes_by_client[request.client] -= request.size_bytes
+        else:
+            del self._by_client[request.client], self._bytes_by_client[request.client]
         self._forget_seqs(request, (request.seq, request.former_seq))
         self.leave_slice(request)
         self._deadlines.note_answered()
@@ -153,6 +158,10 @@ class Pending:
     def numbered(self, client: PeerId, number: int) -> Request | None:
         """A client's request by the client's own number."""
         return self._by_client.get(client, {}).get(number)
+
+    def held_by(self, client: PeerId) -> tuple[int, int]:
+        """How many are of one client, and their bytes."""
+        return len(self._by_client.get(client, ())), self._bytes_by_client.get(client, 0)
 
     def of_client(self, client: PeerId) -> list[Request]:
         """All of one client."""

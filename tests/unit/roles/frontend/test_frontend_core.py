@@ -244,6 +244,20 @@ def test_pending_requests_and_their_bytes_are_bounded() -> None:
     assert refusals(core.handle(asked(2), 0.0)) == [(2, "Overloaded")]
 
 
+@pytest.mark.parametrize("limits", [{"pending_max": 10}, {"pending_bytes_max": 10 * 256}])
+def test_a_client_whose_requests_pile_up_leaves_room_for_the_others(limits: dict[str, int]) -> None:
+    core = linked_core(settings=frontend_settings(**limits))
+    answers = [refusals(core.handle(asked(number), 0.0)) for number in range(10)]
+    assert answers == [[]] * 9 + [[(9, "Overloaded")]]
+    assert refusals(core.handle(asked(1, client="client/2"), 0.0)) == []
+    core.handle(ClientSaid(PeerId("client/2"), CancelRequest(1)), 1.0)
+    core.handle(ClientSaid(PeerId(CLIENT), CancelRequest(3)), 1.0)
+    assert refusals(core.handle(asked(11), 2.0)) == []
+    core.handle(Lost(PeerId(CLIENT), "gone"), 3.0)
+    assert core.counters["pending"] == core.counters["pending_bytes"] == 0
+    assert refusals(core.handle(asked(12), 4.0)) == []
+
+
 # ---------------------------------------------------------------- deadlines and cancels
 
 
