@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figures, Line, add_json_option, tell
 
 from fabric.client import Client
 from fabric.clock import MonotonicClock
@@ -197,45 +198,35 @@ def p99(values: Sequence[float]) -> float:
     return sorted(values)[-(-99 * len(values) // 100) - 1]
 
 
-def summary(fates: Sequence[Fate], changes: Sequence[Change], quiet_s: float) -> dict[str, Any]:
-    """By phase: medians and worst of the windows' p99, in ms."""
+def found_in(fates: Sequence[Fate], changes: Sequence[Change], options: argparse.Namespace) -> Figures:
+    """A row a phase: medians and worst of its windows' p99."""
     spans = {
-        "before": [(one.from_ms - 1e3 * (quiet_s - 1), one.from_ms) for one in changes],
+        # The first of the quiet seconds still has the end of the change before in it.
+        "before": [(one.from_ms - 1e3 * (options.quiet - 1), one.from_ms) for one in changes],
         "during": [(one.from_ms, one.until_ms + WINDOW_MS) for one in changes],
         "after": [(one.until_ms + WINDOW_MS, one.until_ms + 1e3 * LAST_S) for one in changes],
     }
-    found: dict[str, Any] = {}
+    figures = Figures(f"change under load: {options.rate:g} r/s, {options.batching}")
+    table = figures.table(
+        "latency of models that are not changed, by 1-s windows, in ms",
+        *("phase", "windows", "median p99", "worst p99", "p50", "p99 of the sender's lateness"),
+    )
+    p99_ms: dict[str, float] = {}
     for phase, phase_spans in spans.items():
         seen = [window for span in phase_spans for window in windows(fates, *span) if window]
-        found[phase] = {
-            "windows": len(seen),
-            "p99_ms": statistics.median(p99([fate.latency_ms for fate in window]) for window in seen),
-            "p99_ms_worst": max(p99([fate.latency_ms for fate in window]) for window in seen),
-            "p50_ms": statistics.median(fate.latency_ms for window in seen for fate in window),
-            "sender_late_p99_ms": p99([fate.late_ms for window in seen for fate in window]),
-            "windows_at_ms": [
-                (window[0].at_ms, p99([fate.latency_ms for fate in window])) for window in seen
-            ],
-            "refused": Counter(fate.code for window in seen for fate in window if fate.code != "ok"),
-        }
-    took_ms = statistics.median(one.until_ms - one.from_ms for one in changes)
-    ratio = found["during"]["p99_ms"] / found["before"]["p99_ms"]
+        of_windows = [p99([fate.latency_ms for fate in window]) for window in seen]
+        p99_ms[phase] = statistics.median(of_windows)
+        p50_ms = statistics.median(fate.latency_ms for window in seen for fate in window)
+        late_ms = p99([fate.late_ms for window in seen for fate in window])
+        table.rows.append((phase, len(seen), p99_ms[phase], max(of_windows), p50_ms, late_ms))
     refused = Counter(fate.code for fate in fates if fate.code != "ok")
-    return {"phases": found, "ratio": ratio, "change_ms": took_ms, "requests": len(fates), "refused": refused}
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """A table."""
-    print(f"{'':8} {'windows':>8} {'p99 ms':>8} {'worst':>8} {'p50 ms':>8} {'sender late p99':>16}")
-    for phase, row in found["phases"].items():
-        print(
-            f"{phase:8} {row['windows']:8d} {row['p99_ms']:8.2f} {row['p99_ms_worst']:8.2f} {row['p50_ms']:8.2f} "
-            f"{row['sender_late_p99_ms']:16.2f}"
-        )
-    print(
-        f"during / before: {found['ratio']:.2f}; a change took {found['change_ms']:.0f} ms; "
-        f"refused {dict(found['refused']) or 0} of {found['requests']}"
-    )
+    figures.lines = [
+        Line("p99 during a change, of that before", p99_ms["during"] / p99_ms["before"], at_most=1.2),
+        Line(f"refused of {len(fates)} requests", refused.total(), at_most=0),
+    ]
+    took_ms = statistics.median(one.until_ms - one.from_ms for one in changes)
+    figures.remarks.append(f"a change took {took_ms:.0f} ms; refused: {dict(refused) or 'none'}")
+    return figures
 
 
 def main() -> None:
@@ -247,22 +238,11 @@ def main() -> None:
     parser.add_argument("--slo-ms", type=float, default=1000.0)
     parser.add_argument("--batching", default="eager")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument(
-        "--quiet", type=float, default=5.0, help="s before each change; the first does not count"
-    )
+    parser.add_argument("--quiet", type=float, default=5.0, help="s before each change")
     parser.add_argument("--asked", action="store_true", help="by message instead of by command")
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
-    load_average = os.getloadavg()[0]
-    print(
-        f"load average {load_average:.2f} on {os.cpu_count()} cores, {options.rate:g} r/s, {options.batching}"
-    )
-    found = summary(*play_changes(options), options.quiet)
-    show(found)
-    if options.json is not None:
-        options.json.write_text(
-            json.dumps({"load_average": load_average, **found}, indent=1), encoding="utf-8"
-        )
+    tell(found_in(*play_changes(options), options), options.json)
 
 
 if __name__ == "__main__":
