@@ -85,4 +85,9 @@ LONG: tuple[Long, ...] = (
         "python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32",
         "on a CUDA device: [docs/worker.md](worker.md)",
     ),
+    Long(
+        "python benchmarks/memory.py --minutes 10",
+        "memory of every role at half load, in three bursts, and after",
+    ),
+    Long("python benchmarks/bad_neighbours.py", "others' p99 beside clients and workers that misbehave"),
 )
