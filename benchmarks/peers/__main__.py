@@ -43,7 +43,9 @@ def main() -> None:
         if is_installed(peer, options.directory):
             contenders.append(peer_contender(peer, options.directory))
         else:
-            print(f"{peer.name}: skipped, not installed (python -m benchmarks.peers install {peer.name})")
+            print(
+                f"{peer.name}: skipped, not installed (python -m benchmarks.peers install --peers {peer.name})"
+            )
     cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
     measured = []
     tuned = read_tuned(options.tuned) if options.tuned else {}
