@@ -100,8 +100,9 @@ class Pool(Generic[WaiterT]):
         slice_.free_at_ms = free_at_ms
         self.idle -= slice_.is_idle
         slice_.is_idle = False
-        self._serial += 1
-        heappush(self._busy, (free_at_ms, slice_.order, self._serial, slice_))
+        if free_at_ms < NEVER_MS:  # an entry for never would never surface, and one comes with most batches
+            self._serial += 1
+            heappush(self._busy, (free_at_ms, slice_.order, self._serial, slice_))
 
     def find(self, horizon_ms: float) -> Slice | None:
         """The best slice that is free by then, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import BatchSlice, HostedModel
+from policies.batching.base import NEVER_MS, BatchSlice, HostedModel
 from policies.batching.classes import SpeedClasses
 from policies.batching.fleet import Fleet
 from policies.batching.pools import Pool, Slice
@@ -122,3 +122,17 @@ def test_a_correction_of_a_few_percent_leaves_the_slice_in_its_pool() -> None:
     slower = [1.02 * ms for ms in table]
     assert fleet.put(batch_slice("s1", hosted("a", slower))) == {"a"}
     assert len(fleet.pools_of(ModelId("a"))) == 2
+
+
+def test_a_pool_keeps_nothing_of_slices_that_were_busy_until_further_notice() -> None:
+    pool: Pool[object] = Pool((), is_lowest=True)  # type: ignore[type-var]
+    slice_ = Slice(SliceId("a"), 0, {}, 0.0)
+    pool.join(slice_)
+    for now_ms in range(100):
+        assert pool.find(float(now_ms)) is slice_
+        pool.free_from(slice_, NEVER_MS)
+        assert pool.find(float(now_ms)) is None
+        assert pool.next_free_at_ms() == NEVER_MS
+        pool.free_from(slice_, now_ms + 1.0)
+        assert pool.next_free_at_ms() == now_ms + 1.0
+    assert len(pool._busy) <= 2
