@@ -5,7 +5,7 @@ One thing at a time: a plan is asked for (`planning.py`, aside of the loop), its
 
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`devices.py`);
-- a measured rate has drifted (`loads.py`; gpulet's thresholds and period);
+- a measured rate has drifted (`loads.py`, `planned_rates.py`; gpulet's thresholds and period);
 - a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
 
 A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (
@@ -30,11 +30,9 @@ from fabric.messages import (
     ModelSet,
     ModelsRemove,
     MoveInfo,
-    NewSlice,
     PlanAsked,
     PlanMade,
     PlanReport,
-    SliceSpec,
     UnplacedInfo,
     replaced,
 )
@@ -44,9 +42,11 @@ from roles.scheduler.desired import BUSY, INVALID_CONFIG, Change, ControllerSett
 from roles.scheduler.devices import GpuPresence
 from roles.scheduler.fleet import READY, Fleet
 from roles.scheduler.hands import Hands
-from roles.scheduler.loads import Loads, has_drifted, with_headroom
+from roles.scheduler.loads import Loads
 from roles.scheduler.moves import RunningMove, Stage
+from roles.scheduler.planned_rates import PlannedRates
 from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.slice_names import SliceNames
 
 LOOK_EVERY_MS = 500.0  # iGniter's half second
 LOADS_EVERY_MS = 1_000.0
@@ -58,7 +58,6 @@ GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
 GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
 CHANGES_MAX = 16
 LATELY_MAX = 16
-SLICES_OF_GPU = 4_096  # ids of one GPU that are told apart in a slice's rank
 UNSAID_MAX = 256
 
 
@@ -73,7 +72,7 @@ class _Task:
     grown: tuple[SliceId, float] | None = None
     before: Desired | None = None
     slo_before_ms: float = 0.0
-    planned_for_rps: Mapping[ModelId, float] | None = None
+    follow_rps: Mapping[ModelId, float] = field(default_factory=dict)
     unplaced_before: frozenset[ModelId] = frozenset()
 
 
@@ -95,8 +94,7 @@ class Controller:
         self._presence = GpuPresence(settings.desired.gpus)
         self._is_rate_blind = settings.is_rate_blind
         self._desired = settings.desired
-        self._planned_for_rps: dict[ModelId, float] = dict(settings.desired.declared_rps)
-        self._rates_rps: dict[ModelId, float] = dict(settings.desired.declared_rps)
+        self._rates = PlannedRates(settings.desired.declared_rps, loads)
         self._changes: deque[tuple[PeerId, Change]] = deque()
         self._task: _Task | None = None
         self._asked_number = 0
@@ -111,12 +109,7 @@ class Controller:
         self._loads_at_ms = 0.0
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
-        self._numbers: dict[GpuRef, int] = {}
-        self._place_of = {gpu: place for place, gpu in enumerate(settings.desired.gpus)}
-        for record in fleet.slices.values():
-            gpu = GpuRef(record.node_id, record.spec.gpu)
-            record.order = self._rank(gpu, record.spec)
-            self._numbers[gpu] = max(self._numbers.get(gpu, 0), _number(record.spec) + 1)
+        self._names = SliceNames(settings.desired.gpus, fleet.slices.values())
         for kept in settings.hints:
             hands.hints[kept.slice_id] = kept.hints
             promises.promise(kept.slice_id, kept.hints)
@@ -178,7 +171,7 @@ class Controller:
             ModelAdvice(
                 model_id,
                 rates.get(model_id, 0.0),
-                self._rates_rps.get(model_id),
+                self._rates.placed_rps(model_id),
                 advice.models.get(model_id, 0.0),
             )
             for model_id in self._fleet.replicas
@@ -223,7 +216,7 @@ class Controller:
             gone = ", ".join(sorted(f"{ref.node_id}/gpu{ref.gpu}" for ref in self._presence.absent))
             self._ask(_Task(f"GPUs went or came (away: {gone or 'none'})", self._desired))
         elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
-            drifted = self._drifted()
+            drifted = self._rates.drifted(self._desired)
             if drifted:
                 self._replan_at_ms = now_ms + REPLAN_EVERY_MS
                 self._ask(_Task(f"the rate of {', '.join(drifted)} has drifted", self._desired))
@@ -240,48 +233,12 @@ class Controller:
         ):  # its requests are refused from now on, whatever the plan will be
             for model_id in change.model_ids:
                 self._hands.remove_model(model_id, now_ms)
-                self._planned_for_rps.pop(model_id, None)
-                self._rates_rps.pop(model_id, None)
+                self._rates.forget(model_id)
             self._desired = desired
         task = _Task(_described(change), desired, peer, change)
         if isinstance(change, ModelSet):
             task.slo_before_ms = self._fleet.slo_ms(change.model_id)
         self._ask(task)
-
-    def _effective_rps(self, model_id: ModelId, desired: Desired) -> float | None:
-        declared_rps, measured_rps = desired.declared_rps.get(model_id), self._loads.rate_rps(model_id)
-        known = [rate_rps for rate_rps in (declared_rps, measured_rps) if rate_rps is not None]
-        return max(known) if known else None
-
-    def _drifted(self) -> list[ModelId]:
-        """Models whose rate is not what was planned for. What is declared is planned for in any case."""
-        found = []
-        for model_id in self._desired.model_ids:
-            rate_rps = self._effective_rps(model_id, self._desired)
-            if rate_rps is not None and has_drifted(rate_rps, self._planned_for_rps.get(model_id, 0.0)):
-                found.append(model_id)
-        return found
-
-    def _target_rates(self, desired: Desired) -> tuple[dict[ModelId, float], dict[ModelId, float]]:
-        """What to place for, and the rates that this follows. Those that have not drifted stay as they are."""
-        place_rps: dict[ModelId, float] = {}
-        follow_rps: dict[ModelId, float] = {}
-        for model_id in desired.model_ids:
-            rate_rps, declared_rps = (
-                self._effective_rps(model_id, desired),
-                desired.declared_rps.get(model_id),
-            )
-            if rate_rps is None:
-                continue
-            former_rps = self._planned_for_rps.get(model_id)
-            is_same = declared_rps == self._desired.declared_rps.get(model_id)
-            if is_same and former_rps is not None and not has_drifted(rate_rps, former_rps):
-                place_rps[model_id], follow_rps[model_id] = self._rates_rps[model_id], former_rps
-            elif declared_rps is not None and not has_drifted(rate_rps, declared_rps):
-                place_rps[model_id] = follow_rps[model_id] = declared_rps
-            else:
-                place_rps[model_id], follow_rps[model_id] = with_headroom(rate_rps), rate_rps
-        return place_rps, follow_rps
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._promises.broken(now_ms)
@@ -310,7 +267,7 @@ class Controller:
     # ------------------------------------------------------------ one plan
 
     def _ask(self, task: _Task) -> None:
-        place_rps, task.planned_for_rps = self._target_rates(task.desired)
+        place_rps, task.follow_rps = self._rates.target(task.desired, self._desired)
         task.before, task.unplaced_before = self._desired, frozenset(_models_of(self._made.unplaced))
         self._task = task
         self._asked_number += 1
@@ -351,8 +308,7 @@ class Controller:
             if kept.slice_id in self._fleet.slices:
                 self._hands.hint(kept.slice_id, kept.hints, now_ms)
         if task.grown is None:
-            self._rates_rps = {ModelId(name): rate_rps for name, rate_rps in made.rates_rps.items()}
-            self._planned_for_rps = {**self._rates_rps, **(task.planned_for_rps or {})}
+            self._rates.settle(made.rates_rps, task.follow_rps)
         self._moves = [self._running(move) for move in made.moves]
         if not self._moves:
             self._finish(task, now_ms)
@@ -371,27 +327,9 @@ class Controller:
         return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
 
     def _running(self, move: MoveInfo) -> RunningMove:
-        return RunningMove(move, [self._named(start) for start in move.starts], self._order_of, self._named)
-
-    def _named(self, start: NewSlice) -> NewSlice:
-        """With an id that no slice of that GPU had before."""
-        gpu = GpuRef(start.node_id, start.spec.gpu)
-        number = self._numbers.get(gpu, 0)
-        self._numbers[gpu] = number + 1
-        slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.gpu}/{number}")
-        return replaced(start, spec=replaced(start.spec, slice_id=slice_id))
-
-    def _order_of(self, start: NewSlice) -> int:
-        return self._rank(GpuRef(start.node_id, start.spec.gpu), start.spec)
-
-    def _rank(self, gpu: GpuRef, spec: SliceSpec) -> int:
-        """As at the start: those that fewest models share first, then by GPU (ADR 0011).
-
-        It depends on no other slice, so nobody's rank changes with a plan.
-        """
-        place = self._place_of.get(gpu, len(self._place_of))
-        by_gpu = len(spec.models) * (len(self._place_of) + 1) + place
-        return by_gpu * SLICES_OF_GPU + _number(spec) % SLICES_OF_GPU
+        return RunningMove(
+            move, [self._names.named(start) for start in move.starts], self._names.order_of, self._names.named
+        )
 
     # ------------------------------------------------------------ moves
 
@@ -480,11 +418,6 @@ class Controller:
             self._hands.put_model(change.model_id, task.slo_before_ms, None, now_ms)
         elif isinstance(change, DrainAsked):
             self._desired = task.before
-
-
-def _number(spec: SliceSpec) -> int:
-    """Which of its GPU's slices it is."""
-    return int(spec.slice_id.rpartition("/")[2])
 
 
 def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:
