@@ -127,7 +127,8 @@ def _unnoticed(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def _parts(number: int, tensor: NamedTensor) -> list[Buffer]:
-    return frames.join([frames.pack(Infer(number, BAD), [tensor])], epoch=Epoch(0), sent_at_ms=0.0)
+    packed = frames.pack(Infer(number, BAD), [tensor])
+    return frames.join([packed], epoch=Epoch(0), sent_at_ms=MonotonicClock().now_ms())
 
 
 # ---------------------------------------------------------------- where they do it
