@@ -144,16 +144,21 @@ def stopped_worker(stage: Stage) -> Iterator[None]:
             yield
         finally:
             os.kill(worker, signal.SIGCONT)
-    until_s = time.perf_counter() + 20
-    while not _serves(stage.tcp):
+    wait_for(stage, BAD)
+
+
+def wait_for(stage: Stage, model_id: ModelId) -> None:
+    """Until a model is served."""
+    until_s = time.perf_counter() + 30
+    while not _serves(stage.targets[0], model_id):
         if time.perf_counter() > until_s:
-            raise RuntimeError("a worker that was stopped does not serve again")
+            raise RuntimeError(f"{model_id} is not served within 30 s")
 
 
-def _serves(address: str) -> bool:
+def _serves(address: str, model_id: ModelId) -> bool:
     async def ask() -> None:
         async with Client(address) as client:
-            await client.infer("bad", {"input": np.zeros(1)})
+            await client.infer(model_id, {"input": np.zeros(1)})
 
     try:
         run_precisely(ask())
@@ -324,6 +329,8 @@ def main() -> None:
     with lossy_link() as link, cluster(CLUSTER.format(host=link.host if link else "127.0.0.1")) as stage:
         kinds = neighbours(stage, link, asked.flood)
         wanted = {kind: kinds[kind] for kind in kinds if not asked.only or kind in asked.only}
+        for model_id in (GOOD, BAD):
+            wait_for(stage, model_id)
         measure(stage, asked.rate, 1.0, contextlib.nullcontext)  # warms everything up
         for _ in range(asked.repeat):
             alone.append(measure(stage, asked.rate, asked.seconds, contextlib.nullcontext))
