@@ -86,6 +86,11 @@ LONG: tuple[Long, ...] = (
         "on a CUDA device: [docs/worker.md](worker.md)",
     ),
     Long(
+        "tests/gpu/measure.sh RESULTS",
+        "all that needs a CUDA device, `served_throughput.py` and `colocation.py` among it:"
+        " [tests/gpu](../tests/gpu/README.md)",
+    ),
+    Long(
         "python benchmarks/memory.py --minutes 10",
         "memory of every role at half load, in three bursts, and after",
     ),
