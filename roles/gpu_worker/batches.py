@@ -1,9 +1,10 @@
 """The batches granted to one slice, sans-IO: which inputs came, what may start now, what is too late.
 
-RunBatch and Inputs race on different sockets, so a batch is put together here. It may start once all its parts
-are in and its start has come; from its latest start on it goes with what came; when the device has been busy
-until even its loosest deadline is lost, it has expired. Of several that may start, the one with the earliest start does: a batch whose inputs are late
-waits without holding up the one behind it.
+RunBatch and Inputs race on different sockets, so a batch is put together here. The first in line may start once
+all its parts are in: its start only says when the scheduler thought they would be. One behind it may once its own
+start has come as well, so that a batch whose inputs are late is not held up, nor holds up the others. From its
+latest start on a batch goes with what came; when the device has been busy until even its loosest deadline is
+lost, it has expired.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Batch:
 
     @property
     def may_start_at_ms(self) -> float:
-        """The moment at which it goes, as things stand."""
+        """The moment at which it goes, as things stand, even if it is not the first in line."""
         return self.start_at_ms if self.is_complete else self.latest_at_ms
 
     def wants(self, inputs: Inputs) -> bool:
@@ -149,9 +150,9 @@ class BatchQueue:
         """Move the first batch that may start to the device, if that is free."""
         if self.running is not None:
             return None
-        for batch in self._waiting:
-            if batch.may_start_at_ms <= now_ms:
-                self._waiting.remove(batch)
+        for place, batch in enumerate(self._waiting):
+            if batch.may_start_at_ms <= now_ms or (place == 0 and batch.is_complete):
+                del self._waiting[place]
                 self.running = batch
                 batch.started_at_ms = now_ms
                 return batch

@@ -1,9 +1,9 @@
 """Modelled GPUs: workers that take the device model's time for a batch instead of computing it.
 
 A worker behaves as the live one (`roles/gpu_worker/batches.py`): a batch starts when all of its inputs are there,
-not before its start moment, from its latest moment on with what came; of several that may start the one with the
-earliest start does; one that is kept waiting until all its deadlines are lost is given back. The neighbours on
-the same GPU that run at a batch's start slow it down.
+not before its start moment unless it is the first in line, from its latest moment on with what came; of several that
+may start the one with the earliest start does; one that is kept waiting until all its deadlines are lost is given
+back. The neighbours on the same GPU that run at a batch's start slow it down.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Job:
     def begins_at_ms(self) -> float:
         """When it goes, as far as it depends on itself."""
         return max(self.start_at_ms, min(self.all_in_at_ms, self.latest_at_ms))
+
+    @property
+    def goes_first_at_ms(self) -> float:
+        """The same of the first in line: its start only says when its inputs were expected."""
+        return min(self.begins_at_ms, max(self.received_at_ms, self.all_in_at_ms))
 
 
 class Surroundings(Protocol):
@@ -102,7 +107,7 @@ class SimulatedSlice:
         if self._job is not None:
             self._keep(job)
             self._waiting.append(job)
-        elif self._waiting or job.begins_at_ms > now_ms:
+        elif self._waiting or job.goes_first_at_ms > now_ms:
             self._waiting.append(job)
             self._look(None, now_ms)
         else:
@@ -127,12 +132,16 @@ class SimulatedSlice:
     def _look(self, _: None, now_ms: float) -> None:
         """Start what may start, or ask to be called when something may."""
         while self._waiting and self._job is None:
-            due = [job for job in self._waiting if job.begins_at_ms <= now_ms]
-            if not due:
-                begins_at_ms = min(job.begins_at_ms for job in self._waiting)
-                self._world.schedule(begins_at_ms, self._look, None)
-                return
-            job = min(due, key=_rank) if len(due) > 1 else due[0]
+            first = min(self._waiting, key=_rank) if len(self._waiting) > 1 else self._waiting[0]
+            if first.goes_first_at_ms <= now_ms:
+                job = first
+            else:
+                due = [job for job in self._waiting if job.begins_at_ms <= now_ms]
+                if not due:
+                    begins_at_ms = min(job.begins_at_ms for job in self._waiting)
+                    self._world.schedule(min(begins_at_ms, first.goes_first_at_ms), self._look, None)
+                    return
+                job = min(due, key=_rank) if len(due) > 1 else due[0]
             self._waiting.remove(job)
             self._begin(job, now_ms)
 

@@ -48,8 +48,9 @@ def test_the_next_complete_batch_is_staged_once_while_another_runs() -> None:
 
 def test_nothing_is_staged_while_the_device_is_free_or_only_emulated() -> None:
     core = cpu_core()
-    core.handle(run_batch(batch_id=1, start_in_ms=10.0, latest_in_ms=50.0), 0.0)
-    assert actions_of(Stage, core.handle(inputs(0, batch_id=1), 0.0)) == []
+    core.handle(run_batch(batch_id=1, start_in_ms=1.0, latest_in_ms=50.0), 0.0)
+    core.handle(run_batch(batch_id=2, start_in_ms=10.0, latest_in_ms=50.0), 0.0)
+    assert core.handle(inputs(0, batch_id=2), 0.0) == []  # the device waits for the first in line
     assert len(actions_of(Execute, core.handle(Tick(), 10.0))) == 1
     emulated = serving_core()
     assert [type(action) for action in [*grant(emulated, 1, 0.0), *grant(emulated, 2, 0.0)]] == [Execute]

@@ -175,24 +175,34 @@ def test_a_slice_unwanted_while_it_loads_is_unloaded_when_that_has_ended() -> No
 # ---------------------------------------------------------------- batches
 
 
-def test_a_batch_starts_when_all_parts_are_in_and_its_start_has_come() -> None:
+def test_the_first_batch_in_line_starts_when_all_parts_are_in_although_they_were_expected_later() -> None:
     core = serving_core()
     run = run_batch(part((0, 2)), part((7, 1), frontend_id=OTHER_FRONTEND), start_in_ms=3.0)
     assert core.handle(run, 100.0) == []
     assert core.handle(inputs(0, 1), 101.0) == []
     assert core.wake_at_ms == 110.0  # the latest start, as a part is missing
-    assert core.handle(inputs(7, number=1, frontend_id=OTHER_FRONTEND), 102.0) == []
-    assert core.wake_at_ms == 103.0
-    (execute,) = core.handle(Tick(), 103.0)
+    (execute,) = core.handle(inputs(7, number=1, frontend_id=OTHER_FRONTEND), 102.0)
     assert isinstance(execute, Execute)
     assert [piece.live_seqs for piece in execute.parts] == [(0, 1), (7,)]
 
 
+def test_a_batch_behind_one_without_inputs_starts_when_its_own_start_has_come() -> None:
+    core = serving_core()
+    core.handle(run_batch(batch_id=1, start_in_ms=1.0, latest_in_ms=20.0), 100.0)
+    core.handle(run_batch(batch_id=2, start_in_ms=5.0, latest_in_ms=20.0), 100.0)
+    assert core.handle(inputs(0, 1, batch_id=2), 101.0) == []
+    assert core.wake_at_ms == 105.0
+    (execute,) = core.handle(Tick(), 105.0)
+    assert isinstance(execute, Execute)
+    assert execute.run.batch_id == 2
+
+
 def test_time_on_the_way_is_taken_off_start_and_latest() -> None:
     core = serving_core()
-    core.handle(run_batch(start_in_ms=5.0, latest_in_ms=10.0, late_ms=2.0), 100.0)
+    core.handle(run_batch(batch_id=1, latest_in_ms=10.0, late_ms=2.0), 100.0)
     assert core.wake_at_ms == 108.0
-    core.handle(inputs(0, 1), 101.0)
+    core.handle(run_batch(batch_id=2, start_in_ms=5.0, latest_in_ms=10.0, late_ms=2.0), 100.0)
+    core.handle(inputs(0, 1, batch_id=2), 101.0)
     assert core.wake_at_ms == 103.0
 
 

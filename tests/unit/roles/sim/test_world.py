@@ -171,21 +171,22 @@ def test_every_way_takes_its_time() -> None:
     ]
 
 
-def test_a_batch_waits_for_its_start_moment() -> None:
+def test_the_first_batch_in_line_starts_when_its_inputs_are_there() -> None:
     scheduler = Scripted((whole(),))
     scheduler.on[Arrivals] = lambda event, now_ms: [run_batch(scheduler, 1, (0, 1), start_in_ms=7.0)]
     _, traffic = play(scheduler, 1.0)
-    assert traffic.started_at_ms.tolist() == [8.0]
+    assert traffic.started_at_ms.tolist() == [1.0]
 
 
 def test_of_two_batches_the_one_with_the_earlier_start_goes_first() -> None:
     scheduler = Scripted((whole(),))
-    starts = iter([9.0, 3.0])
+    starts = iter([0.0, 9.0, 3.0])
     scheduler.on[Arrivals] = lambda event, now_ms: [
         run_batch(scheduler, int(now_ms) + 1, (int(now_ms), 1), start_in_ms=next(starts))
     ]
-    _, traffic = play(scheduler, 0.0, 1.0)
-    assert traffic.started_at_ms.tolist() == [10.0, 4.0]
+    _, traffic = play(scheduler, 0.0, 1.0, 2.0)
+    # One alone takes 6 ms; when it ends, both others are there.
+    assert traffic.started_at_ms.tolist() == [0.0, 12.0, 6.0]
 
 
 def test_a_batch_without_its_inputs_goes_at_its_latest_moment_and_comes_back_once() -> None:
