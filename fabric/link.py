@@ -80,7 +80,7 @@ class Link(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether `receive` would return something: do not sleep on `fileno` then (edge-triggered)."""
+        """Whether `receive` would return something of which `fileno` may not tell (it is edge-triggered): do not sleep."""
         ...
 
     @property

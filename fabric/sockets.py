@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import select
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +44,11 @@ KEEPALIVE_S: Final = 2
 UNACKNOWLEDGED_MS: Final = 5_000  # bytes that nobody acknowledges for so long end the connection
 NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
 
+# As plain integers: arithmetic with enums costs more than some of the calls it is for.
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
@@ -106,11 +110,9 @@ class _SocketLink(ABC):
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._socket = _open(self.kind, self._options)
         self._borrowed = Borrowed() if self._options.is_sharing else None
-        # ZeroMQ's own answer to "is there more" costs more than all else in a quiet turn of a loop. It can only
+        # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
         # have changed after something was done with the socket, or when the descriptor says so.
         self._is_touched = True
-        self._readable = select.poll()
-        self._readable.register(self.fileno(), select.POLLIN)
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -124,12 +126,12 @@ class _SocketLink(ABC):
 
     @property
     def has_more(self) -> bool:
-        """Whether a message is waiting."""
+        """Whether a message is waiting of which the descriptor may not tell, because the socket was used since."""
         if self._came:
             return True
-        if self._socket.closed or not (self._is_touched or self._readable.poll(0)):
+        if not self._is_touched or self._socket.closed:
             return False
-        self._is_touched = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self._is_touched = bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
         return self._is_touched
 
     def fileno(self) -> int:
@@ -278,7 +280,7 @@ class RouterLink(_SocketLink):
             return _refused(self._counters)
         self._is_touched = True
         try:
-            self._socket.send(frames.route_to(peer), zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frames.route_to(peer), _MORE)
         except zmq.Again:
             return _refused(self._counters)
         except zmq.ZMQError as error:
@@ -598,10 +600,10 @@ def _open(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
 def _take_parts(socket: zmq.Socket[bytes]) -> list[Buffer]:
     """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
     parts: list[Buffer] = []
-    frame = socket.recv(zmq.NOBLOCK, copy=False)
+    frame = socket.recv(_NOBLOCK, copy=False)
     parts.append(_content(frame))
     while frame.more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        frame = socket.recv(_NOBLOCK, copy=False)
         if len(parts) <= frames.FRAMES_MAX + 1:
             parts.append(_content(frame))
     return parts
@@ -619,7 +621,7 @@ def _send_parts(
     tracker: zmq.MessageTracker | None = None
     last = len(parts) - 1
     for place, part in enumerate(parts):
-        flags = zmq.NOBLOCK | (zmq.SNDMORE if place < last else 0)
+        flags = _MORE if place < last else _NOBLOCK
         try:
             if is_tracked and place == last:
                 frame = zmq.Frame(part, track=True, copy=False, copy_threshold=0)

@@ -1,18 +1,20 @@
 """Runs one core on the real clock: hear, decide, do, sleep, in bounded turns on one thread.
 
 A turn takes at most `TURN_LIMIT` events from each source and looks at the core's timer after every one of
-them, so a flood on one socket cannot starve another socket or a timer. Sleeping is a `select` on an epoll
-descriptor that holds every source's descriptor: `epoll` itself can only sleep whole milliseconds, `select`
-sleeps microseconds but cannot hold descriptors over 1023, which the one epoll descriptor, made at the start,
-never is.
+them, so a flood on one socket cannot starve another socket or a timer. Only sources that have something are
+asked: after every sleep the caches are cold, and what a turn touches is what it costs.
+
+Sleeping is coarse and then fine. `epoll` knows what is readable but sleeps whole milliseconds; the last one or two
+are a `select` on the epoll descriptor, which sleeps microseconds but cannot hold descriptors over 1023, which
+this one, made at the start, never is.
 
 ZeroMQ's descriptors are edge-triggered: they say that something *changed*, once, and a send can swallow the
-edge. So a source says by `has_more` whether it would give something now, and the driver never sleeps then.
+edge. So a source says by `has_more` whether it may have something that its descriptor does not tell, and the
+driver never sleeps then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import select
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from roles.core import Core, Tick
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
+COARSE_FROM_MS = 2.0
 COLLECT_EVERY_MS = 2_000.0
 COLLECT_IF_IDLE_MS = (
     20.0  # a full collection of a frozen heap takes a few ms: only with this much time to spare
@@ -44,7 +47,7 @@ class Source(Protocol[EventT_co]):
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would give something now."""
+        """Whether `take` may give something that the descriptor does not tell of."""
         ...
 
     @property
@@ -133,9 +136,10 @@ class Driver(Generic[EventT, ActionT]):
         self._fed_at_ms = clock.now_ms()
         self._wanted_at_ms: float | None = None
         self._due_at_ms = 0.0
-        for source in self._sources:
-            if source.fileno() >= 0:
-                self._epoll.register(source.fileno(), select.EPOLLIN)
+        self._by_descriptor = {source.fileno(): source for source in self._sources if source.fileno() >= 0}
+        self._ready: Sequence[Source[EventT]] = ()
+        for descriptor in self._by_descriptor:
+            self._epoll.register(descriptor, select.EPOLLIN)
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Turn until `is_stopping()`. Whoever sets it must also make a source's descriptor readable."""
@@ -150,29 +154,31 @@ class Driver(Generic[EventT, ActionT]):
             gc.unfreeze()
 
     def turn(self) -> None:
-        """Hear from every source, tick if due, then sleep until something is due."""
-        began_ms = self._clock.now_ms()
-        for source in self._sources:
-            if source.has_more or _is_due(source.wake_at_ms, began_ms):
-                for event in source.take(TURN_LIMIT, self._clock.now_ms()):
-                    self._feed(event)
-                    self._tick_if_due()
-        self._tick_if_due()
+        """Hear from every source that has something, tick if due, then sleep until something is due."""
+        began_ms = now_ms = self._clock.now_ms()
+        for source in self._ready:
+            for event in source.take(TURN_LIMIT, now_ms):
+                now_ms = self._feed(event)
+                self._tick_if_due(now_ms)
+        self._tick_if_due(now_ms)
         self._on_turn_end()
+        now_ms = self._clock.now_ms()
         self.stats.turns += 1
-        self.stats.turn_ms_max = max(self.stats.turn_ms_max, self._clock.now_ms() - began_ms)
-        self._sleep()
+        self.stats.turn_ms_max = max(self.stats.turn_ms_max, now_ms - began_ms)
+        self._ready = self._sleep(now_ms)
 
     def close(self) -> None:
         """Give the descriptor back."""
         self._epoll.close()
 
-    def _feed(self, event: EventT | Tick) -> None:
+    def _feed(self, event: EventT | Tick) -> float:
+        """The moment at which the core took it."""
         self._fed_at_ms = now_ms = self._clock.now_ms()
         for action in self._core.handle(event, now_ms):
             self._perform(action)
+        return now_ms
 
-    def _tick_if_due(self) -> None:
+    def _tick_if_due(self, now_ms: float) -> None:
         wake_at_ms = self._core.wake_at_ms
         if wake_at_ms is None:
             self._wanted_at_ms = None
@@ -181,36 +187,52 @@ class Driver(Generic[EventT, ActionT]):
             self._wanted_at_ms = wake_at_ms
             # A core that wants a moment of the past means now: only what passes from here on is our doing.
             self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
-        now_ms = self._clock.now_ms()
         if now_ms >= wake_at_ms:
             self._wanted_at_ms = None
-            self.stats.note_lateness(now_ms - self._due_at_ms)
+            self.stats.note_lateness(self._clock.now_ms() - self._due_at_ms)
             self._feed(Tick())
 
-    def _sleep(self) -> None:
-        if any(source.has_more for source in self._sources):
-            return
-        now_ms = self._clock.now_ms()
+    def _sleep(self, now_ms: float) -> Sequence[Source[EventT]]:
+        """Until a source has something or a moment comes; the sources to hear from."""
         wake_at_ms = now_ms + SLEEP_MAX_MS
-        for moment_ms in (self._core.wake_at_ms, *(source.wake_at_ms for source in self._sources)):
-            if moment_ms is not None and moment_ms < wake_at_ms:
-                wake_at_ms = moment_ms
+        core_at_ms = self._core.wake_at_ms
+        if core_at_ms is not None and core_at_ms < wake_at_ms:
+            wake_at_ms = core_at_ms
+        ready: set[Source[EventT]] = set()
+        timed: list[tuple[float, Source[EventT]]] = []
+        for source in self._sources:
+            if source.has_more:
+                ready.add(source)
+            elif (at_ms := source.wake_at_ms) is not None:
+                timed.append((at_ms, source))
+                wake_at_ms = min(wake_at_ms, at_ms)
+        if ready:
+            wake_at_ms = now_ms
+        elif wake_at_ms - now_ms > COLLECT_IF_IDLE_MS and now_ms >= self._collect_at_ms:
+            now_ms = self._collect(now_ms)
+        for descriptor, _ in self._readable(wake_at_ms, now_ms):
+            ready.add(self._by_descriptor[descriptor])
+        if timed:
+            now_ms = self._clock.now_ms()
+            ready.update(source for at_ms, source in timed if at_ms <= now_ms)
+        return list(ready) if len(ready) < 2 else [source for source in self._sources if source in ready]
+
+    def _readable(self, wake_at_ms: float, now_ms: float) -> list[tuple[int, int]]:
+        """What is readable by `wake_at_ms` at the latest; all of it, though one sleep ends with the first."""
         wait_ms = wake_at_ms - now_ms
-        if wait_ms > COLLECT_IF_IDLE_MS and now_ms >= self._collect_at_ms:
-            wait_ms -= self._collect(now_ms)
+        if wait_ms > COARSE_FROM_MS:
+            found = self._epoll.poll((int(wait_ms) - 1) / 1e3)
+            if found:
+                return found
+            wait_ms = wake_at_ms - self._clock.now_ms()
         if wait_ms > 0:
             select.select([self._epoll], [], [], wait_ms / 1e3)
-        # The nested descriptor is level-triggered on what epoll holds: emptying it here keeps select quiet.
-        with contextlib.suppress(InterruptedError):
-            self._epoll.poll(0)
+        return self._epoll.poll(0)
 
-    def _collect(self, now_ms: float) -> float:
+    def _collect(self, began_ms: float) -> float:
+        """The moment at which that was done."""
         gc.collect()
-        took_ms = self._clock.now_ms() - now_ms
-        self._collect_at_ms = now_ms + COLLECT_EVERY_MS
-        self.stats.collect_ms_max = max(self.stats.collect_ms_max, took_ms)
-        return took_ms
-
-
-def _is_due(moment_ms: float | None, now_ms: float) -> bool:
-    return moment_ms is not None and moment_ms <= now_ms
+        now_ms = self._clock.now_ms()
+        self._collect_at_ms = began_ms + COLLECT_EVERY_MS
+        self.stats.collect_ms_max = max(self.stats.collect_ms_max, now_ms - began_ms)
+        return now_ms

@@ -136,7 +136,7 @@ class Processes:
     @property
     def has_more(self) -> bool:
         """Whether a child ended or said something."""
-        return bool(self._stillborn or self._epoll.poll(0, 1))
+        return bool(self._stillborn)
 
     @property
     def wake_at_ms(self) -> float | None:

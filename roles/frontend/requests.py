@@ -28,7 +28,7 @@ NO_SEQ = -1
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
 
 
-class Stage(enum.Enum):
+class Stage(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each step needs two
     """Where a request is."""
 
     GATHERED = enum.auto()  # to be announced when the turn ends, or when the scheduler is back
@@ -38,7 +38,7 @@ class Stage(enum.Enum):
     ANSWERED = enum.auto()
 
 
-class Step(enum.Enum):
+class Step(enum.IntEnum):
     """What happens to a request."""
 
     ANNOUNCE = enum.auto()

@@ -33,10 +33,11 @@ from roles.frontend.events import (
     Reply,
     Report,
     Tell,
+    TurnEnded,
     Unannounced,
     Unpushed,
 )
-from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource, TurnEnd
+from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource
 from roles.payloads import Payloads
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 
@@ -119,9 +120,8 @@ class FrontendShell:
             self._decoding,
             self._refused,
             stop,
-            TurnEnd(self._core),  # last: it says that the others have been heard
         ]
-        driver = Driver(self._core, sources, self.perform, self._clock, self._flush)
+        driver = Driver(self._core, sources, self.perform, self._clock, self._end_turn)
         self._stats = driver.stats
         try:
             driver.run(lambda: stop.is_set)
@@ -167,7 +167,10 @@ class FrontendShell:
         )
         self._to_clients.put(action.peer, action.message, rows)
 
-    def _flush(self) -> None:
+    def _end_turn(self) -> None:
+        if self._core.has_gathered:
+            for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
+                self.perform(action)
         self._to_scheduler.flush()
         self._to_clients.flush()
 

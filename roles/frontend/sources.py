@@ -24,7 +24,6 @@ from fabric.messages import (
 from fabric.sockets import DealerLink
 from fabric.tensors import dtype_name
 from roles.core import SCHEDULER, Heard, Lost
-from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
     BatchBroke,
@@ -33,7 +32,6 @@ from roles.frontend.events import (
     FrontendEvent,
     SchedulerLost,
     SchedulerSaid,
-    TurnEnded,
     Unannounced,
     Unpushed,
 )
@@ -131,31 +129,6 @@ class Refused:
     def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:  # noqa: ARG002  a Source's signature
         """At most `limit` of them."""
         return [self._events.popleft() for _ in range(min(limit, len(self._events)))]
-
-
-class TurnEnd:
-    """Says that a turn has ended: the last of a driver's sources, which has more while the core has gathered."""
-
-    def __init__(self, core: FrontendCore) -> None:
-        self._core = core
-
-    def fileno(self) -> int:
-        """None: a turn ends by itself."""
-        return -1
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is something to announce."""
-        return self._core.has_gathered
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[FrontendEvent]:  # noqa: ARG002  a Source's signature
-        """The one event."""
-        return (TurnEnded(),)
 
 
 def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:

@@ -54,8 +54,8 @@ class AgentWatch:
 
     @property
     def has_more(self) -> bool:
-        """Whether the agent has ended, and nobody was told."""
-        return self._is_gone or (self._handle >= 0 and bool(self._epoll.poll(0, 1)))
+        """Whether the agent had ended before it was watched; otherwise the descriptor says so."""
+        return self._is_gone
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -64,7 +64,7 @@ class AgentWatch:
 
     def take(self, limit: int, now_ms: float) -> Sequence[AgentGone]:  # noqa: ARG002  a Source's signature
         """The end of the agent, once."""
-        if not self.has_more:
+        if not self._is_gone and not (self._handle >= 0 and self._epoll.poll(0, 1)):
             return ()
         self._is_gone = False
         self._drop()

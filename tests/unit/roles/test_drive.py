@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from fabric.clock import MonotonicClock
 from fabric.messages import StatusListed
 from roles.core import Tick
-from roles.drive import Driver, DriverStats
+from roles.drive import TURN_LIMIT, Driver, DriverStats
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:
@@ -97,3 +99,97 @@ def ticks(core: Alarm) -> DriverStats:
     finally:
         driver.close()
     return driver.stats
+
+
+class Pipe:
+    """A source over a pipe: an event for each byte, and one for each that was put by without a descriptor's word."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK)
+        self.quiet: list[str] = []
+        self.wake_at_ms: float | None = None
+        self.taken = 0
+
+    def fileno(self) -> int:
+        return self.read_fd
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.quiet)
+
+    def take(self, limit: int, now_ms: float) -> Sequence[str]:
+        self.taken += 1
+        if self.wake_at_ms is not None and self.wake_at_ms <= now_ms:
+            self.wake_at_ms = None
+            return ["woken"]
+        if self.quiet:
+            return [self.quiet.pop(0)]
+        return list(os.read(self.read_fd, limit).decode())
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+
+
+class Listener:
+    """Writes down what it hears."""
+
+    wake_at_ms: float | None = None
+
+    def __init__(self) -> None:
+        self.heard: list[str | Tick] = []
+
+    def handle(self, event: str | Tick, now_ms: float) -> Sequence[None]:
+        self.heard.append(event)
+        return ()
+
+
+@pytest.fixture
+def pipes() -> Iterator[tuple[Pipe, Pipe]]:
+    first, second = Pipe(), Pipe()
+    yield first, second
+    first.close()
+    second.close()
+
+
+def until_heard(count: int, *sources: Pipe) -> list[str | Tick]:
+    core = Listener()
+    driver: Driver[str, None] = Driver(core, sources, lambda _: None, MonotonicClock())
+    try:
+        driver.run(lambda: len(core.heard) >= count)
+    finally:
+        driver.close()
+    return core.heard
+
+
+def test_only_sources_that_have_something_are_asked(pipes: tuple[Pipe, Pipe]) -> None:
+    os.write(pipes[0].write_fd, b"a")
+    assert until_heard(1, *pipes) == ["a"]
+    assert [pipe.taken for pipe in pipes] == [1, 0]
+
+
+def test_a_source_whose_descriptor_says_nothing_is_heard_if_it_has_more(pipes: tuple[Pipe, Pipe]) -> None:
+    pipes[1].quiet = ["b", "c"]
+    assert until_heard(2, *pipes) == ["b", "c"]
+
+
+def test_sources_are_heard_in_their_order_whichever_way_they_said_so(pipes: tuple[Pipe, Pipe]) -> None:
+    os.write(pipes[0].write_fd, b"a")
+    pipes[1].quiet = ["b"]
+    assert until_heard(2, *pipes) == ["a", "b"]
+
+
+def test_a_flood_on_one_source_does_not_keep_another_from_its_moment(pipes: tuple[Pipe, Pipe]) -> None:
+    flooded, timed = pipes
+    os.write(flooded.write_fd, b"x" * 1_000)
+    timed.wake_at_ms = MonotonicClock().now_ms()
+    heard = until_heard(200, flooded, timed)
+    assert heard.index("woken") <= 2 * TURN_LIMIT
+
+
+def test_a_source_is_woken_at_its_moment_and_not_before(pipes: tuple[Pipe, Pipe]) -> None:
+    clock = MonotonicClock()
+    pipes[0].wake_at_ms = wake_at_ms = clock.now_ms() + 7.5
+    assert until_heard(1, *pipes) == ["woken"]
+    assert clock.now_ms() >= wake_at_ms
+    assert pipes[0].taken == 1
