@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from fabric.client import InferResult
 from fabric.clock import Clock
-from fabric.errors import FabricError, PeerLost, RequestError
+from fabric.errors import DeadlineExceeded, FabricError, PeerLost, RequestError
 from fabric.link import Tensor
 
 ANSWER_GRACE_MS = 10_000.0  # after the last send; the SDK's own deadline is earlier
@@ -89,7 +89,11 @@ async def play(
         if ahead_ms > 0 or sent % _HEAR_EVERY == 0:
             await asyncio.sleep(max(0.0, ahead_ms) / 1e3)
         late_ms = max(0.0, clock.now_ms() - began_at_ms - planned.at_ms)
-        budget_ms = None if planned.budget_ms is None else max(0.0, planned.budget_ms - late_ms)
+        budget_ms = None if planned.budget_ms is None else planned.budget_ms - late_ms
+        if budget_ms is not None and budget_ms <= 0:
+            spent = DeadlineExceeded("the sender was later than the whole budget")
+            on_done(PlayedRequest(planned, late_ms, late_ms, error=spent))
+            continue
         try:
             future = client.submit(planned.model, planned.inputs, budget_ms)
         except (RequestError, PeerLost) as error:
