@@ -102,7 +102,8 @@ class MpsStage(Stage):
         except MpsError as error:
             return f"slices {told}, daemon: {error}"
         workers = sorted(self.clients())
-        if [*told.values()] == [["ready"], ["ready"]] and workers and [*listed.values()] == [workers]:
+        # Two of them: of one that was killed a moment ago the last word is still that it is ready.
+        if [*told.values()] == [["ready"]] * 2 and len(workers) == 2 and [*listed.values()] == [workers]:
             return ""
         return f"slices {told}, servers with their clients {listed}, workers {workers}, processes of MPS {self.ours()}"
 
