@@ -47,6 +47,11 @@ QUICK: tuple[Quick, ...] = (
 
 LONG: tuple[Long, ...] = (
     Long(
+        "python benchmarks/links/virtual.py; python benchmarks/links (as root)",
+        "lines of 1 and 8 Gbit/s and 0, 1, 3 ms: on virtual time, and in network namespaces"
+        " ([ADR 0090](adr/0090-inputs-before-the-grant.md))",
+    ),
+    Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
         "42 workloads, three seeds: `tenuto` has 1.007 of the best of four rivals' goodput on average, deferred 0.89,"
         " eager 0.96 ([docs/disciplines.md](disciplines.md))",

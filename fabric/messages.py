@@ -435,7 +435,7 @@ class RunBatch(Message, frozen=True, tag=21):
 class Done(Message, frozen=True, tag=22):
     """Worker -> scheduler: the batch ended. `status` is ok | failed | expired (not launched: too late) | preempted.
 
-    `missing` are parts (with the seqs) whose inputs had not come. Times: `transfer_ms` from the sending of RunBatch
+    `missing` are parts (with the seqs) whose inputs had not come. Times: `transfer_ms` from the receipt of RunBatch
     until the last input (until it was waited for no more, where one is missing), `queue_ms` until the start,
     `exec_ms` the run; 0 where it did not happen.
     """

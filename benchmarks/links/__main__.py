@@ -17,22 +17,36 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from cluster import linked_cluster
+from figures import Figures, add_json_option, tell
 from network import LinkSpec, why_not
 
 ALPHA_MS, BETA_MS, BATCH_MAX = 1.053, 5.072, 64
 LINE_SHARE = 0.85  # of the nominal rate is payload: headers, and the bucket's pauses
 HOST_MB_PER_S = 150.0  # that two cores move from sender to worker, all on one machine, with time to spare
 WARMUP_S = 1.5
-COLUMNS = ("p50_ms", "p99_ms", "held_ms", "waited_ms", "transfer_ms", "queue_ms", "batch_mean")
+LATE_MS_MAX = 2.5  # of the senders at their p99: beyond it a run says more of this machine than of the links
+COLUMNS = (
+    "offered_rps",
+    "goodput_rps",
+    "bad_percent",
+    "p50_ms",
+    "p99_ms",
+    "held_ms",
+    "waited_ms",
+    "transfer_ms",
+    "queue_ms",
+    "batch_mean",
+    "sender_late_p99_ms",
+)
 
 CLUSTER = """
 models:
@@ -58,15 +72,13 @@ def measured(document: str, link: LinkSpec, size_mb: float, seconds: float) -> d
     with linked_cluster(document, link) as cluster:
         bench = ["--duration", f"{seconds:g}", "--warmup", f"{WARMUP_S:g}"]
         found: dict[str, Any] = cluster.bench([*bench, "--payload-bytes", str(int(size_mb * 1e6))])
-        counters = {**cluster.counters("scheduler-0"), **cluster.counters("frontend-a")}
     model = found["models"]["resnet50"]
     stages = {name: spent["mean"] or 0.0 for name, spent in found["breakdown_ms"].items()}
     return {
         **stages,
-        **{f"count_{name}": value for name, value in counters.items() if name.startswith("ahead_")},
         "offered_rps": found["offered_rps"],
         "goodput_rps": found["goodput_rps"],
-        "bad_rate": found["bad_rate"],
+        "bad_percent": 100 * found["bad_rate"],
         "p50_ms": model["p50_ms"] or 0.0,
         "p99_ms": model["p99_ms"] or 0.0,
         "batch_mean": model["batch_mean"] or 0.0,
@@ -74,7 +86,7 @@ def measured(document: str, link: LinkSpec, size_mb: float, seconds: float) -> d
     }
 
 
-def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows(options: argparse.Namespace) -> Iterator[tuple[str | float, ...]]:
     """One row a setting: the medians of its runs."""
     for gbit, delay_ms, size_mb, load in itertools.product(
         options.gbit, options.delay_ms, options.size_mb, options.load
@@ -92,25 +104,8 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 batching=batching,
             )
             runs = [measured(document, link, size_mb, options.seconds) for _ in range(options.repeat)]
-            medians = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in runs[0]}
-            yield {
-                "link": str(link),
-                "size_mb": size_mb,
-                "load": load,
-                "rate_rps": rate_rps,
-                "batching": batching,
-                **medians,
-            }
-
-
-def show(row: dict[str, Any]) -> None:
-    """One line of the table."""
-    figures = "".join(f"{row[name]:>10.2f}" for name in COLUMNS)
-    print(
-        f"{row['link']:<20}{row['size_mb']:>6g}{row['load']:>6g}{row['batching']:>10}{row['offered_rps']:>9.1f}"
-        f"{row['goodput_rps']:>9.1f}{100 * row['bad_rate']:>8.2f}{figures}",
-        flush=True,
-    )
+            medians = [statistics.median(run[name] for run in runs) for name in COLUMNS]
+            yield (str(link), size_mb, load, batching, *medians)
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -128,7 +123,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_json_option(parser)
     return parser.parse_args(arguments)
 
 
@@ -139,19 +134,15 @@ def main() -> int:
     if reason is not None:
         print(f"links: nothing was measured: {reason}", file=sys.stderr)
         return 1
-    load_average = os.getloadavg()
-    print(f"cores: {os.cpu_count()}, load average at start: {load_average[0]:.2f}")
-    print(
-        f"{'link':<20}{'MB':>6}{'load':>6}{'batching':>10}{'offered':>9}{'goodput':>9}{'bad %':>8}"
-        + "".join(f"{name.removesuffix('_ms'):>10}" for name in COLUMNS)
-    )
-    found = []
-    for row in rows(options):
-        show(row)
-        found.append(row)
-    if options.json is not None:
-        report = {"load_average": load_average, "cores": os.cpu_count(), "rows": found}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    figures = Figures("links: a cluster over emulated links")
+    caption = f"SLO {options.slo_ms:g} ms, {options.gpus} emulated GPU(s), Poisson; stages are means in ms"
+    table = figures.table(caption, "link", "MB", "load", "batching", *COLUMNS)
+    table.rows.extend(rows(options))
+    if any(row[-1] > LATE_MS_MAX for row in table.rows if isinstance(row[-1], float)):
+        figures.remarks.append(
+            f"senders over {LATE_MS_MAX} ms late: those rows say more of this machine than of the links"
+        )
+    tell(figures, options.json)
     return 0
 
 

@@ -5,7 +5,8 @@ at both ends of it sets the rate. With delay or loss a host's interface is a TAP
 `relay.py`: the kernel need not have netem. The TAP's own tbf then limits what a host sends; what it receives is
 limited only by what others send. Frames on TAP devices are large (`TAP_MTU`): each is handled in Python.
 
-Nothing is made outside of the namespaces, their names begin with `PREFIX` and hold our pid. They go away when the
+Every host has a boot id of its own: by that processes tell whether they share memory (`fabric/shared.py`), and those
+of different hosts must not. Nothing is made outside of the namespaces, their names begin with `PREFIX` and hold our pid. They go away when the
 block is left, however that happens; those of a run that was killed are removed by the next one.
 """
 
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,7 @@ BURST_MS = (
 BURST_BYTES_MIN = 33_000
 QUEUE_MS = 50  # longer queues are cut off
 QUEUE_BYTES_MIN = 500_000
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 RELAY = Path(__file__).parent / "relay.py"
 
 
@@ -75,15 +78,17 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace with one interface."""
+    """A namespace with one interface. `boot_id`: the file that holds its own."""
 
     name: str
     namespace: str
     address: str
+    boot_id: Path
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """How to run `argv` there; the process that is started is `argv`'s own."""
-        return ["ip", "netns", "exec", self.namespace, *argv]
+        """How to run `argv` there; the process that is started is `argv`'s own, in mount namespaces of its own."""
+        with_boot_id = f'mount --bind "$0" {BOOT_ID} && exec "$@"'
+        return ["ip", "netns", "exec", self.namespace, "sh", "-c", with_boot_id, str(self.boot_id), *argv]
 
 
 def why_not() -> str | None:
@@ -107,13 +112,15 @@ def network(names: Sequence[str], link: LinkSpec) -> Iterator[Mapping[str, Host]
         raise ConfigError(reason)
     remove_stale()
     own = f"{PREFIX}{os.getpid()}-"
-    hosts = {
-        name: Host(name, f"{own}{name}", f"{SUBNET}.{number}") for number, name in enumerate(names, start=1)
-    }
     relay: subprocess.Popen[bytes] | None = None
-    with _signals_end_it():
+    with _signals_end_it(), own_directory() as directory:
+        hosts = {
+            name: Host(name, f"{own}{name}", f"{SUBNET}.{number}", Path(directory) / name)
+            for number, name in enumerate(names, start=1)
+        }
         try:
             for host in hosts.values():
+                host.boot_id.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
                 _ip("netns", "add", host.namespace)
                 _ip("-n", host.namespace, "link", "set", "lo", "up")
             if link.is_relayed:

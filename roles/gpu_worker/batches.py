@@ -38,8 +38,6 @@ class Batch:
     latest_at_ms: float
     expires_at_ms: float
     inputs: dict[int, PartInputs] = field(default_factory=dict)
-    way_ms: float = 0.0
-    """What RunBatch itself took, as far as is known."""
     complete_at_ms: float = 0.0
     """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
     started_at_ms: float = 0.0
@@ -96,9 +94,9 @@ class Batch:
 
     @property
     def delay_ms(self) -> float:
-        """From the sending of RunBatch to the last input; where inputs are missing, for how long they were not there."""
+        """As `transfer_ms`; where inputs are missing, for how long they were not there."""
         until_ms = self.complete_at_ms if self.is_complete else self.started_at_ms
-        return self.way_ms + until_ms - self.received_at_ms
+        return until_ms - self.received_at_ms
 
     @property
     def queue_ms(self) -> float:
@@ -112,7 +110,7 @@ def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
     latest_at_ms = sent_at_ms + run.latest_in_ms
     start_at_ms = min(sent_at_ms + run.start_in_ms, latest_at_ms)
     expires_at_ms = max(sent_at_ms + run.expires_in_ms, latest_at_ms) + LATE_TOLERANCE_MS
-    return Batch(run, now_ms, start_at_ms, latest_at_ms, expires_at_ms, way_ms=late_ms, complete_at_ms=now_ms)
+    return Batch(run, now_ms, start_at_ms, latest_at_ms, expires_at_ms, complete_at_ms=now_ms)
 
 
 class BatchQueue:

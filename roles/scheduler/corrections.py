@@ -13,6 +13,7 @@ SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a 
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
 LATE_FACTOR = 2.0
+LATE_IN_A_ROW = 3
 TRANSFER_STEP = 0.2
 GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
@@ -59,7 +60,17 @@ class TransferCorrection:
     `GUESS_SAMPLES` samples.
     """
 
-    __slots__ = ("_cov", "_samples", "_size", "_size_var", "_spread", "_transfer", "fixed_ms", "ms_per_item")
+    __slots__ = (
+        "_cov",
+        "_late_in_a_row",
+        "_samples",
+        "_size",
+        "_size_var",
+        "_spread",
+        "_transfer",
+        "fixed_ms",
+        "ms_per_item",
+    )
 
     def __init__(self, ms_per_item: float, fixed_ms: float = 0.0) -> None:
         self.fixed_ms = fixed_ms
@@ -70,17 +81,26 @@ class TransferCorrection:
         self._cov = ms_per_item  # of the line it starts on: slope = cov / var
         self._spread = 0.0
         self._samples = GUESS_SAMPLES
+        self._late_in_a_row = 0
 
     def observe_late(self, waited_ms: float, batch_size: int) -> bool:
         """Note a batch whose inputs had not come after so long; True when the line has moved by enough to matter.
 
         How much longer they would have taken nobody knows. It counts as `LATE_FACTOR` times as long, as a
-        retransmission's timer goes: less, and a line that is much too low would be climbed in small steps.
+        retransmission's timer goes: less, and a line that is much too low would be climbed in small steps. But only
+        where nothing comes in time any more: a single stall, taken so, would make every batch small for a while.
         """
-        return self.observe(LATE_FACTOR * waited_ms, batch_size)
+        self._late_in_a_row += 1
+        if self._late_in_a_row < LATE_IN_A_ROW:
+            return False
+        return self._take(LATE_FACTOR * waited_ms, batch_size)
 
     def observe(self, transfer_ms: float, batch_size: int) -> bool:
         """Note one batch's transfer; True when the line has moved by enough to matter."""
+        self._late_in_a_row = 0
+        return self._take(transfer_ms, batch_size)
+
+    def _take(self, transfer_ms: float, batch_size: int) -> bool:
         if not self._spread and transfer_ms == self.fixed_ms + self.ms_per_item * batch_size:
             return False  # on a line that nothing was ever off: all there is to learn in a simulated network
         self._samples += 1
@@ -92,9 +112,16 @@ class TransferCorrection:
         self._size_var += weight * (size_error * size_error - self._size_var)
         self._cov += weight * (size_error * error_ms - self._cov)
         slope = max(0.0, self._cov / self._size_var) if self._size_var > SIZE_VAR_MIN else self.ms_per_item
+        # Nobody's inputs take less than none. A slope beyond that, once learned from a stall, makes all batches small,
+        # and from batches of one size no slope would ever be learned again.
+        steepest = self._transfer / self._size
+        slope = min(slope, steepest)
         offset_ms = self._transfer - slope * self._size
         self._spread += weight * (abs(transfer_ms - offset_ms - slope * batch_size) - self._spread)
         fixed_ms = max(0.0, offset_ms + SPREADS * self._spread)
+        if self.ms_per_item > (1.0 + TRANSFER_STEP) * steepest:
+            self.fixed_ms, self.ms_per_item = fixed_ms, slope
+            return True
         for size in (1.0, self._size):
             before_ms = self.fixed_ms + self.ms_per_item * size
             moved_ms = abs(fixed_ms + slope * size - before_ms)

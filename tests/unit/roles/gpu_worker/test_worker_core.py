@@ -287,14 +287,6 @@ def test_a_batch_of_which_nothing_came_is_missing_as_a_whole() -> None:
     assert core.wake_at_ms is None
 
 
-def test_a_transfer_counts_from_the_sending_of_its_batch() -> None:
-    core = serving_core()
-    core.handle(run_batch(late_ms=2.0), 100.0)
-    core.handle(inputs(0, 1), 103.0)
-    (done,) = sent(Done, core.handle(ran(), 110.0))
-    assert done.transfer_ms == 5.0
-
-
 def test_the_scheduler_hears_for_how_long_a_missing_part_was_waited_for() -> None:
     core = serving_core()
     core.handle(run_batch(part((0, 2)), part((7, 3), frontend_id=OTHER_FRONTEND)), 0.0)

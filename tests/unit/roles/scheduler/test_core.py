@@ -189,12 +189,12 @@ def test_a_scheduler_whose_batches_come_back_without_inputs_sends_them_earlier()
     core = serving_core()
     at_ms = 100.0
     sent_after_ms = []
-    for seq in range(8):
+    for seq in range(12):
         hear(core, FRONTEND, Arrivals(MODEL, seq, 1, budget_ms=20.0), at_ms)
         wake_at_ms = core.wake_at_ms
         assert wake_at_ms is not None
         (batch,) = of_type(core.handle(Tick(), wake_at_ms), RunBatch)
-        sent_after_ms.append(wake_at_ms - at_ms)
+        sent_after_ms.append(round(wake_at_ms - at_ms, 6))
         waited_ms = batch.latest_in_ms
         done = Done(batch.batch_id, slice_id(), MODEL, "expired", 0, batch.parts, waited_ms, 0.0, 0.0)
         assert of_type(hear(core, WORKER, done, wake_at_ms + waited_ms), Returned)

@@ -87,6 +87,29 @@ def test_inputs_that_never_come_in_time_are_soon_sent_for_earlier() -> None:
     assert tries <= 20
 
 
+def test_a_single_stall_changes_nothing() -> None:
+    transfer = TransferCorrection(0.0, 5.0)
+    for _ in range(50):
+        transfer.observe(2.0, 8)
+    before = (transfer.fixed_ms, transfer.ms_per_item)
+    for _ in range(20):
+        assert not transfer.observe_late(30.0, 8)
+        assert not transfer.observe_late(30.0, 8)
+        transfer.observe(2.0, 8)
+    assert (transfer.fixed_ms, transfer.ms_per_item) == pytest.approx(before, rel=0.2)
+
+
+def test_a_slope_learned_from_a_stall_is_not_kept_by_the_small_batches_it_makes() -> None:
+    transfer = TransferCorrection(0.0, 5.0)
+    for size in (1, 16) * 20:
+        transfer.observe(3.0 if size == 1 else 150.0, size)
+    assert transfer.ms_per_item > 5.0
+    for _ in range(200):
+        transfer.observe(3.0, 1)
+    assert transfer.ms_per_item <= 3.6
+    assert transfer.fixed_ms + transfer.ms_per_item == pytest.approx(3.0, rel=0.3)
+
+
 def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
     guard = LatenessGuard()
     assert not guard.observe(0.0)
