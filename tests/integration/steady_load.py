@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fabric.client import Client
+from fabric.client import Client, ClientOptions
 from fabric.errors import RequestError
+from fabric.liveness import Patience
+
+# A frontend that a busy host keeps off its cores for seconds is not gone.
+PATIENT = ClientOptions(connect_timeout_ms=30_000.0, patience=Patience(200.0, 600.0, 20_000.0))
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ def steady_load(addresses: Sequence[str], rates_rps: dict[str, float]) -> Iterat
 async def _ask_all(
     addresses: Sequence[str], rates_rps: dict[str, float], fates: Fates, stop: threading.Event
 ) -> None:
-    async with Client(addresses) as client:
+    async with Client(addresses, PATIENT) as client:
         asked: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
 
