@@ -267,7 +267,9 @@ class Workers:
         is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
         if is_slow and worker.slices:  # told at once, whenever its end comes
             worker.end_reason = self._slowness(former, worker.slices)
-            self._actions.append(Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}"))
+            self._actions.append(
+                Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}")
+            )
             for slice_id in worker.slices:
                 self._reports.report(slice_id, "lost", worker.end_reason)
 
