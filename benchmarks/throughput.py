@@ -1,7 +1,7 @@
 """Requests per second through one frontend, one scheduler and emulated devices, without payload.
 
     python benchmarks/throughput.py [--rates 2000 4000 6000 8000 10000 12000 16000] [--seconds 4] [--repeat 3]
-                                    [--senders 2] [--batching tenuto] [--json FILE]
+                                    [--senders 2] [--batching tenuto] [--gather-ms 0] [--json FILE]
 
 A cluster of this host: supervisor, scheduler, frontend, node agent, one worker with four emulated devices, and
 `--senders` processes of the load tool (`tenuto bench`'s own), open loop, Poisson, latency from the intended moment.
@@ -72,11 +72,11 @@ class Step:
         return "missed" if self.run.is_valid else "missed, senders late"
 
 
-def play(stage: Stage, rate_rps: float, seconds: float, senders: int) -> Step:
+def play(stage: Stage, rate_rps: float, seconds: float, senders: int, gather_ms: float) -> Step:
     """Send that load once."""
     workload = workload_of(stage.config).scaled(rate_rps / CONFIGURED_RPS)
     window = Window(WARMUP_S * 1e3, (WARMUP_S + seconds) * 1e3)
-    plan = LoadPlan(stage.config, workload, stage.targets, window.until_ms, senders, 0)
+    plan = LoadPlan(stage.config, workload, stage.targets, window.until_ms, senders, 0, gather_ms)
     meters: list[CpuMeter] = []
     cpu_us: dict[str, float] = {}
 
@@ -110,6 +110,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--batching", default="tenuto")
+    parser.add_argument(
+        "--gather-ms",
+        type=float,
+        default=0.0,
+        help="send together what is due within so much, as a gateway does",
+    )
     add_json_option(parser)
     options = parser.parse_args()
     figures = Figures("throughput")
@@ -131,7 +137,7 @@ def main() -> None:
         sustained: list[float] = []
         missed = 0
         for rate_rps in options.rates:
-            step = play(stage, rate_rps, options.seconds, options.senders)
+            step = play(stage, rate_rps, options.seconds, options.senders, options.gather_ms)
             table.rows.append(_row(step))
             if step.is_sustained:
                 sustained.append(rate_rps)
@@ -141,7 +147,10 @@ def main() -> None:
         highest = 0.0
         while sustained and not highest:
             rate_rps = sustained.pop()
-            steps = [play(stage, rate_rps, options.seconds, options.senders) for _ in range(options.repeat)]
+            steps = [
+                play(stage, rate_rps, options.seconds, options.senders, options.gather_ms)
+                for _ in range(options.repeat)
+            ]
             table.rows.extend(map(_row, steps))
             if statistics.median(step.bad_rate for step in steps) < BAD_RATE_ALLOWED:
                 highest = rate_rps

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -67,10 +68,12 @@ async def play(
     began_at_ms: float,
     clock: Clock,
     on_done: Callable[[PlayedRequest], None],
+    gather_ms: float = 0.0,
 ) -> None:
     """Play a plan in order of `at_ms`; returns when `on_done` has heard the fate of every request.
 
-    What of a request's budget the sender itself has used up is taken off it.
+    What of a request's budget the sender itself has used up is taken off it. With `gather_ms` requests leave together
+    at its multiples, as from a gateway that many clients share; what they waited for that counts as lateness.
     """
     pending: set[asyncio.Future[InferResult]] = set()
 
@@ -85,7 +88,8 @@ async def play(
             on_done(PlayedRequest(planned, late_ms, latency_ms, error=error))
 
     for sent, planned in enumerate(plan):
-        ahead_ms = began_at_ms + planned.at_ms - clock.now_ms()
+        send_at_ms = math.ceil(planned.at_ms / gather_ms) * gather_ms if gather_ms else planned.at_ms
+        ahead_ms = began_at_ms + send_at_ms - clock.now_ms()
         if ahead_ms > 0 or sent % _HEAR_EVERY == 0:
             await asyncio.sleep(max(0.0, ahead_ms) / 1e3)
         late_ms = max(0.0, clock.now_ms() - began_at_ms - planned.at_ms)

@@ -39,7 +39,8 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 class LoadPlan:
     """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
 
-    `payload_bytes`: of a request to a model that declares no inputs.
+    `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
+    multiples (0: each at its own moment).
     """
 
     config: ClusterConfig
@@ -48,6 +49,7 @@ class LoadPlan:
     until_ms: float
     processes: int
     payload_bytes: int
+    gather_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
-        await play(client, requests, began_at_ms, clock, recorder.note)
+        await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
     return recorder.record()
 
 
