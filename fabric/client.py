@@ -56,9 +56,9 @@ from fabric.messages import (
     StatusListed,
 )
 from fabric.outbox import Outbox
-from fabric.shared import Arena, is_shared_with
+from fabric.shared import is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
-from fabric.tensors import DTYPES, RANK_MAX, share
+from fabric.tensors import DTYPES, RANK_MAX, Sharing
 
 _FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
 _GREET_EVERY_S: Final = 0.05
@@ -155,7 +155,7 @@ class Client:
         self._alarm: asyncio.TimerHandle | None = None
         self._has_sent = False  # in this turn of the loop
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
-        self._arena: Arena | None = None
+        self._sharing = Sharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
         self._requests = 0
         self._way = _Way()
         self._tending: asyncio.TimerHandle | None = None
@@ -197,8 +197,7 @@ class Client:
             if timer is not None:
                 timer.cancel()
         link.close()
-        if self._arena is not None:
-            self._arena.close()
+        self._sharing.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -237,7 +236,7 @@ class Client:
         message = Infer(number, ModelId(model), _plain(budget_ms), self._way.high_ms)
         try:
             if self._outbox.is_sharing:
-                self._share(tensors)
+                self._sharing.share(tensors)
             self._outbox.put(_FRONTEND, message, tensors)
         except LocalProtocolError as error:
             raise InvalidInput(str(error)) from error
@@ -273,13 +272,6 @@ class Client:
                 self._listing.remove(future)
 
     # ------------------------------------------------------------ saying and hearing
-
-    def _share(self, tensors: Sequence[NamedTensor]) -> None:
-        for tensor in tensors:
-            if tensor.array.nbytes >= SMALL_BELOW_BYTES:
-                if self._arena is None:
-                    self._arena = Arena(self._options.shared_bytes_max)
-                share(tensor, self._arena)
 
     def _take_pending(self, number: int) -> _Awaited | None:
         awaited = self._pending.pop(number, None)

@@ -77,15 +77,22 @@ class Place:
 
 
 class Arena:
-    """Our own shared memory. Pages are taken from the system as they are first used, and kept until `close`."""
+    """Our own shared memory. Pages are taken from the system as they are first used, and kept until `close`.
+
+    Raises OSError where the system gives none (a limit on file sizes holds for it too).
+    """
 
     def __init__(self, size: int) -> None:
         name = _NAME_PREFIX + secrets.token_hex(16)
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._fd, size)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        try:
+            os.ftruncate(self._fd, size)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._bytes = memoryview(mmap.mmap(self._fd, size))
+        except OSError:
+            self.close()
+            raise
         self.name = f"{os.getpid()}/{self._fd}/{size}/{name}"
-        self._bytes = memoryview(mmap.mmap(self._fd, size))
         self._free: list[tuple[int, int]] = [(0, size)]  # offset and size, by offset, never adjacent
         self._left: deque[tuple[int, int]] = deque()  # a place may be dropped on any thread
 

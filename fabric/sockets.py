@@ -31,8 +31,8 @@ from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IpcPath, nearest
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
-from fabric.shared import Arena, Borrowed, is_shared_with, memory_address
-from fabric.tensors import share
+from fabric.shared import Borrowed, is_shared_with, memory_address
+from fabric.tensors import Sharing
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -438,7 +438,7 @@ class PushPool:
     def __init__(self, options: PushOptions | None = None) -> None:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
-        self._arena: Arena | None = None
+        self._sharing = Sharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
         self._clock = self._options.link.clock
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}
@@ -462,7 +462,7 @@ class PushPool:
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
         if target.is_sharing:
-            self._share(tensors)
+            self._sharing.share(tensors)
         packed = frames.pack(
             message,
             tensors,
@@ -531,16 +531,7 @@ class PushPool:
         for target in self._targets.values():
             target.close(linger_ms=FLUSH_MS)
         self._targets.clear()
-        if self._arena is not None:
-            self._arena.close()
-
-    def _share(self, tensors: Sequence[NamedTensor]) -> None:
-        """Where there is no room the frame travels."""
-        for tensor in tensors:
-            if tensor.place is None and tensor.array.nbytes >= frames.SMALL_BELOW_BYTES:
-                if self._arena is None:
-                    self._arena = Arena(self._options.shared_bytes_max)
-                share(tensor, self._arena)
+        self._sharing.close()
 
     def _unroutable(self) -> bool:
         self._counters["unroutable_out"] += 1

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import pytest
 
 from fabric import tensors
 from fabric.errors import LocalProtocolError, RemoteProtocolError
-from fabric.link import Tensor
+from fabric.link import NamedTensor, Tensor
 from fabric.messages import TensorSpec
 
 
@@ -84,3 +86,29 @@ def test_a_frame_that_does_not_fit_its_description_is_the_senders_error(spec: Te
 def test_a_shape_beyond_numpy_is_the_senders_error_even_when_empty() -> None:
     with pytest.raises(RemoteProtocolError):
         tensors.from_frame(TensorSpec("x", "uint8", (2**53, 2**53, 0)), b"")
+
+
+def test_where_the_system_gives_no_memory_tensors_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr("os.ftruncate", refuse)
+    sharing = tensors.Sharing(1 << 20, 16)
+    tensor = NamedTensor("x", np.ones(16))
+    sharing.share([tensor])
+    sharing.share([tensor])
+    assert tensor.place is None
+    sharing.close()
+
+
+def test_only_large_tensors_are_shared_and_only_once() -> None:
+    sharing = tensors.Sharing(1 << 20, 64)
+    large, small = NamedTensor("x", np.ones(8)), NamedTensor("y", np.ones(7))
+    sharing.share([large, small])
+    place = large.place
+    sharing.share([large, small])
+    assert place is not None
+    assert large.place is place
+    assert small.place is None
+    assert np.array_equal(large.array, np.ones(8))
+    sharing.close()
