@@ -1,6 +1,6 @@
 """An emulated device: a batch of b takes `exec_ms[b - 1]` and computes nothing.
 
-Inputs are put together into one buffer all the same, as for any device: what comes to a worker costs its host that.
+Inputs are copied once all the same, as into any device's batch: what comes to a worker costs its host that.
 
 Where its specification names an interference model, what the GPU's other slices in this process run at its start
 slows a batch down, by the same model that the simulator uses.
@@ -55,7 +55,7 @@ class SleepExecutor:
         self._free_at_ms: dict[SliceId, float] = {}
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
-        self._inputs = np.empty(0, np.uint8)
+        self._input = np.empty(0, np.uint8)
         self._order = count()
 
     def load(self, spec: SliceSpec) -> None:
@@ -100,17 +100,16 @@ class SleepExecutor:
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
 
     def _assemble(self, job: Job) -> None:
-        arrays = [tensor.array for part in job.parts for tensor in part.tensors]
-        size = sum([array.nbytes for array in arrays])
-        if size > self._inputs.size:
-            self._inputs = np.empty(size, np.uint8)
-        offset = 0
-        for array in arrays:
-            self._inputs[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-            offset += array.nbytes
+        """Copy every input once, each over the one before: nobody reads them, and so it takes the least memory."""
+        for part in job.parts:
+            for tensor in part.tensors:
+                size = tensor.array.nbytes
+                if size > self._input.size:
+                    self._input = np.empty(size, np.uint8)
+                self._input[:size] = tensor.array.reshape(-1).view(np.uint8)
 
     def stage(self, job: Job) -> None:
-        """Emulated devices have one buffer, which is the running batch's."""
+        """There is nowhere to put anything."""
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """Wake up early."""
