@@ -29,10 +29,12 @@ def _script(name: str, *arguments: str) -> Quick:
 
 QUICK: tuple[Quick, ...] = (
     _script("latency", "--repeat", "5", "--requests", "300", "--seconds", "3"),
-    _script("throughput", "--repeat", "3", "--seconds", "4"),
-    _script("payload", "--repeat", "3", "--seconds", "1"),
+    _script("throughput", "--repeat", "3", "--seconds", "4", "--senders", "1", "--gather-ms", "1"),
+    _script("payload", "--repeat", "5", "--seconds", "1"),
     _script("lateness", "--timers", "500", "--repeat", "2"),
-    _script("live_against_simulated", "--repeat", "1", "--seconds", "8"),
+    _script(
+        "live_against_simulated", "--batching", "tenuto", "--scale", "16", "--repeat", "1", "--seconds", "10"
+    ),
     _script("change_under_load", "--repeat", "3", "--quiet", "3"),
     _script("scheduler_core", "--seconds", "1"),
     _script("simulator_speed", "--seconds", "10", "--repeat", "3"),

@@ -162,8 +162,8 @@ def under(rate_rps: float, figures: Figures, options: argparse.Namespace) -> Non
     wanted_s = options.timers * options.repeat * len(RIVALS) * sum(GAPS_MS) / 2 / 1e3
     reader, writer = context.Pipe(duplex=False)
     with cluster(CLUSTER.format(rate_rps=rate_rps)) as stage:
-        if not any(table.caption.startswith("idle") for table in figures.tables):
-            idle(stage, figures, options.idle)
+        if not figures.tables:
+            idle(stage, figures, options)
         timers = context.Process(
             target=wait_in_turn, args=(options.timers, options.repeat, writer), daemon=True
         )
@@ -184,16 +184,21 @@ def under(rate_rps: float, figures: Figures, options: argparse.Namespace) -> Non
         *("who", "p50", "p99", "max", "timers", "longest turn", "longest pause", "CPU %"),
     )
     _of_roles(table, counters)
-    for name, times in found.items():
-        p50, p99, longest, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    for name, (p50, p99, longest, cpu) in medians(found).items():
         table.rows.append((name, p50, p99, longest, options.timers * options.repeat, None, None, 100 * cpu))
     scheduler_p99_ms = counters["scheduler-0"]["timer_late_p99_ms"]
     if rate_rps == options.quiet_rate:
         figures.lines.append(
             Line("dispatch lateness of the scheduler, p99, ms", scheduler_p99_ms, at_most=LATE_P99_MS_MAX)
         )
-        alone_ms = statistics.median(p99 for _, p99, *_ in found["driver, alone"])
-        figures.lines.append(Line("lateness of the driver alone, p99, ms", alone_ms, at_most=LATE_P99_MS_MAX))
+
+
+def medians(found: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[float]]:
+    """Over the times of each."""
+    return {
+        name: [statistics.median(column) for column in zip(*times, strict=True)]
+        for name, times in found.items()
+    }
 
 
 def _of_roles(table: Table, counters: Mapping[str, Mapping[str, float]]) -> None:
@@ -202,18 +207,33 @@ def _of_roles(table: Table, counters: Mapping[str, Mapping[str, float]]) -> None
         table.rows.append((role_id, p50, p99, longest, int(counted["ticks"]), turn, pause, None))
 
 
-def idle(stage: Stage, figures: Figures, seconds: float) -> None:
-    """What the roles take of a core when there is nothing to do."""
+def idle(stage: Stage, figures: Figures, options: argparse.Namespace) -> None:
+    """What the roles take of a core when there is nothing to do, and how late timers are then."""
     meter = CpuMeter(stage.pids)
     time.sleep(1.0)  # what starting has left to do
     meter.begin()
-    time.sleep(seconds)
+    time.sleep(options.idle)
     took_s, spent_s = meter.spent()
-    table = figures.table(f"idle for {seconds:g} s", "role", "CPU %")
+    table = figures.table(f"idle for {options.idle:g} s", "role", "CPU %")
     for role_id, cpu_s in spent_s.items():
         table.rows.append((role_id, 100 * cpu_s / took_s))
     worst = max(100 * cpu_s / took_s for cpu_s in spent_s.values())
     figures.lines.append(Line("CPU of the busiest idle role, %", worst, at_most=IDLE_PERCENT_MAX))
+    reader, writer = context.Pipe(duplex=False)
+    timers = context.Process(target=wait_in_turn, args=(options.timers, options.repeat, writer), daemon=True)
+    timers.start()
+    try:
+        found = medians(reader.recv())
+    finally:
+        timers.kill()
+        timers.join()
+    table = figures.table("timers beside the idle cluster: how late, ms", "who", "p50", "p99", "max", "CPU %")
+    for name, (p50, p99, longest, cpu) in found.items():
+        table.rows.append((name, p50, p99, longest, 100 * cpu))
+    alone_ms = found["driver, alone"][1]
+    figures.lines.append(
+        Line("lateness of the driver, p99, idle machine, ms", alone_ms, at_most=LATE_P99_MS_MAX)
+    )
 
 
 def main() -> None:

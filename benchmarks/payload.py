@@ -7,7 +7,7 @@ that passes each on whole, and an end that answers with a few bytes. All chains 
 and the median counts; a ratio compares medians of one run. That results are bit-exact is for the test suite to say
 (`tests/integration/test_cluster.py`).
 
-- ours: a cluster of this host, emulated no-op model, `eager`; ipc between all, as chosen for one host
+- ours: a cluster of this host, emulated no-op model, `tenuto`; shared memory between all, as chosen for one host
 - pyzmq ipc, pyzmq tcp: the same sockets (DEALER, ROUTER, PUSH, PULL) without the fabric
 - tcp relay: plain sockets, each message read whole and sent on
 - grpc unary, grpc stream: a protobuf message with a bytes field (needs grpcio and protobuf, else left out)
@@ -55,7 +55,7 @@ LINES = {
 CLUSTER = """
 models: [{name: noop, slo_ms: 60000, profile: {alpha_ms: 0.0001, beta_ms: 0.001, max_batch: 16}}]
 cluster: {gpus: 1}
-batching: eager
+batching: tenuto
 """
 
 # ---------------------------------------------------------------- ours
