@@ -257,6 +257,43 @@ def test_payload_arrives_bit_exact_and_not_through_the_scheduler(
         assert counters["inputs_shared_bytes_out"] == (15 * image.nbytes if is_sharing else 0)
 
 
+SENDER = """
+import sys
+import numpy as np
+from fabric.client import BlockingClient
+
+with BlockingClient(sys.argv[1]) as client:
+    while True:
+        client.infer("echo", {"image": np.zeros((3, 224, 224), np.float32)})
+        print("answered", flush=True)
+"""
+
+
+def arenas_mapped(pid: int) -> int:
+    """By a process that may have ended by now."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return sum("memfd:tenuto" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return 0
+
+
+def test_memory_shared_by_clients_that_were_killed_is_let_go(tmp_path: Path) -> None:
+    if not memory_address():
+        pytest.skip("this system has no memory to share")
+    with cluster_of(tmp_path, ECHO) as cluster:
+        for _ in range(4):
+            with subprocess.Popen(
+                [sys.executable, "-c", SENDER, cluster.endpoints["client"][0]],
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as sender:
+                assert sender.stdout is not None
+                assert sender.stdout.readline() == "answered\n"
+                sender.kill()
+            mapped = [arenas_mapped(pid) for pid in descendants(cluster.pid)]
+            assert max(mapped) == 1, "the next client's is opened, and those of the dead are let go"
+            assert sum(mapped) == 2, "frontend and worker read it"
+
+
 def test_a_model_that_cannot_load_or_run_hurts_only_itself(tmp_path: Path) -> None:
     ones = np.ones((3, 224, 224), np.float32)
     with cluster_of(tmp_path, ECHO) as cluster, BlockingClient(cluster.endpoints["client"]) as client:
