@@ -94,14 +94,14 @@ def split(
     if not parts or len(parts) > FRAMES_MAX:
         raise RemoteProtocolError(f"a message of {len(parts)} frames")
     envelope = codec.decode(parts[0])
-    described = [parcel.tensors for parcel in envelope.parcels]
+    described = [[(spec, tensors.size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
     if len(parts) == 1 and not any(described):
         return envelope, [() for _ in described]
-    size = sum(tensors.size_of(spec) for specs in described for spec in specs)
+    size = sum(size for specs in described for _, size in specs)
     if size > payload_bytes_max:
         raise RemoteProtocolError(f"payload of {size} bytes")
-    taken = _Frames(parts[1:], [spec for specs in described for spec in specs], borrowed)
-    named = [[taken.tensor(spec) for spec in specs] for specs in described]
+    taken = _Frames(parts[1:], [sized for specs in described for sized in specs], borrowed)
+    named = [[taken.tensor(spec, size) for spec, size in specs] for specs in described]
     taken.end()
     return envelope, list(named)
 
@@ -110,9 +110,9 @@ class _Frames:
     """The bytes of a message's tensors, taken in order."""
 
     def __init__(
-        self, payload: Sequence[Buffer], specs: Sequence[TensorSpec], borrowed: Borrowed | None
+        self, payload: Sequence[Buffer], specs: Sequence[tuple[TensorSpec, int]], borrowed: Borrowed | None
     ) -> None:
-        travelling = [tensors.size_of(spec) for spec in specs if spec.at is None]
+        travelling = [size for spec, size in specs if spec.at is None]
         large_count = sum(size >= SMALL_BELOW_BYTES for size in travelling)
         has_small = large_count < len(travelling)
         if len(payload) != large_count + has_small:
@@ -125,9 +125,8 @@ class _Frames:
         self._offset = 0
         self._borrowed = borrowed
 
-    def tensor(self, spec: TensorSpec) -> NamedTensor:
+    def tensor(self, spec: TensorSpec, size: int) -> NamedTensor:
         """The next one."""
-        size = tensors.size_of(spec)
         place: Place | None = None
         if spec.at is not None:
             if self._borrowed is None:

@@ -295,7 +295,7 @@ class RouterLink(_SocketLink):
         _, tracker = _send_parts(self._socket, parts, is_tracked=is_large)
         if is_large:
             self._in_flight[peer].add(tracker, size)
-        return _sent(self._counters, parts, packed)
+        return _sent(self._counters, size, packed)
 
     def take_lost(self) -> Sequence[PeerId]:
         """Peers that a send found gone since the last call."""
@@ -372,7 +372,7 @@ class DealerLink(_SocketLink):
         parts = self._join(packed)
         self._is_touched = True
         is_in, _ = _send_parts(self._socket, parts)
-        return _sent(self._counters, parts, packed) if is_in else _refused(self._counters)
+        return _sent(self._counters, frames.size_of(parts), packed) if is_in else _refused(self._counters)
 
     def _connect(self) -> None:
         self._is_touched = True
@@ -482,7 +482,7 @@ class PushPool:
         if not is_in:
             return _refused(self._counters)
         target.in_flight.add(tracker, size)
-        return _sent(self._counters, parts, (packed,))
+        return _sent(self._counters, size, (packed,))
 
     def drop(self, peer: PeerId) -> None:
         """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
@@ -628,9 +628,9 @@ def _send_parts(
     return is_in, tracker
 
 
-def _sent(counters: dict[str, float], parts: Sequence[Buffer], packed: Sequence[Packed]) -> bool:
+def _sent(counters: dict[str, float], size: int, packed: Sequence[Packed]) -> bool:
     counters["messages_out"] += len(packed)
-    counters["bytes_out"] += frames.size_of(parts)
+    counters["bytes_out"] += size
     counters["shared_bytes_out"] += sum([one.shared_size for one in packed])
     return True
 

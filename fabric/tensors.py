@@ -12,7 +12,7 @@ import numpy as np
 from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
-from fabric.messages import TensorSpec
+from fabric.messages import SharedAt, TensorSpec
 from fabric.shared import Arena
 
 RANK_MAX: Final = 8
@@ -39,8 +39,7 @@ def to_frame(name: str, array: Tensor) -> tuple[TensorSpec, memoryview]:
 def to_place(tensor: NamedTensor) -> TensorSpec:
     """Describe a tensor that has a place in shared memory. Raises LocalProtocolError like `to_frame`."""
     assert tensor.place is not None, "it has one"
-    spec = _described(tensor.name, tensor.array)
-    return TensorSpec(spec.name, spec.dtype, spec.shape, tensor.place.at)
+    return _described(tensor.name, tensor.array, tensor.place.at)
 
 
 def share(tensor: NamedTensor, arena: Arena) -> bool:
@@ -114,13 +113,13 @@ def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
     return array
 
 
-def _described(name: str, array: Tensor) -> TensorSpec:
+def _described(name: str, array: Tensor, at: SharedAt | None = None) -> TensorSpec:
     name_of_dtype = dtype_name(array.dtype)
     if name_of_dtype not in DTYPES or array.ndim > RANK_MAX:
         raise LocalProtocolError(
             f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
         )
-    return TensorSpec(name, name_of_dtype, array.shape)
+    return TensorSpec(name, name_of_dtype, array.shape, at)
 
 
 @lru_cache(maxsize=64)

@@ -91,7 +91,7 @@ class SleepExecutor:
             reason = f"a batch of {batch_size} is over the model's largest, {len(exec_ms)}"
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
-        self._assemble(job)
+        self._copy_inputs(job)
         beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
         slowdown = self._crowds.slowdown(job.slice_id, job.model_id, batch_size, beside)
         took_ms = exec_ms[batch_size - 1] * slowdown
@@ -99,7 +99,7 @@ class SleepExecutor:
         self._free_at_ms[job.slice_id] = finish_at_ms
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
 
-    def _assemble(self, job: Job) -> None:
+    def _copy_inputs(self, job: Job) -> None:
         """Copy every input once, each over the one before: nobody reads them, and so it takes the least memory."""
         for part in job.parts:
             for tensor in part.tensors:
