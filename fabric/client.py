@@ -40,6 +40,7 @@ from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
 from fabric.liveness import Liveness, Patience
+from fabric.margin import Margin
 from fabric.messages import (
     Answer,
     AnyMessage,
@@ -105,6 +106,7 @@ class _Awaited(asyncio.Future[InferResult]):
         super().__init__(loop=loop)
         self.number = number
         self.sent_at_ms = sent_at_ms
+        self.budget_ms: float | None = None
         self.inputs: Sequence[NamedTensor] = ()  # kept until the answer, with their places in shared memory
         self._client = client
 
@@ -118,26 +120,34 @@ class _Awaited(asyncio.Future[InferResult]):
 class _Way:
     """What requests and answers take between us and the frontend, our own event loop included, in ms.
 
-    A forgetting mean and two mean deviations: most answers are then in time on our side too, and one stall does
-    not eat the budgets after it.
+    A forgetting mean, and a margin learned from answers that came after their budget's end.
     """
 
     _MEMORY = 0.1
+    _LATE_SHARE = 1 / 400
+    _SHARE_MAX = 0.25  # of a budget; no frontend believes in more
 
     def __init__(self) -> None:
         self._mean_ms = 0.0
-        self._spread_ms = 0.0
+        self._samples = 0
+        self._margin = Margin(self._LATE_SHARE)
 
     @property
-    def high_ms(self) -> float:
-        """What to expect; 0 before anything was measured."""
-        return self._mean_ms + 2 * self._spread_ms
+    def planned_ms(self) -> float:
+        """What to plan with; 0 before anything was measured."""
+        return self._mean_ms + self._margin.ms
 
     def note(self, way_ms: float) -> None:
         """One answer's way there and back."""
-        error_ms = max(0.0, way_ms) - self._mean_ms
-        self._mean_ms += self._MEMORY * error_ms
-        self._spread_ms += self._MEMORY * (abs(error_ms) - self._spread_ms)
+        self._samples += 1
+        self._mean_ms += max(self._MEMORY, 1 / self._samples) * (max(0.0, way_ms) - self._mean_ms)
+
+    def note_end(self, total_ms: float, budget_ms: float) -> None:
+        """One answer came after so much of its budget, or even later."""
+        if total_ms > budget_ms:
+            self._margin.note_late(total_ms - budget_ms, self._SHARE_MAX * budget_ms - self._mean_ms)
+        else:
+            self._margin.note_in_time()
 
 
 class Client:
@@ -233,7 +243,7 @@ class Client:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
         self._requests += 1
         number, now_ms = self._requests, self._clock.now_ms()
-        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.high_ms)
+        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.planned_ms)
         try:
             if self._outbox.is_sharing:
                 self._sharing.share(tensors)
@@ -242,6 +252,7 @@ class Client:
             raise InvalidInput(str(error)) from error
         future = self._pending[number] = _Awaited(self, number, now_ms, self._loop)
         future.inputs = tensors
+        future.budget_ms = budget_ms
         self._set_alarm(now_ms + limit_ms, number, now_ms)
         self._send_soon()
         self._watch()
@@ -336,6 +347,8 @@ class Client:
             return  # cancelled or given up before
         total_ms = now_ms - awaited.sent_at_ms
         self._way.note(total_ms - ledger.total_ms)
+        if awaited.budget_ms is not None:
+            self._way.note_end(total_ms, awaited.budget_ms)
         outputs = {tensor.name: tensor.array for tensor in tensors}
         awaited.set_result(InferResult(outputs, ledger.seen_by_client(total_ms)))
 

@@ -67,13 +67,22 @@ def admit(
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:
-    """What is left for us of the budget asked for, or of the SLO: the client must have the answer by its end.
+    """What is left of the budget asked for, or of the SLO."""
+    return budget_of(asked, info) - asked.late_ms
+
+
+def budget_of(asked: Asked, info: ModelInfo) -> float:
+    """The budget asked for, or the SLO."""
+    asked_ms = asked.message.budget_ms
+    return info.slo_ms if asked_ms is None else asked_ms
+
+
+def way_kept_ms(asked: Asked, info: ModelInfo) -> float:
+    """What goes by between client and us, of the budget asked for: the client must have the answer by its end.
 
     What a client says of its way is believed up to a quarter of the budget: its own host may be the slow part.
     """
-    asked_ms = asked.message.budget_ms
-    budget_ms = info.slo_ms if asked_ms is None else asked_ms
-    return budget_ms - asked.late_ms - min(asked.message.way_ms, _WAY_SHARE_MAX * budget_ms)
+    return min(asked.message.way_ms, _WAY_SHARE_MAX * budget_of(asked, info))
 
 
 def bytes_kept(asked: Asked, info: ModelInfo) -> int:

@@ -37,24 +37,21 @@ class Gatherer:
         ready_in_ms: Callable[[Request], float],
         now_ms: float,
     ) -> Iterator[Arrivals]:
-        """Number all that was gathered and is still unanswered. `budget_ms` may not fall with the deadline."""
+        """Number all that was gathered and is still unanswered. A request due later has no smaller `budget_ms`."""
         gathered, self._gathered = self._gathered, {}
         for model_id, requests in gathered.items():
             live = [request for request in requests if request.stage is Stage.GATHERED]
             # A run has one ready moment, and whoever is ready need not wait for who is not.
             for is_ready in (True, False):
-                for run in _cut([request for request in live if request.is_ready is is_ready], budget_ms):
-                    yield self._number(model_id, run, pending, budget_ms, ready_in_ms, now_ms)
+                for run, tightest_ms, span_ms in _cut(
+                    [request for request in live if request.is_ready is is_ready], budget_ms
+                ):
+                    first_seq = self._number(model_id, run, pending, now_ms)
+                    ready_ms = max(0.0 if request.is_ready else ready_in_ms(request) for request in run)
+                    yield Arrivals(model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms)
 
-    def _number(
-        self,
-        model_id: ModelId,
-        run: Sequence[Request],
-        pending: Pending,
-        budget_ms: Callable[[Request], float],
-        ready_in_ms: Callable[[Request], float],
-        now_ms: float,
-    ) -> Arrivals:
+    def _number(self, model_id: ModelId, run: Sequence[Request], pending: Pending, now_ms: float) -> int:
+        """Give them dense seqs; the first one."""
         first_seq = self._next_seq.get(model_id, 0)
         self._next_seq[model_id] = first_seq + len(run)
         announced = AnnouncedRun(model_id, left=len(run))
@@ -65,25 +62,24 @@ class Gatherer:
             request.announced_at_ms = now_ms
             if request.first_announced_at_ms is None:
                 request.first_announced_at_ms = now_ms
-        tightest_ms = budget_ms(run[0])
-        return Arrivals(
-            model_id,
-            first_seq,
-            len(run),
-            budget_ms=tightest_ms,
-            span_ms=budget_ms(run[-1]) - tightest_ms,
-            ready_in_ms=max(0.0 if request.is_ready else ready_in_ms(request) for request in run),
-        )
+        return first_seq
 
 
-def _cut(requests: list[Request], budget_ms: Callable[[Request], float]) -> Iterator[list[Request]]:
-    """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`."""
-    requests.sort(key=lambda request: request.deadline_at_ms)
+def _cut(
+    requests: list[Request], budget_ms: Callable[[Request], float]
+) -> Iterator[tuple[list[Request], float, float]]:
+    """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`: runs, tightest budgets, spreads."""
+    requests.sort(key=lambda request: request.due_at_ms)
     run: list[Request] = []
+    tightest_ms = span_ms = 0.0
     for request in requests:
-        if run and budget_ms(request) - budget_ms(run[0]) > SPAN_MAX_MS:
-            yield run
+        left_ms = budget_ms(request)
+        if run and left_ms - tightest_ms > SPAN_MAX_MS:
+            yield run, tightest_ms, span_ms
             run = []
+        if not run:
+            tightest_ms = left_ms
+        span_ms = max(0.0, left_ms - tightest_ms)
         run.append(request)
     if run:
-        yield run
+        yield run, tightest_ms, span_ms

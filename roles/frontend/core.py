@@ -51,7 +51,7 @@ from fabric.messages import (
     Withdraw,
 )
 from roles.core import Lost, Tick
-from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image
+from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
 from roles.frontend.events import (
@@ -93,7 +93,7 @@ class FrontendCore:
         self._known = Known()
         self._pending = Pending()
         self._gatherer = Gatherer()
-        self._returns = ReturnPath()
+        self._returns: dict[ModelId, ReturnPath] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
@@ -123,7 +123,11 @@ class FrontendCore:
     @property
     def counters(self) -> Mapping[str, float]:
         """What happened since the start: accepted = answers + refusals + abandoned + pending."""
-        gauges = {"pending": len(self._pending), "pending_bytes": self._pending.size_bytes}
+        gauges = {
+            "pending": len(self._pending),
+            "pending_bytes": self._pending.size_bytes,
+            "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
+        }
         return {**self._counts, **gauges}
 
     def handle(self, event: FrontendEvent, now_ms: float) -> Sequence[FrontendAction]:
@@ -132,6 +136,8 @@ class FrontendCore:
         out = self._out = []
         while (late := self._pending.expired(now_ms)) is not None:
             self._doubt_scheduler(late)
+            if late.stage is Stage.GRANTED:
+                self._note_end(late)
             self._refuse(late, DeadlineExceeded, f"no result of model {late.model_id!r} within the budget")
         match event:
             case Asked():
@@ -176,6 +182,7 @@ class FrontendCore:
         self._counts["accepted"] += 1
         info = admitted
         image = encoded_image(info, asked.specs)
+        deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
         request = Request(
             client=asked.peer,
             number=asked.message.request_no,
@@ -184,7 +191,8 @@ class FrontendCore:
             tensors=len(asked.specs),
             size_bytes=bytes_kept(asked, info),
             asked_at_ms=self._now_ms,
-            deadline_at_ms=self._now_ms + budget_left_ms(asked, info),
+            due_at_ms=deadline_at_ms - way_kept_ms(asked, info),
+            deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
         )
         self._pending.add(request)
@@ -238,22 +246,30 @@ class FrontendCore:
             self._gatherer.add(request)
 
     def _announce(self) -> None:
-        now_ms, reserve_ms = self._now_ms, self._returns.reserve_ms(self._now_ms)
+        now_ms = self._now_ms
 
         def budget_ms(request: Request) -> float:
-            return less_return(request.deadline_at_ms - now_ms, reserve_ms)
+            return less_return(request.due_at_ms - now_ms, self._return_of(request.model_id).reserve_ms)
 
         for arrivals in self._gatherer.announce(self._pending, budget_ms, self._ready_in_ms, now_ms):
             self._counts["runs_announced"] += 1
             self._counts["requests_announced"] += arrivals.count
             self._out.append(Tell(arrivals))
 
+    def _return_of(self, model_id: ModelId) -> ReturnPath:
+        path = self._returns.get(model_id)
+        if path is None:
+            path = self._returns[model_id] = ReturnPath()
+        return path
+
     def _on_scheduler(self, message: FromScheduler) -> None:
         match message:
             case Grant():
                 self._on_grant(message)
             case Dropped(model_id, runs, code, reason):
-                for request in self._announced(model_id, runs):
+                dropped = self._announced(model_id, runs)
+                self._return_of(model_id).note_dropped(len(dropped))
+                for request in dropped:
                     self._leave_queue(request)
                     self._refuse_dropped(request, code, reason)
             case Returned(_, model_id, runs, reason):
@@ -337,6 +353,7 @@ class FrontendCore:
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
             self._preprocess_times.pop(model_id, None)
+            self._returns.pop(model_id, None)
         # What a worker already has it may finish.
         for request in [
             one for one in self._pending if one.model_id in removed and one.stage is not Stage.GRANTED
@@ -406,8 +423,9 @@ class FrontendCore:
             else:
                 ledger = settle(request, outputs, self._now_ms)
                 if is_first and seq == request.seq:
-                    self._returns.note(ledger.return_ms, self._now_ms)
+                    self._return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
+                self._note_end(request)
                 self._finish(request)
                 self._counts["answers"] += 1
                 self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
@@ -451,6 +469,12 @@ class FrontendCore:
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason))
+
+    def _note_end(self, request: Request) -> None:
+        """Granted, and its end has come: in time, or late."""
+        self._return_of(request.model_id).note_answer(
+            self._now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms
+        )
 
     def _finish(self, request: Request) -> None:
         """Its one final answer goes out with this step; the table has none after it."""

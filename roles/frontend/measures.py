@@ -5,11 +5,14 @@ from __future__ import annotations
 import bisect
 from collections import deque
 
+from fabric.margin import Margin
 from fabric.messages import Ledger, Outputs
 from roles.frontend.requests import Request
 
 _RETURN_START_MS = 1.0
-_RETURN_HALF_LIFE_MS = 2_000.0
+_RETURN_MEMORY = 0.1
+_LATE_SHARE = 1 / 400  # of the answers; with what is dropped and what clients find late this stays under 1 %
+_DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after
 _RETURN_SHARE_MAX = 0.25
 _MARGIN_SHARE = 0.04  # for what was not measured yet: a hold of two seconds need not end on a millisecond
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
@@ -17,25 +20,36 @@ _PREPROCESS_WINDOW = 64
 
 
 class ReturnPath:
-    """How long outputs take from the device to the client's socket: a maximum that halves every 2 s.
+    """What to keep back of every budget of a model: its outputs' mean way to the client's socket, and a margin.
 
-    The maximum and not a mean, because a budget announced too wide loses its request; decaying with time and
-    not with samples, because after one bad stall there may be no samples left to forget it by.
+    The margin answers for all that the plan of a batch does not know: late timers, late inputs, a busy host.
     """
 
     def __init__(self) -> None:
-        self._peak_ms = _RETURN_START_MS
-        self._peak_at_ms = 0.0
+        self._mean_ms = _RETURN_START_MS
+        self._samples = 1  # the guess counts as one
+        self._margin = Margin(_LATE_SHARE)
 
-    def note(self, return_ms: float, now_ms: float) -> None:
-        """One batch's outputs took this long."""
-        if return_ms >= self.reserve_ms(now_ms):
-            self._peak_ms, self._peak_at_ms = return_ms, now_ms
-
-    def reserve_ms(self, now_ms: float) -> float:
+    @property
+    def reserve_ms(self) -> float:
         """What to keep back of every budget."""
-        halvings = (now_ms - self._peak_at_ms) / _RETURN_HALF_LIFE_MS
-        return float(self._peak_ms * 2.0**-halvings)
+        return self._mean_ms + self._margin.ms
+
+    def note_batch(self, return_ms: float) -> None:
+        """One batch's outputs took this long."""
+        self._samples += 1
+        self._mean_ms += max(_RETURN_MEMORY, 1 / self._samples) * (return_ms - self._mean_ms)
+
+    def note_answer(self, late_ms: float, budget_ms: float) -> None:
+        """One answer was so much too late to be with its client in time; 0 or less: in time."""
+        if late_ms > 0:
+            self._margin.note_late(late_ms, _RETURN_SHARE_MAX * budget_ms - self._mean_ms)
+        else:
+            self._margin.note_in_time()
+
+    def note_dropped(self, count: int) -> None:
+        """So many were given up because what was left of their budgets was too little."""
+        self._margin.note_in_time(_DROPPED_WEIGHT * count)
 
 
 def less_return(left_ms: float, reserve_ms: float) -> float:
@@ -43,6 +57,7 @@ def less_return(left_ms: float, reserve_ms: float) -> float:
 
     Kept back are the reserve or 4 %, whichever is more, and at most a quarter.
     """
+    left_ms = max(0.0, left_ms)
     return left_ms - min(max(reserve_ms, _MARGIN_SHARE * left_ms), _RETURN_SHARE_MAX * left_ms)
 
 

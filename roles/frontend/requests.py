@@ -84,6 +84,7 @@ class Request:
     tensors: int
     size_bytes: int
     asked_at_ms: float
+    due_at_ms: float
     deadline_at_ms: float
     is_ready: bool
     stage: Stage = Stage.GATHERED

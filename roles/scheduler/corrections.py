@@ -6,10 +6,12 @@ matter: replacing a slice's table in the discipline costs more than reading one 
 
 from __future__ import annotations
 
+from fabric.margin import Margin
+
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
 HEADROOM = 0.01  # a slowdown is said with so much on top, so that its last bits need no new tables
-SPREADS = 3.0  # mean absolute deviations: about the p95 of what transfers on a loaded host look like
+SPREADS = 2.0  # mean absolute deviations: about the p90 of what transfers on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
 LATE_FACTOR = 2.0
@@ -17,9 +19,8 @@ LATE_IN_A_ROW = 3
 TRANSFER_STEP = 0.2
 GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
-GUARD_HALF_LIFE = 128  # ticks: what stays is near the p99
+GUARD_LATE_SHARE = 0.05
 GUARD_STEP_MS = 0.02
-_GUARD_DECAY = 2.0 ** (-1.0 / GUARD_HALF_LIFE)
 GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
 
@@ -132,23 +133,22 @@ class TransferCorrection:
 
 
 class LatenessGuard:
-    """How late this scheduler's own timer fires, at the worst lately.
+    """How late this scheduler's own timer mostly fires; what is rarer, frontends' margins cover with all else."""
 
-    A maximum that halves every `GUARD_HALF_LIFE` ticks: a peak is believed at once, since every batch until then would be lost to it; it is forgotten slowly.
-    """
-
-    __slots__ = ("_peak_ms", "guard_ms")
+    __slots__ = ("_margin", "guard_ms")
 
     def __init__(self, guard_ms: float = 0.0) -> None:
         self.guard_ms = guard_ms
-        self._peak_ms = guard_ms
+        self._margin = Margin(GUARD_LATE_SHARE, guard_ms)
 
     def observe(self, late_ms: float) -> bool:
         """Note one tick; True when `guard_ms` has a new value."""
-        if late_ms <= 0.0 and not self._peak_ms:
-            return False  # a virtual clock is never late
-        self._peak_ms = max(min(late_ms, GUARD_MS_MAX), self._peak_ms * _GUARD_DECAY)
-        if abs(self._peak_ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
+        margin = self._margin
+        if late_ms > margin.ms:
+            margin.note_late(late_ms - margin.ms, GUARD_MS_MAX)
+        else:
+            margin.note_in_time()
+        if abs(margin.ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
             return False
-        self.guard_ms = self._peak_ms
+        self.guard_ms = margin.ms
         return True

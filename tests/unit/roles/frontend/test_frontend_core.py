@@ -167,17 +167,70 @@ def test_seqs_are_dense_per_model() -> None:
     assert [(run.model_id, run.first_seq, run.count) for run in runs] == [("a", 0, 2), ("b", 0, 1)]
 
 
-def test_a_slow_return_path_is_kept_back_from_later_budgets_and_forgotten_again() -> None:
+def served(core: FrontendCore, number: int, at_ms: float, return_ms: float) -> None:
+    """Request `number`, with the seq before it, is asked at `at_ms` and computed in 6 ms."""
+    announced(core, 1, at_ms, first_no=number)
+    core.handle(grant((number - 1, 1)), at_ms)
+    assert answers(core.handle(computed(number - 1), at_ms + 6.0 + return_ms)) == [number]
+
+
+def budget_announced_ms(core: FrontendCore, now_ms: float, way_ms: float = 0.0) -> float:
+    core.handle(asked(1_000 + int(now_ms), way_ms=way_ms), now_ms)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), now_ms)))
+    return run.budget_ms
+
+
+def test_a_slow_return_path_is_kept_back_from_later_budgets() -> None:
     core = linked_core()
-    announced(core, 1)
-    core.handle(grant((0, 1)), 1.0)
-    core.handle(computed(0), 1.0 + 6.0 + 20.0)
-    core.handle(asked(2), 27.0)
-    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 27.0)))
-    assert run.budget_ms == pytest.approx(80.0)  # 20 of 100 ms
-    core.handle(asked(3), 60_000.0)
-    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 60_000.0)))
-    assert run.budget_ms == pytest.approx(less_return(100.0, 0.0), abs=0.1)
+    for number in range(1, 40):
+        served(core, number, 1_000.0 * number, return_ms=20.0)
+    assert budget_announced_ms(core, 40_000.0) == pytest.approx(80.0, abs=0.5)  # 20 of 100 ms
+
+
+def test_an_answer_that_is_late_for_its_client_is_sent_and_widens_what_is_kept_back() -> None:
+    core = linked_core()
+    before_ms = budget_announced_ms(core, 0.0)
+    core.handle(grant((0, 1)), 0.0)
+    core.handle(computed(0), 7.0)
+    announced_ms = 10.0
+    core.handle(asked(7, way_ms=10.0), announced_ms)
+    core.handle(TurnEnded(), announced_ms)
+    core.handle(grant((1, 1)), announced_ms)
+    # Due at 90, as the client's way takes 10 ms; its budget ends at 100.
+    assert answers(core.handle(computed(1), announced_ms + 92.0)) == [7]
+    assert budget_announced_ms(core, 200.0) < before_ms - 2.0
+
+
+def test_a_request_that_expires_on_a_worker_widens_what_is_kept_back() -> None:
+    core = linked_core()
+    budgets_ms = []
+    for number in range(5):
+        at_ms = 200.0 * number
+        budgets_ms.append(budget_announced_ms(core, at_ms, way_ms=10.0))
+        core.handle(grant((number, 1)), at_ms)
+        core.handle(Tick(), at_ms + 100.0)
+    assert core.counters["refused_DeadlineExceeded"] == 5
+    assert budgets_ms[-1] < budgets_ms[0]
+
+
+def test_what_is_asked_again_after_its_due_moment_is_announced_with_nothing_left() -> None:
+    core = linked_core()
+    core.handle(asked(1, way_ms=25.0), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1)), 0.0)
+    core.handle(returned((0, 1)), 80.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 80.0)))
+    assert run.budget_ms == 0.0
+
+
+def test_runs_are_cut_by_when_requests_are_due_not_by_when_their_budgets_end() -> None:
+    core = linked_core()
+    core.handle(asked(1, way_ms=10.0), 0.0)
+    core.handle(asked(2, budget_ms=95.0), 0.0)
+    runs = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
+    assert [run.count for run in runs] == [1, 1]
+    assert runs[0].budget_ms < runs[1].budget_ms
+    assert all(run.span_ms >= 0.0 for run in runs)
 
 
 # ---------------------------------------------------------------- refused at the door

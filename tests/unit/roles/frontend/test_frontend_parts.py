@@ -6,7 +6,7 @@ import pytest
 
 from fabric.ids import ModelId
 from fabric.messages import SeqRun, Withdraw
-from roles.frontend.admission import budget_left_ms
+from roles.frontend.admission import budget_left_ms, way_kept_ms
 from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return
 from roles.frontend.requests import NEXT, Stage, Step
 from roles.frontend.runs import AnnouncedRun, coded
@@ -45,13 +45,34 @@ def test_granted_requests_make_the_dead_a_larger_share() -> None:
     assert run.note_dead(6) is not None
 
 
-def test_the_return_path_is_a_maximum_that_halves_every_two_seconds() -> None:
+def test_what_is_kept_back_is_the_mean_way_of_outputs_and_a_margin() -> None:
     returns = ReturnPath()
-    returns.note(16.0, 0.0)
-    returns.note(1.0, 1.0)
-    assert returns.reserve_ms(4_000.0) == pytest.approx(4.0)
-    assert less_return(100.0, 4.0) == 96.0
+    for _ in range(200):
+        returns.note_batch(4.0)
+    assert returns.reserve_ms == pytest.approx(4.0, abs=0.01)
+    returns.note_answer(0.5, budget_ms=100.0)
+    assert returns.reserve_ms == pytest.approx(4.5, abs=0.01)
+    for _ in range(1_000):
+        returns.note_answer(-1.0, budget_ms=100.0)
+    assert returns.reserve_ms == pytest.approx(4.0, abs=0.01)
+
+
+def test_requests_dropped_for_want_of_time_narrow_the_margin_sooner_than_answers() -> None:
+    answered, dropped = ReturnPath(), ReturnPath()
+    for returns in (answered, dropped):
+        for _ in range(3):
+            returns.note_answer(1.0, budget_ms=100.0)
+    for _ in range(50):
+        answered.note_answer(-1.0, budget_ms=100.0)
+    dropped.note_dropped(50)
+    assert dropped.reserve_ms < answered.reserve_ms
+
+
+def test_of_a_budget_at_most_a_quarter_is_kept_back() -> None:
+    assert less_return(100.0, 4.5) == 95.5
+    assert less_return(100.0, 0.0) == 96.0
     assert less_return(8.0, 4.0) == 6.0
+    assert less_return(-1.0, 4.0) == 0.0
 
 
 def test_the_preprocessing_time_is_the_p95_of_the_last_ones() -> None:
@@ -72,6 +93,12 @@ def test_every_stage_leads_to_an_answer_and_an_answer_leads_nowhere() -> None:
 
 def test_the_way_of_the_client_is_not_ours_to_spend_up_to_a_quarter() -> None:
     info = model_info(slo_ms=100.0)
-    assert budget_left_ms(asked(way_ms=3.0), info) == 97.0
-    assert budget_left_ms(asked(budget_ms=40.0, way_ms=3.0, late_ms=1.0), info) == 36.0
-    assert budget_left_ms(asked(way_ms=90.0), info) == 75.0
+    assert way_kept_ms(asked(way_ms=3.0), info) == 3.0
+    assert way_kept_ms(asked(way_ms=90.0), info) == 25.0
+    assert way_kept_ms(asked(budget_ms=40.0, way_ms=90.0), info) == 10.0
+
+
+def test_what_is_left_of_a_budget_is_what_its_way_to_us_did_not_take() -> None:
+    info = model_info(slo_ms=100.0)
+    assert budget_left_ms(asked(late_ms=1.0), info) == 99.0
+    assert budget_left_ms(asked(budget_ms=40.0, way_ms=3.0, late_ms=1.0), info) == 39.0

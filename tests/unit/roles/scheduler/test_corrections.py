@@ -7,7 +7,6 @@ import random
 import pytest
 
 from roles.scheduler.corrections import (
-    GUARD_HALF_LIFE,
     GUARD_MS_MAX,
     LatenessGuard,
     SpeedCorrection,
@@ -91,12 +90,12 @@ def test_a_single_stall_changes_nothing() -> None:
     transfer = TransferCorrection(0.0, 5.0)
     for _ in range(50):
         transfer.observe(2.0, 8)
-    before = (transfer.fixed_ms, transfer.ms_per_item)
+    before_ms = transfer.fixed_ms + 8 * transfer.ms_per_item
     for _ in range(20):
         assert not transfer.observe_late(30.0, 8)
         assert not transfer.observe_late(30.0, 8)
         transfer.observe(2.0, 8)
-    assert (transfer.fixed_ms, transfer.ms_per_item) == pytest.approx(before, rel=0.2)
+    assert transfer.fixed_ms + 8 * transfer.ms_per_item <= before_ms
 
 
 def test_a_slope_learned_from_a_stall_is_not_kept_by_the_small_batches_it_makes() -> None:
@@ -115,12 +114,28 @@ def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
     assert not guard.observe(0.0)
     assert guard.observe(0.8)
     assert guard.guard_ms == 0.8
-    for _ in range(GUARD_HALF_LIFE):
+    for _ in range(5):
         guard.observe(0.1)
-    assert 0.3 < guard.guard_ms < 0.5
+    assert 0.5 < guard.guard_ms <= 0.8
+    for _ in range(50):
+        guard.observe(0.0)
+    assert guard.guard_ms < 0.1
 
 
-def test_a_stall_raises_the_guard_no_further_than_its_bound() -> None:
+def test_the_guard_covers_most_ticks_and_not_the_worst_one() -> None:
+    guard, draw = LatenessGuard(), random.Random(3)
+    late = 0
+    for _ in range(20_000):
+        late_ms = draw.expovariate(2.0)
+        late += late_ms > guard.guard_ms
+        guard.observe(late_ms)
+    assert 0.02 < late / 20_000 < 0.15
+
+
+def test_a_stall_that_no_guard_would_cover_does_not_raise_it() -> None:
     guard = LatenessGuard()
-    guard.observe(60.0)
-    assert guard.guard_ms == GUARD_MS_MAX
+    assert not guard.observe(60.0)
+    assert guard.guard_ms == 0.0
+    for _ in range(100):
+        guard.observe(3.0)
+    assert guard.guard_ms <= GUARD_MS_MAX

@@ -1,0 +1,33 @@
+"""A margin learned from what came late: so wide that all but a chosen share are in time, and no wider.
+
+Whoever plans for an end keeps something back for what cannot be known: a stall, a queue, a busy core. Where each of
+several roles keeps back the worst it has seen, the sum of the worsts is kept back, which never happens at once, and
+what remains of a tight budget is too little for a batch that pays. So a margin follows the share that really came
+late at its own end of the way, whatever the reason was (a quantile by stochastic approximation: Robbins and
+Monro 1951).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+STEP_MS: Final = 1.0  # a margin widens by so much at most for one that was late
+
+
+class Margin:
+    """In ms, at least 0. Nothing in it looks at a clock, so on a virtual one without lateness it stays 0."""
+
+    __slots__ = ("_late_share", "ms")
+
+    def __init__(self, late_share: float, start_ms: float = 0.0) -> None:
+        self.ms = start_ms
+        self._late_share = late_share
+
+    def note_late(self, late_ms: float, most_ms: float) -> None:
+        """One came so much too late. What no margin up to `most_ms` would have saved teaches nothing."""
+        if late_ms + self.ms <= most_ms:
+            self.ms += min(late_ms, STEP_MS)
+
+    def note_in_time(self, count: int = 1) -> None:
+        """So many came in time, or were not even tried because the margin left no time for them."""
+        self.ms = max(0.0, self.ms - STEP_MS * self._late_share * count)
