@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
+from operator import attrgetter
 from threading import BrokenBarrierError
 
 import numpy as np
@@ -30,6 +31,8 @@ FREE_LENGTH = 16  # of an input's axis that may have any length
 
 STAGES = tuple(name for name in Ledger.__struct_fields__ if name.endswith("_ms") and name != "total_ms")
 """The ledger's stages, in the order in which a request goes through them."""
+
+_stages_of = attrgetter(*STAGES)
 
 COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "slice", *STAGES)
 """Of a record's rows; latency, batch size, slice and stages are NaN for a request that was not answered."""
@@ -151,9 +154,8 @@ class Recorder:
             return
         ledger = result.ledger
         slice_no = self._slices.setdefault(ledger.slice_id, float(len(self._slices)))
-        self._rows.extend(head)
-        self._rows.extend((played.latency_ms, float(ledger.batch_size), slice_no))
-        self._rows.extend([getattr(ledger, stage) for stage in STAGES])
+        stages = _stages_of(ledger)
+        self._rows.extend((*head, played.latency_ms, float(ledger.batch_size), slice_no, *stages))
 
     def record(self) -> LoadRecord:
         """All that was noted so far."""
