@@ -20,6 +20,9 @@ from typing import Any
 from profiles.model import ModelProfile, TableProfile
 
 BATCH_SIZE_MAX = 32  # the coefficients were fitted over batches 1, 16 and 32
+# A fitted k4 may be negative. At its pole and left of it the hyperbola says nothing, and a share that small is of no use:
+# run times are then as long as they get, but finite, so that who tries such a share steps away from it.
+SHARE_FROM_POLE_MIN_PERCENT = 0.01
 # Neither the paper nor its code bounds the clock from below: a crowd that asks for enough watts would stop or
 # reverse it. The lowest clocks of both GPUs are at 9 % (V100, 135 of 1530 MHz) and 19 % (T4, 300 of 1590).
 FREQUENCY_FRACTION_MIN = 0.1
@@ -68,7 +71,7 @@ class Resident:
         """GPU active time alone (equation 11)."""
         k1, k2, k3, k4, k5 = self.coefficients.active
         work = k1 * self.batch_size**2 + k2 * self.batch_size + k3
-        return work / (self.share_percent + k4) + k5
+        return work / max(self.share_percent + k4, SHARE_FROM_POLE_MIN_PERCENT) + k5
 
     @property
     def ability_rps(self) -> float:

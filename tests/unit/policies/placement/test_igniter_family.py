@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.base import PlacedModelInput, Profiles
-from profiles.igniter import IgniterProfile
+from profiles.igniter import IgniterProfile, Resident
 from profiles.store import shipped_profile
 from tests.igniter_workloads import GIB, by_gpu, gpus, inputs, profiles, table_3
 
@@ -148,3 +150,14 @@ def test_shares_of_18_percent_units_stay_within_the_gpu() -> None:
     assert not placed.unplaced
     assert not placed.violations
     assert placed.slices[0].share_percent == 100
+
+
+def test_a_share_at_the_pole_of_a_fit_is_slow_and_not_a_division_by_zero() -> None:
+    """A fitted k4 of -1: the hyperbola has its pole at 1 %, and is negative left of it."""
+    fitted = shipped_profile("igniter-v100/vgg19")
+    assert isinstance(fitted, IgniterProfile)
+    k1, k2, k3, _, k5 = fitted.coefficients.active
+    coefficients = replace(fitted.coefficients, active=(k1, k2, k3, -1.0, k5))
+    times_ms = [Resident(coefficients, 4, share_percent).active_ms for share_percent in (0.5, 1.0, 2.0, 50.0)]
+    assert times_ms[0] == times_ms[1] > 1_000.0
+    assert times_ms == sorted(times_ms, reverse=True)
