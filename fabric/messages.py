@@ -347,7 +347,8 @@ class Arrivals(Message, frozen=True, tag=12):
     """Frontend -> scheduler: a run of requests for one model wants places in batches.
 
     Budgets never fall along a run: `budget_ms` is the tightest, `span_ms` (at most 1) the spread to the
-    loosest. `ready_in_ms` covers preprocessing.
+    loosest. `ready_in_ms` covers preprocessing. `slack_ms`: was kept back for what cannot be known, so that a result
+    up to so much later may still be of use.
     """
 
     model_id: ModelId
@@ -356,6 +357,7 @@ class Arrivals(Message, frozen=True, tag=12):
     budget_ms: float
     span_ms: float = 0.0
     ready_in_ms: float = 0.0
+    slack_ms: float = 0.0
 
 
 class Withdraw(Message, frozen=True, tag=13):
@@ -418,8 +420,8 @@ class SliceReady(Message, frozen=True, tag=20):
 class RunBatch(Message, frozen=True, tag=21):
     """Scheduler -> worker: run this batch in `start_in_ms`, in `latest_in_ms` with the parts that came.
 
-    After `latest_in_ms` the tightest deadline in the batch is lost, after `expires_in_ms` all of them are: a
-    batch that is late for its first requests still serves the others.
+    After `latest_in_ms` the tightest deadline in the batch is lost, after `expires_in_ms` all of them are, with
+    their slack: a batch that is late for its first requests still serves the others.
     """
 
     batch_id: BatchId

@@ -22,7 +22,7 @@ class RequestRun:
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
     first. Cutting a run keeps the tightest bound for the first piece. None may start before `ready_at_ms`.
-    Deadlines are already less the return path.
+    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use.
     """
 
     frontend_id: FrontendId
@@ -32,6 +32,7 @@ class RequestRun:
     arrived_at_ms: float
     span_ms: float = 0.0
     ready_at_ms: float = 0.0
+    slack_ms: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)

@@ -139,6 +139,7 @@ def cut(run: RequestRun, count: int) -> RequestRun:
         arrived_at_ms=run.arrived_at_ms,
         span_ms=step_ms * (count - 1),
         ready_at_ms=run.ready_at_ms,
+        slack_ms=run.slack_ms,
     )
     run.first_seq += count
     run.count -= count

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fabric.ids import ModelId
 from fabric.messages import Arrivals
+from roles.frontend.measures import ReturnPath
 from roles.frontend.requests import Pending, Request, Stage, Step
 from roles.frontend.runs import AnnouncedRun
 
@@ -33,22 +34,24 @@ class Gatherer:
     def announce(
         self,
         pending: Pending,
-        budget_ms: Callable[[Request], float],
+        return_of: Callable[[ModelId], ReturnPath],
         ready_in_ms: Callable[[Request], float],
         now_ms: float,
     ) -> Iterator[Arrivals]:
-        """Number all that was gathered and is still unanswered. A request due later has no smaller `budget_ms`."""
+        """Number all that was gathered and is still unanswered."""
         gathered, self._gathered = self._gathered, {}
         for model_id, requests in gathered.items():
             live = [request for request in requests if request.stage is Stage.GATHERED]
+            path = return_of(model_id)
             # A run has one ready moment, and whoever is ready need not wait for who is not.
             for is_ready in (True, False):
                 for run, tightest_ms, span_ms in _cut(
-                    [request for request in live if request.is_ready is is_ready], budget_ms
+                    [request for request in live if request.is_ready is is_ready], path, now_ms
                 ):
                     first_seq = self._number(model_id, run, pending, now_ms)
-                    ready_ms = max(0.0 if request.is_ready else ready_in_ms(request) for request in run)
-                    yield Arrivals(model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms)
+                    ready_ms = 0.0 if is_ready else max(ready_in_ms(request) for request in run)
+                    slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
+                    yield Arrivals(model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms)
 
     def _number(self, model_id: ModelId, run: Sequence[Request], pending: Pending, now_ms: float) -> int:
         """Give them dense seqs; the first one."""
@@ -66,20 +69,20 @@ class Gatherer:
 
 
 def _cut(
-    requests: list[Request], budget_ms: Callable[[Request], float]
+    requests: list[Request], path: ReturnPath, now_ms: float
 ) -> Iterator[tuple[list[Request], float, float]]:
     """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`: runs, tightest budgets, spreads."""
     requests.sort(key=lambda request: request.due_at_ms)
     run: list[Request] = []
     tightest_ms = span_ms = 0.0
     for request in requests:
-        left_ms = budget_ms(request)
-        if run and left_ms - tightest_ms > SPAN_MAX_MS:
+        budget_ms = path.budget_ms(request.due_at_ms - now_ms)
+        if run and budget_ms - tightest_ms > SPAN_MAX_MS:
             yield run, tightest_ms, span_ms
             run = []
         if not run:
-            tightest_ms = left_ms
-        span_ms = max(0.0, left_ms - tightest_ms)
+            tightest_ms = budget_ms
+        span_ms = max(0.0, budget_ms - tightest_ms)
         run.append(request)
     if run:
         yield run, tightest_ms, span_ms

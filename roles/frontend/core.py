@@ -80,7 +80,7 @@ from roles.frontend.events import (
     Unannounced,
     Unpushed,
 )
-from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return, settle
+from roles.frontend.measures import PreprocessTimes, ReturnPath, settle
 from roles.frontend.requests import Pending, Place, Request, Stage, Step
 from roles.frontend.runs import coded
 
@@ -246,12 +246,9 @@ class FrontendCore:
             self._gatherer.add(request)
 
     def _announce(self) -> None:
-        now_ms = self._now_ms
-
-        def budget_ms(request: Request) -> float:
-            return less_return(request.due_at_ms - now_ms, self._return_of(request.model_id).reserve_ms)
-
-        for arrivals in self._gatherer.announce(self._pending, budget_ms, self._ready_in_ms, now_ms):
+        for arrivals in self._gatherer.announce(
+            self._pending, self._return_of, self._ready_in_ms, self._now_ms
+        ):
             self._counts["runs_announced"] += 1
             self._counts["requests_announced"] += arrivals.count
             self._out.append(Tell(arrivals))

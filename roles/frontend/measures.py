@@ -35,6 +35,14 @@ class ReturnPath:
         """What to keep back of every budget."""
         return self._mean_ms + self._margin.ms
 
+    def budget_ms(self, left_ms: float) -> float:
+        """What to announce of what is left."""
+        return less_return(left_ms, self.reserve_ms)
+
+    def slack_ms(self, left_ms: float) -> float:
+        """How much more than announced may be used where nothing else comes in between."""
+        return max(0.0, left_ms - self.budget_ms(left_ms) - self._mean_ms)
+
     def note_batch(self, return_ms: float) -> None:
         """One batch's outputs took this long."""
         self._samples += 1

@@ -55,7 +55,10 @@ class Batch:
     @property
     def may_start_at_ms(self) -> float:
         """The moment at which it goes, as things stand, even if it is not the first in line."""
-        return self.start_at_ms if self.is_complete else self.latest_at_ms
+        if self.is_complete:
+            return self.start_at_ms
+        # Without any inputs there is nothing to go with: what comes late may still be in time.
+        return self.latest_at_ms if self.inputs else self.expires_at_ms
 
     def wants(self, inputs: Inputs) -> bool:
         """Whether these inputs are a part of the batch that has not come yet."""

@@ -341,7 +341,13 @@ class WorkerCore:
         """End what cannot run, start what may, and set the slice's alarm."""
         actions: list[WorkerAction] = []
         for batch in slice_.queue.take_ended(now_ms):
-            actions += self._end_dead(batch) if batch.is_dead else self._end_unlaunched(batch)
+            if batch.is_dead:
+                actions += self._end_dead(batch)
+            elif batch.inputs:
+                actions += self._end_unlaunched(batch)
+            else:
+                batch.started_at_ms = now_ms
+                actions += self._end_empty(batch)
         while (batch_ := slice_.queue.start_next(now_ms)) is not None:
             parts = tuple(part for _, part in batch_.live())
             if parts:
@@ -412,7 +418,7 @@ class WorkerCore:
         return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
 
     def _end_empty(self, batch: Batch) -> list[WorkerAction]:
-        """Its latest start has come, and no live request has."""
+        """Its last moment has come, and no live request has."""
         self.counters["batches_expired"] += 1
         return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired"))]
 

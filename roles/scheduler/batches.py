@@ -139,7 +139,8 @@ class Batches:
         self.tallies[model_id].granted += batch_size
         latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
         last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
-        expires_in_ms = max(latest_in_ms, last.deadline_at_ms + last.span_ms - exec_ms - now_ms)
+        lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
+        expires_in_ms = max(latest_in_ms, lost_at_ms - exec_ms - now_ms)
         if self._news.is_behind:
             actions += self._news.tell()
         run_batch = RunBatch(

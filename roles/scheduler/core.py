@@ -140,6 +140,7 @@ class SchedulerCore:
                     now_ms,
                     message.span_ms,
                     sent_at_ms + ready_in_ms if ready_in_ms else 0.0,
+                    message.slack_ms,
                 )
                 decisions = self._arrive(model_id, run, now_ms)
                 if decisions is QUIET:

@@ -1,7 +1,7 @@
 """Modelled GPUs: workers that take the device model's time for a batch instead of computing it.
 
 A worker behaves as the live one (`roles/gpu_worker/batches.py`): a batch starts when all of its inputs are there,
-not before its start moment unless it is the first in line, from its latest moment on with what came; of several that
+not before its start moment unless it is the first in line, from its latest moment on with what came, if anything has; of several that
 may start the one with the earliest start does; one that is kept waiting until all its deadlines are lost is given
 back. The neighbours on the same GPU that run at a batch's start slow it down.
 """
@@ -46,8 +46,9 @@ class Job:
 
     @property
     def begins_at_ms(self) -> float:
-        """When it goes, as far as it depends on itself."""
-        return max(self.start_at_ms, min(self.all_in_at_ms, self.latest_at_ms))
+        """When it goes, as far as it depends on itself: without any inputs there is nothing to go with."""
+        late_at_ms = max(self.latest_at_ms, min(self.inputs_at_ms))
+        return max(self.start_at_ms, min(self.all_in_at_ms, late_at_ms, self.expires_at_ms))
 
     @property
     def goes_first_at_ms(self) -> float:

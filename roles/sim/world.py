@@ -9,7 +9,7 @@ request that comes at the very moment a batch would leave is still in it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ from fabric.messages import (
 )
 from profiles.device import DeviceModel
 from roles.core import PLANNER, Core, Heard, Lost, Send, Tick
+from roles.frontend.measures import ReturnPath
 from roles.outcomes import BatchRecord
 from roles.scheduler.planning import make_plan
 from roles.sim.gpu import Job, SimulatedGpu, SimulatedSlice, requests_in
@@ -144,6 +145,9 @@ class World:
                 self._gpus[node.node_id, info.gpu] = SimulatedGpu(len(self._gpus), device)
         self._slices: dict[SliceId, SimulatedSlice] = {}
         self._nodes_slices: dict[NodeId, list[SliceId]] = {}
+        # A network that jitters is learned as live frontends learn it; one that does not is known.
+        returns = {one.model_id: ReturnPath() for one in traffic}
+        self._returns = returns if hardware.network.model.jitter_ms else {}
         self._announced_again: set[tuple[ModelId, int]] = set()
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._order = 0
@@ -255,20 +259,45 @@ class World:
         at_ms = self._network.announced_at_ms(frontend, sent_at_ms)
         by_time = np.argsort(at_ms, kind="stable")
         columns = (model, seq, count, frontend, at_ms - sent_at_ms)
-        budgets_ms = [one.slo_ms - self._network.model.result_ms for one in models]
+        known_ms = [one.slo_ms - self._network.model.result_ms for one in models]
         names = [one.model_id for one in models]
         peers = [peer for _, peer in self._frontends]
         for start in range(0, at_ms.size, BLOCK):
             block = by_time[start : start + BLOCK]
             m, first_seq, n, f, late_ms = (column[block].tolist() for column in columns)
             # Through `map`, so that only `Heard` is left for the interpreter to do.
-            arrivals = map(Arrivals, map(names.__getitem__, m), first_seq, n, map(budgets_ms.__getitem__, m))
+            if self._returns:
+                arrivals = self._learned(map(models.__getitem__, m), first_seq, n)
+            else:
+                budgets_ms = map(known_ms.__getitem__, m)
+                arrivals = map(Arrivals, map(names.__getitem__, m), first_seq, n, budgets_ms)
             heard = map(Heard, map(peers.__getitem__, f), arrivals, late_ms)
             yield zip(at_ms[block].tolist(), heard, strict=True)
 
+    def _learned(
+        self, models: Iterable[ModelTraffic], first_seqs: Iterable[int], counts: Iterable[int]
+    ) -> Iterator[Arrivals]:
+        """Announcements with what has been learned of the return path by the time each is heard."""
+        for model, first_seq, count in zip(models, first_seqs, counts, strict=True):
+            path, slo_ms = self._returns[model.model_id], model.slo_ms
+            budget_ms, slack_ms = path.budget_ms(slo_ms), path.slack_ms(slo_ms)
+            yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms)
+
+    def _note_answers(
+        self, traffic: ModelTraffic, first: int, count: int, at_ms: float, return_ms: float
+    ) -> None:
+        """A run of answers has come: what its frontend learns of it."""
+        path, step = self._returns[traffic.model_id], len(self._frontends)
+        path.note_batch(return_ms)
+        for arrived_at_ms in traffic.arrived_at_ms[first : first + count * step : step].tolist():
+            path.note_answer(at_ms - arrived_at_ms - traffic.slo_ms, traffic.slo_ms)
+
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
         del peer
-        self.dropped[message.model_id] += sum(run.count for run in message.runs)
+        count = sum(run.count for run in message.runs)
+        self.dropped[message.model_id] += count
+        if self._returns:
+            self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
@@ -279,7 +308,11 @@ class World:
         for seq in (seq for run in message.runs for seq in range(run.first_seq, run.first_seq + run.count)):
             index = seq * frontends + number
             deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
-            budget_ms = deadline_at_ms - self._network.model.result_ms - back_at_ms
+            left_ms = deadline_at_ms - back_at_ms
+            if self._returns:
+                budget_ms = self._returns[message.model_id].budget_ms(left_ms)
+            else:
+                budget_ms = left_ms - self._network.model.result_ms
             if budget_ms > 0 and (message.model_id, index) not in self._announced_again:
                 self._announced_again.add((message.model_id, index))
                 self._tell(peer, Arrivals(message.model_id, seq, 1, budget_ms), back_at_ms)
@@ -386,13 +419,16 @@ class World:
         """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
         model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
         started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
-        answered = self._traffic[model_id].answered
+        traffic = self._traffic[model_id]
         for part in job.parts:
             answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
             for run in part.runs:
                 first = run.first_seq * frontends + number
-                answered(first, run.count, frontends, started_at_ms, answered_at_ms)
+                traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)
+                if self._returns:
+                    return_ms = answered_at_ms - finished_at_ms
+                    self._note_answers(traffic, first, run.count, answered_at_ms, return_ms)
         self._progress_at_ms = finished_at_ms
         batch_size = job.ran if job.parts else 0
         self.batches.append(

@@ -40,6 +40,12 @@ def test_a_run_is_cut_and_the_rest_stays() -> None:
     assert queue.count == 3
 
 
+def test_both_pieces_of_a_run_that_is_cut_keep_its_slack() -> None:
+    whole = run(1, 5, 10.0)
+    whole.slack_ms = 2.0
+    assert (cut(whole, 2).slack_ms, whole.slack_ms) == (2.0, 2.0)
+
+
 def test_popping_more_than_there_is_takes_what_there_is() -> None:
     queue = RunQueue()
     queue.push(run(1, 3, 10.0))

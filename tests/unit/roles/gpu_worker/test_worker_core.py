@@ -199,7 +199,9 @@ def test_a_batch_behind_one_without_inputs_starts_when_its_own_start_has_come() 
 
 def test_time_on_the_way_is_taken_off_start_and_latest() -> None:
     core = serving_core()
-    core.handle(run_batch(batch_id=1, latest_in_ms=10.0, late_ms=2.0), 100.0)
+    two_parts = part((0, 2)), part((7, 1), frontend_id=OTHER_FRONTEND)
+    core.handle(run_batch(*two_parts, batch_id=1, latest_in_ms=10.0, late_ms=2.0), 100.0)
+    core.handle(inputs(0, 1, batch_id=1), 100.0)
     assert core.wake_at_ms == 108.0
     core.handle(run_batch(batch_id=2, start_in_ms=5.0, latest_in_ms=10.0, late_ms=2.0), 100.0)
     core.handle(inputs(0, 1, batch_id=2), 101.0)
@@ -281,10 +283,30 @@ def test_at_its_latest_start_a_batch_goes_with_what_came() -> None:
 def test_a_batch_of_which_nothing_came_is_missing_as_a_whole() -> None:
     core = serving_core()
     core.handle(run_batch(), 0.0)
-    (done,) = sent(Done, core.handle(Tick(), 10.0))
+    expires_at_ms = 10.0 + LATE_TOLERANCE_MS
+    (done,) = sent(Done, core.handle(Tick(), expires_at_ms))
     assert (done.status, done.ran, done.missing) == ("expired", 0, (part((0, 2)),))
-    assert done.transfer_ms == 10.0, "for so long they had not come"
+    assert done.transfer_ms == expires_at_ms, "for so long they had not come"
     assert core.wake_at_ms is None
+
+
+def test_a_batch_without_any_inputs_is_waited_for_while_it_may_be_of_use() -> None:
+    core = serving_core()
+    core.handle(run_batch(latest_in_ms=10.0, expires_in_ms=14.0), 0.0)
+    assert core.wake_at_ms == 14.0 + LATE_TOLERANCE_MS
+    (execute,) = actions_of(Execute, core.handle(inputs(0, 1), 12.0))
+    assert [piece.live_seqs for piece in execute.parts] == [(0, 1)]
+    (done,) = sent(Done, core.handle(ran(), 18.0))
+    assert (done.status, done.transfer_ms) == ("ok", 12.0)
+
+
+def test_what_comes_first_after_the_latest_start_goes_without_the_rest() -> None:
+    core = serving_core()
+    late = part((7, 3), frontend_id=OTHER_FRONTEND)
+    core.handle(run_batch(part((0, 2)), late, latest_in_ms=10.0, expires_in_ms=14.0), 0.0)
+    (execute,) = actions_of(Execute, core.handle(inputs(0, 1), 12.0))
+    assert [piece.live_seqs for piece in execute.parts] == [(0, 1)]
+    assert sent(Done, core.handle(ran(), 18.0))[0].missing == (late,)
 
 
 def test_the_scheduler_hears_for_how_long_a_missing_part_was_waited_for() -> None:

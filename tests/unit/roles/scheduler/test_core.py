@@ -170,6 +170,16 @@ def test_withdrawn_requests_never_run() -> None:
     assert grant.runs == (SeqRun(0, 1), SeqRun(3, 1))
 
 
+def test_a_batch_is_of_use_until_its_slack_is_gone_too() -> None:
+    batches = []
+    for slack_ms in (0.0, 3.0):
+        sends = hear(serving_core(), FRONTEND, Arrivals(MODEL, 0, 8, 20.0, slack_ms=slack_ms), 1.0)
+        batches += of_type(sends, RunBatch)
+    plain, slack = batches
+    assert (slack.start_in_ms, slack.latest_in_ms) == (plain.start_in_ms, plain.latest_in_ms)
+    assert slack.expires_in_ms == plain.expires_in_ms + 3.0
+
+
 def dispatched(core: SchedulerCore, now_ms: float, first_seq: int = 0) -> RunBatch:
     """Fill a batch of 8: it goes at once."""
     (batch,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, first_seq, 8, 20.0), now_ms), RunBatch)

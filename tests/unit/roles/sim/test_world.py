@@ -189,11 +189,27 @@ def test_of_two_batches_the_one_with_the_earlier_start_goes_first() -> None:
     assert traffic.started_at_ms.tolist() == [0.0, 12.0, 6.0]
 
 
-def test_a_batch_without_its_inputs_goes_at_its_latest_moment_and_comes_back_once() -> None:
+def test_a_batch_without_any_inputs_is_waited_for_while_it_may_be_of_use() -> None:
+    scheduler = Scripted((whole(),))
+    scheduler.on[Arrivals] = lambda event, now_ms: [
+        run_batch(scheduler, 1, (0, 1), latest_in_ms=3.0, expires_in_ms=5.0)
+    ]
+    _, traffic = play(scheduler, 0.0, network=NetworkModel(data_ms_per_item=4.0))
+    assert traffic.started_at_ms.tolist() == [4.0]
+    [(_, done, _)] = scheduler.of_type(Done)
+    assert isinstance(done, Done)
+    assert (done.status, done.transfer_ms) == ("ok", 4.0)
+
+
+def test_a_batch_without_its_inputs_comes_back_once_when_it_is_of_no_use_any_more() -> None:
     scheduler = Scripted((whole(),))
 
     def arrivals(event: Heard, now_ms: float) -> Sequence[Send]:
-        return [run_batch(scheduler, len(scheduler.of_type(Arrivals)), (0, 1), latest_in_ms=3.0)]
+        return [
+            run_batch(
+                scheduler, len(scheduler.of_type(Arrivals)), (0, 1), latest_in_ms=3.0, expires_in_ms=3.0
+            )
+        ]
 
     def done(event: Heard, now_ms: float) -> Sequence[Send]:
         message = event.message
