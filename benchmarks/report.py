@@ -61,7 +61,7 @@ def this_machine(load_average: float) -> Machine:
         cpu=_cpu_name(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
         cores=len(os.sched_getaffinity(0)),
         memory_gb=memory_bytes / 1e9,
-        kernel=platform.release(),
+        kernel=".".join(platform.release().split(".")[:2]),
         python=platform.python_version(),
         libzmq=zmq.zmq_version(),
         load_average=load_average,
