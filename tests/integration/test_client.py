@@ -25,6 +25,7 @@ from fabric.errors import (
 )
 from fabric.ids import ModelId
 from fabric.link import NamedTensor, Received
+from fabric.margin import STEP_MS
 from fabric.messages import (
     Answer,
     CancelRequest,
@@ -82,6 +83,9 @@ class Frontend:
                 self.link.send(peer, Pong(number))
             case Infer(number, "echo"):
                 self.link.send(peer, Answer(number, Ledger(gpu_ms=1, total_ms=0.01)), received.tensors)
+            case Infer(number, "late"):
+                self._is_ending.wait(1.05)
+                self.link.send(peer, Answer(number, Ledger(total_ms=1_050)), received.tensors)
             case Infer(number, "missing"):
                 self.link.send(peer, Refusal(number, "ModelNotFound", "no model 'missing'", False))
             case Infer(number, "noisy"):
@@ -146,6 +150,19 @@ def test_a_client_says_how_long_the_way_has_been(frontend: Frontend) -> None:
     asked = [received.message for received in frontend.seen if isinstance(received.message, Infer)]
     assert asked[0].way_ms == 0
     assert 0 < asked[1].way_ms < 1_000
+
+
+def test_an_answer_that_came_too_late_widens_what_the_client_says_of_its_way(frontend: Frontend) -> None:
+    async def run() -> list[float]:
+        async with Client(frontend.address) as client:
+            models = ("echo", "late", "echo")
+            results = [await client.infer(model, {"input": IMAGE}, budget_ms=1_000) for model in models]
+            return [result.ledger.network_ms for result in results]
+
+    ways_ms = asyncio.run(run())
+    asked = [received.message for received in frontend.seen if isinstance(received.message, Infer)]
+    # The mean of both ways, and a step of the margin for the 50 ms that the second answer was late.
+    assert asked[2].way_ms == pytest.approx((ways_ms[0] + ways_ms[1]) / 2 + STEP_MS)
 
 
 def test_two_hundred_requests_at_once_get_an_answer_each(frontend: Frontend) -> None:
