@@ -14,7 +14,7 @@ _RETURN_MEMORY = 0.1
 _LATE_SHARE = 1 / 400  # of the answers; with what is dropped and what clients find late this stays under 1 %
 _DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after
 _RETURN_SHARE_MAX = 0.25
-_MARGIN_SHARE = 0.04  # for what was not measured yet: a hold of two seconds need not end on a millisecond
+_MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: cheap where budgets are long
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
 _PREPROCESS_WINDOW = 64
 
@@ -63,7 +63,7 @@ class ReturnPath:
 def less_return(left_ms: float, reserve_ms: float) -> float:
     """What remains of `left_ms` before the result must be on its way.
 
-    Kept back are the reserve or 4 %, whichever is more, and at most a quarter.
+    Kept back are the reserve or a tenth, whichever is more, and at most a quarter.
     """
     left_ms = max(0.0, left_ms)
     return left_ms - min(max(reserve_ms, _MARGIN_SHARE * left_ms), _RETURN_SHARE_MAX * left_ms)

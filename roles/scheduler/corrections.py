@@ -19,7 +19,7 @@ LATE_IN_A_ROW = 3
 TRANSFER_STEP = 0.2
 GUESS_SAMPLES = 4
 TRANSFER_STEP_MS = 0.02
-GUARD_LATE_SHARE = 0.05
+GUARD_LATE_SHARE = 0.01  # of the ticks: the guard is the p99 (design section 5)
 GUARD_STEP_MS = 0.02
 GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
@@ -133,7 +133,7 @@ class TransferCorrection:
 
 
 class LatenessGuard:
-    """How late this scheduler's own timer mostly fires; what is rarer, frontends' margins cover with all else."""
+    """How late this scheduler's own timer fires but for one tick of a hundred."""
 
     __slots__ = ("_margin", "guard_ms")
 

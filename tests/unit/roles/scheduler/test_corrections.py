@@ -117,7 +117,7 @@ def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
     for _ in range(5):
         guard.observe(0.1)
     assert 0.5 < guard.guard_ms <= 0.8
-    for _ in range(50):
+    for _ in range(200):
         guard.observe(0.0)
     assert guard.guard_ms < 0.1
 
@@ -129,7 +129,7 @@ def test_the_guard_covers_most_ticks_and_not_the_worst_one() -> None:
         late_ms = draw.expovariate(2.0)
         late += late_ms > guard.guard_ms
         guard.observe(late_ms)
-    assert 0.02 < late / 20_000 < 0.15
+    assert 0.005 < late / 20_000 < 0.03
 
 
 def test_a_stall_that_no_guard_would_cover_does_not_raise_it() -> None:
