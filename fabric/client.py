@@ -144,10 +144,7 @@ class _Way:
 
     def note_end(self, total_ms: float, budget_ms: float) -> None:
         """One answer came after so much of its budget, or even later."""
-        if total_ms > budget_ms:
-            self._margin.note_late(total_ms - budget_ms, self._SHARE_MAX * budget_ms - self._mean_ms)
-        else:
-            self._margin.note_in_time()
+        self._margin.note(total_ms - budget_ms, self._SHARE_MAX * budget_ms - self._mean_ms)
 
 
 class Client:

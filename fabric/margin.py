@@ -23,6 +23,13 @@ class Margin:
         self.ms = start_ms
         self._late_share = late_share
 
+    def note(self, late_ms: float, most_ms: float) -> None:
+        """One came so much too late; 0 or less: in time."""
+        if late_ms > 0.0:
+            self.note_late(late_ms, most_ms)
+        else:
+            self.note_in_time()
+
     def note_late(self, late_ms: float, most_ms: float) -> None:
         """One came so much too late. What no margin up to `most_ms` would have saved teaches nothing."""
         if late_ms + self.ms <= most_ms:

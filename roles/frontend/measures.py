@@ -50,10 +50,7 @@ class ReturnPath:
 
     def note_answer(self, late_ms: float, budget_ms: float) -> None:
         """One answer was so much too late to be with its client in time; 0 or less: in time."""
-        if late_ms > 0:
-            self._margin.note_late(late_ms, _RETURN_SHARE_MAX * budget_ms - self._mean_ms)
-        else:
-            self._margin.note_in_time()
+        self._margin.note(late_ms, _RETURN_SHARE_MAX * budget_ms - self._mean_ms)
 
     def note_dropped(self, count: int) -> None:
         """So many were given up because what was left of their budgets was too little."""

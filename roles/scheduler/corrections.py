@@ -144,10 +144,7 @@ class LatenessGuard:
     def observe(self, late_ms: float) -> bool:
         """Note one tick; True when `guard_ms` has a new value."""
         margin = self._margin
-        if late_ms > margin.ms:
-            margin.note_late(late_ms - margin.ms, GUARD_MS_MAX)
-        else:
-            margin.note_in_time()
+        margin.note(late_ms - margin.ms, GUARD_MS_MAX)
         if abs(margin.ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
             return False
         self.guard_ms = margin.ms
