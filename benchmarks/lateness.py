@@ -31,7 +31,7 @@ from stage import CpuMeter, Stage, cluster, context
 
 from fabric.clock import MonotonicClock
 from roles.core import Tick
-from roles.drive import Driver, Source
+from roles.drive import Driver, Role
 from roles.load.player import run_precisely
 from roles.load.run import run_load
 from roles.load.share import LoadPlan
@@ -80,8 +80,8 @@ def by_driver(at_ms: Sequence[float]) -> list[float]:
     """`roles/drive.py`, as every role has it."""
     clock = MonotonicClock()
     core = TimerCore(at_ms, clock)
-    sources: list[Source[Tick]] = []
-    driver: Driver[Tick, None] = Driver(core, sources, lambda _: None, clock)
+    role: Role[Tick, None] = Role(core, [], lambda _: None)
+    driver = Driver([role], clock)
     try:
         driver.run(lambda: core.wake_at_ms is None)
     finally:

@@ -1,6 +1,6 @@
-"""Runs one core on the real clock: hear, decide, do, sleep, in bounded turns on one thread.
+"""Runs cores on the real clock: hear, decide, do, sleep, in bounded turns on one thread.
 
-A turn takes at most `TURN_LIMIT` events from each source and looks at the core's timer after every one of
+A turn takes at most `TURN_LIMIT` events from each source and looks at the cores' timers after every one of
 them, so a flood on one socket cannot starve another socket or a timer. Only sources that have something are
 asked: after every sleep the caches are cold, and what a turn touches is what it costs.
 
@@ -19,11 +19,12 @@ import gc
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from fabric.clock import Clock
+from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.core import Core, Tick
+from roles.process import StopSignal
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
@@ -111,8 +112,8 @@ def _nothing() -> None:
     """For roles that gather nothing."""
 
 
-class Driver(Generic[EventT, ActionT]):
-    """Runs `core` until told to stop. `perform` does one action; it may not block.
+class Role(Generic[EventT, ActionT]):
+    """One core, what it hears from, and what does as it says. `perform` does one action; it may not block.
 
     `on_turn_end`: what a turn's actions gathered, such as messages to send, goes before the driver sleeps.
     """
@@ -122,27 +123,76 @@ class Driver(Generic[EventT, ActionT]):
         core: Core[EventT | Tick, ActionT],
         sources: Sequence[Source[EventT]],
         perform: Callable[[ActionT], None],
-        clock: Clock,
         on_turn_end: Callable[[], None] = _nothing,
     ) -> None:
+        self.sources = sources
+        self.on_turn_end = on_turn_end
         self.stats = DriverStats()
-        self._on_turn_end = on_turn_end
+        """Of the loop that runs this role, with all that it runs."""
         self._core = core
-        self._sources = list(sources)
         self._perform = perform
+        self._fed_at_ms = 0.0
+        self._wanted_at_ms: float | None = None
+        self._due_at_ms = 0.0
+
+    def begin(self, now_ms: float, stats: DriverStats) -> None:
+        """A driver takes the role up. Moments before now are no lateness of its."""
+        self._fed_at_ms = now_ms
+        self.stats = stats
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        return self._core.wake_at_ms
+
+    def feed(self, event: EventT | Tick, now_ms: float) -> None:
+        """Let the core take an event, and do what it decides."""
+        self._fed_at_ms = now_ms
+        for action in self._core.handle(event, now_ms):
+            self._perform(action)
+
+    def tick_if_due(self, now_ms: float, clock: Clock) -> None:
+        """Feed the tick that the core wants by `now_ms`, if it does."""
+        wake_at_ms = self._core.wake_at_ms
+        if wake_at_ms is None:
+            self._wanted_at_ms = None
+            return
+        if wake_at_ms != self._wanted_at_ms:
+            self._wanted_at_ms = wake_at_ms
+            # A core that wants a moment of the past means now: only what passes from here on is our doing.
+            self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
+        if now_ms >= wake_at_ms:
+            self._wanted_at_ms = None
+            at_ms = clock.now_ms()
+            self.stats.note_lateness(at_ms - self._due_at_ms)
+            self.feed(Tick(), at_ms)
+
+
+_Heard = tuple[Role[Any, Any], Source[Any]]
+
+
+class Driver:
+    """Runs `roles` until told to stop: mostly one; several of one process share turns, thread and sleep.
+
+    `wakers`: descriptors that end a sleep and say nothing else, such as a signal's.
+    """
+
+    def __init__(self, roles: Sequence[Role[Any, Any]], clock: Clock, wakers: Sequence[int] = ()) -> None:
+        self.stats = DriverStats()
+        self._roles = roles
         self._clock = clock
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
-        self._fed_at_ms = clock.now_ms()
-        self._wanted_at_ms: float | None = None
-        self._due_at_ms = 0.0
-        self._by_descriptor = {source.fileno(): source for source in self._sources if source.fileno() >= 0}
-        self._ready: Sequence[Source[EventT]] = ()
-        for descriptor in self._by_descriptor:
+        self._sources: list[_Heard] = [(role, source) for role in roles for source in role.sources]
+        self._by_descriptor = {heard[1].fileno(): heard for heard in self._sources if heard[1].fileno() >= 0}
+        self._ready: Sequence[_Heard] = ()
+        for descriptor in (*self._by_descriptor, *wakers):
             self._epoll.register(descriptor, select.EPOLLIN)
+        for role in roles:
+            role.begin(clock.now_ms(), self.stats)
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Turn until `is_stopping()`. Whoever sets it must also make a source's descriptor readable."""
+        """Turn until `is_stopping()`. Whoever sets it must also make a descriptor readable."""
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -155,14 +205,17 @@ class Driver(Generic[EventT, ActionT]):
 
     def turn(self) -> None:
         """Hear from every source that has something, tick if due, then sleep until something is due."""
-        began_ms = now_ms = self._clock.now_ms()
-        for source in self._ready:
+        clock = self._clock
+        began_ms = now_ms = clock.now_ms()
+        for role, source in self._ready:
             for event in source.take(TURN_LIMIT, now_ms):
-                now_ms = self._feed(event)
+                now_ms = clock.now_ms()
+                role.feed(event, now_ms)
                 self._tick_if_due(now_ms)
         self._tick_if_due(now_ms)
-        self._on_turn_end()
-        now_ms = self._clock.now_ms()
+        for role in self._roles:
+            role.on_turn_end()
+        now_ms = clock.now_ms()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, now_ms - began_ms)
         self._ready = self._sleep(now_ms)
@@ -171,51 +224,38 @@ class Driver(Generic[EventT, ActionT]):
         """Give the descriptor back."""
         self._epoll.close()
 
-    def _feed(self, event: EventT | Tick) -> float:
-        """The moment at which the core took it."""
-        self._fed_at_ms = now_ms = self._clock.now_ms()
-        for action in self._core.handle(event, now_ms):
-            self._perform(action)
-        return now_ms
-
     def _tick_if_due(self, now_ms: float) -> None:
-        wake_at_ms = self._core.wake_at_ms
-        if wake_at_ms is None:
-            self._wanted_at_ms = None
-            return
-        if wake_at_ms != self._wanted_at_ms:
-            self._wanted_at_ms = wake_at_ms
-            # A core that wants a moment of the past means now: only what passes from here on is our doing.
-            self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
-        if now_ms >= wake_at_ms:
-            self._wanted_at_ms = None
-            self.stats.note_lateness(self._clock.now_ms() - self._due_at_ms)
-            self._feed(Tick())
+        for role in self._roles:
+            role.tick_if_due(now_ms, self._clock)
 
-    def _sleep(self, now_ms: float) -> Sequence[Source[EventT]]:
+    def _sleep(self, now_ms: float) -> Sequence[_Heard]:
         """Until a source has something or a moment comes; the sources to hear from."""
         wake_at_ms = now_ms + SLEEP_MAX_MS
-        core_at_ms = self._core.wake_at_ms
-        if core_at_ms is not None and core_at_ms < wake_at_ms:
-            wake_at_ms = core_at_ms
-        ready: set[Source[EventT]] = set()
-        timed: list[tuple[float, Source[EventT]]] = []
-        for source in self._sources:
+        for role in self._roles:
+            role_at_ms = role.wake_at_ms
+            if role_at_ms is not None and role_at_ms < wake_at_ms:
+                wake_at_ms = role_at_ms
+        ready: set[_Heard] = set()
+        timed: list[tuple[float, _Heard]] = []
+        for heard in self._sources:
+            source = heard[1]
             if source.has_more:
-                ready.add(source)
+                ready.add(heard)
             elif (at_ms := source.wake_at_ms) is not None:
-                timed.append((at_ms, source))
+                timed.append((at_ms, heard))
                 wake_at_ms = min(wake_at_ms, at_ms)
         if ready:
             wake_at_ms = now_ms
         elif wake_at_ms - now_ms > COLLECT_IF_IDLE_MS and now_ms >= self._collect_at_ms:
             now_ms = self._collect(now_ms)
         for descriptor, _ in self._readable(wake_at_ms, now_ms):
-            ready.add(self._by_descriptor[descriptor])
+            heard_by = self._by_descriptor.get(descriptor)
+            if heard_by is not None:
+                ready.add(heard_by)
         if timed:
             now_ms = self._clock.now_ms()
-            ready.update(source for at_ms, source in timed if at_ms <= now_ms)
-        return list(ready) if len(ready) < 2 else [source for source in self._sources if source in ready]
+            ready.update(heard for at_ms, heard in timed if at_ms <= now_ms)
+        return list(ready) if len(ready) < 2 else [heard for heard in self._sources if heard in ready]
 
     def _readable(self, wake_at_ms: float, now_ms: float) -> list[tuple[int, int]]:
         """What is readable by `wake_at_ms` at the latest; all of it, though one sleep ends with the first."""
@@ -236,3 +276,12 @@ class Driver(Generic[EventT, ActionT]):
         self._collect_at_ms = began_ms + COLLECT_EVERY_MS
         self.stats.collect_ms_max = max(self.stats.collect_ms_max, now_ms - began_ms)
         return now_ms
+
+
+def run_roles(roles: Sequence[Role[Any, Any]], stop: StopSignal) -> None:
+    """On one loop and the real clock, until a signal says stop."""
+    driver = Driver(roles, MonotonicClock(), (stop.fileno(),))
+    try:
+        driver.run(lambda: stop.is_set)
+    finally:
+        driver.close()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Never, Self
+from typing import Self
 
 from fabric.errors import ConfigError
 from roles.upkeep import StopAsked
@@ -93,25 +93,9 @@ class StopSignal:
             os._exit(130)
         self.is_set = True
 
-    # As a source of the driver it gives no events, it only ends a sleep.
-
     def fileno(self) -> int:
         """Readable after a signal."""
         return self._read.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """A signal is read through `is_set`."""
-        return False
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[Never]:  # noqa: ARG002  a Source's signature
-        """No events."""
-        return ()
 
 
 class StopSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fabric.outbox import Outbox
 from fabric.shared import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
 from roles.core import SCHEDULER
-from roles.drive import Driver, DriverStats, Source
+from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
@@ -67,7 +67,8 @@ class FrontendShell:
     """Does what the core decides, with the links of one frontend."""
 
     def __init__(self, options: FrontendOptions) -> None:
-        self.incarnation = new_incarnation()
+        incarnation = new_incarnation()
+        self._run_dir = options.run_dir
         self._id = options.frontend_id
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
         self._clock = MonotonicClock()
@@ -83,7 +84,7 @@ class FrontendShell:
         self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
         self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"])
         self._scheduler = DealerLink.connect(
-            peer_id(self._id, self.incarnation), SCHEDULER, options.scheduler_addresses
+            peer_id(self._id, incarnation), SCHEDULER, options.scheduler_addresses
         )
         self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max))
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
@@ -92,7 +93,7 @@ class FrontendShell:
         self._core = FrontendCore(
             FrontendSettings(
                 self._id,
-                self.incarnation,
+                incarnation,
                 tuple(self._outputs.addresses),
                 options.request_bytes_max,
                 options.pending_max,
@@ -106,36 +107,26 @@ class FrontendShell:
             SchedulerSource(self._scheduler, self._clock),
             OutputsSource(self._outputs, self._payloads),
         )
-        self._stats = DriverStats()
+        self.role = Role[FrontendEvent, FrontendAction](
+            self._core, [*self._heard, self._decoding, self._refused], self._perform, self._end_turn
+        )
+        addresses = {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
+        self._run_file = RunFile(self._id, os.getpid(), incarnation, addresses)
 
-    @property
-    def addresses(self) -> Mapping[str, Sequence[str]]:
-        """For the run file: where clients come in, where outputs are pulled."""
-        return {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
-
-    def serve(self, stop: StopSignal) -> None:
-        """Until told to stop."""
-        sources: list[Source[FrontendEvent]] = [
-            *self._heard,
-            self._decoding,
-            self._refused,
-            stop,
-        ]
-        driver = Driver(self._core, sources, self.perform, self._clock, self._end_turn)
-        self._stats = driver.stats
-        try:
-            driver.run(lambda: stop.is_set)
-        finally:
-            driver.close()
+    def announce(self) -> None:
+        """Say where it is."""
+        write_run_file(self._run_dir, self._run_file)
+        log.info("frontend_serving addresses=%s", ",".join(self._clients.addresses))
 
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
+        remove_run_file(self._run_dir, self._run_file)
         links: tuple[Link, ...] = (self._clients, self._scheduler, self._outputs, self._slices)
         for link in links:
             link.close()
         self._decoding.close()
 
-    def perform(self, action: FrontendAction) -> None:
+    def _perform(self, action: FrontendAction) -> None:
         """Do one action."""
         match action:
             case Reply():
@@ -170,7 +161,7 @@ class FrontendShell:
     def _end_turn(self) -> None:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
-                self.perform(action)
+                self._perform(action)
         self._to_scheduler.flush()
         self._to_clients.flush()
 
@@ -210,19 +201,16 @@ class FrontendShell:
         for name, link in links.items():
             counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
         counters["messages_unexpected"] = sum(source.unexpected.total() for source in self._heard)
-        return self._stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
+        return self.role.stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
 
 
 def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
     """Serve until told to stop. Raises ConfigError for an address that cannot be bound."""
     shell = FrontendShell(options)
-    run_file = RunFile(options.frontend_id, os.getpid(), shell.incarnation, shell.addresses)
     try:
-        write_run_file(options.run_dir, run_file)
-        log.info("frontend_serving addresses=%s", ",".join(shell.addresses["client"]))
-        shell.serve(stop)
+        shell.announce()
+        run_roles([shell.role], stop)
     finally:
-        remove_run_file(options.run_dir, run_file)
         shell.close()
 
 

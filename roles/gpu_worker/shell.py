@@ -24,7 +24,7 @@ from fabric.messages import (
 )
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
-from roles.drive import Driver
+from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import AGENT, WorkerCore
@@ -126,10 +126,9 @@ class _Worker:
         self._core = WorkerCore(
             WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses)), outlive_ms
         )
-        self._driver = Driver[WorkerEvent, WorkerAction](
+        role = Role[WorkerEvent, WorkerAction](
             self._core,
             [
-                stop,
                 watch,
                 Translated(self._sleep, self._from_device),
                 Translated(self._thread, self._from_device),
@@ -138,8 +137,8 @@ class _Worker:
                 PlainSource(self._pull, self._from_frontend),
             ],
             self._perform,
-            options.clock,
         )
+        self._driver = Driver([role], options.clock, (stop.fileno(),))
 
     def run(self) -> int:
         log.info("worker_starts pid=%d", os.getpid())

@@ -18,7 +18,7 @@ from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
 from roles.core import SCHEDULER, Heard, Send
-from roles.drive import Driver
+from roles.drive import Driver, Role
 from roles.environment import RunDir
 from roles.hearing import PlainSource, Translated
 from roles.identities import identity_of
@@ -114,7 +114,7 @@ class _Agent:
             Found(gpus, self._sharing.plans, *self._take_over()),
             options.limits,
         )
-        self._driver = Driver[AgentEvent, AgentAction](
+        role = Role[AgentEvent, AgentAction](
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
@@ -125,8 +125,8 @@ class _Agent:
                 Translated(self._processes, self._from_process),
             ],
             self._perform,
-            options.clock,
         )
+        self._driver = Driver([role], options.clock)
         self._run_file = RunFile(role_id, os.getpid(), incarnation, {"control": list(self._link.addresses)})
 
     def run(self) -> None:

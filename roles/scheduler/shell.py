@@ -15,7 +15,7 @@ from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig
 from roles.core import PLANNER, Heard, Lost, Send
-from roles.drive import Driver, Source
+from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.hearing import LinkSource
 from roles.journal import Journal, MessageCore, Recorded
@@ -50,6 +50,95 @@ class Written:
     base_dir: Path
 
 
+class SchedulerShell:
+    """Does what the core decides, with the links of one scheduler.
+
+    It serves at the run directory's ipc address and at `control_addresses`. Raises ConfigError for a plan that
+    cannot be, or an address in use.
+    """
+
+    def __init__(
+        self,
+        written: Written,
+        run_dir: Path,
+        recording: Recording | None = None,
+        control_addresses: Sequence[str] = (),
+    ) -> None:
+        self._run_dir = run_dir
+        self._config = config = written.config
+        self._kept = KeptPlan(run_dir / PLAN_FILE, written.document)
+        settings, planning = self._kept.read() or _first_plan(written)
+        settings = replace(settings, pid=os.getpid(), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS)
+        self._settings = settings
+        self._core = scheduler_core(settings, config.batching, planning)
+        assert self._core.controller is not None, "it was made with one"
+        self._controller = self._core.controller
+        core: MessageCore = self._core
+        self._journal: Journal | None = None
+        if recording is not None:
+            about = about_scheduler(settings, config.batching, planning)
+            self._journal = Journal(recording.path, about, recording.bytes_max)
+            core = Recorded(core, self._journal)
+        self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
+        self._outbox = Outbox(self._link, self._refused)
+        self._planner = Planner()
+        self.role = Role[Heard | Lost, Send](
+            core, [LinkSource(self._link, MonotonicClock()), self._planner], self._perform, self._end_turn
+        )
+        self._run_file = RunFile(
+            ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self._link.addresses)}
+        )
+
+    def announce(self) -> None:
+        """Say where it is, and what has no place."""
+        write_run_file(self._run_dir, self._run_file)
+        log.info(
+            "scheduler_serving address=%s models=%d slices=%d",
+            self._link.addresses[0],
+            len(self._settings.models),
+            len(self._settings.slices),
+        )
+        for model_id, reason in self._settings.unplaced.items():
+            log.warning("model_unplaced model=%s reason=%r", model_id, reason)
+
+    def close(self) -> None:
+        """An end in order: a successor begins with the configuration's plan."""
+        self._kept.forget()
+        remove_run_file(self._run_dir, self._run_file)
+        self._planner.close()
+        if self._journal is not None:
+            self._journal.close()
+        self._link.close()
+
+    def _perform(self, action: Send) -> None:
+        message = action.message
+        if action.peer == PLANNER:
+            assert isinstance(message, PlanAsked), "nothing else goes there"
+            self._planner.start(message)
+            return
+        if isinstance(message, StatusListed):
+            message = replaced(message, counters={**message.counters, **self._link.counters})
+            message = self.role.stats.told_in(message)
+        self._outbox.put(action.peer, message)
+
+    def _refused(self, peer: PeerId, message: AnyMessage) -> None:
+        """The peer is gone (the link will say so) or has not read for a long time.
+
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`.
+        """
+
+    def _end_turn(self) -> None:
+        self._outbox.flush()
+        controller, kept = self._controller, self._kept
+        while controller.unsaid:
+            log.info("placement %s", controller.unsaid.popleft())
+        if controller.settled != kept.settled and controller.is_steady:
+            kept.write(
+                about_scheduler(self._core.settings(), self._config.batching, controller.settings()),
+                controller.settled,
+            )
+
+
 def run_scheduler(
     written: Written,
     run_dir: Path,
@@ -57,78 +146,13 @@ def run_scheduler(
     recording: Recording | None = None,
     control_addresses: Sequence[str] = (),
 ) -> None:
-    """Serve until told to stop, at the run directory's ipc address and at `control_addresses`.
-
-    Raises ConfigError for a plan that cannot be, or an address in use.
-    """
-    config = written.config
-    kept = KeptPlan(run_dir / PLAN_FILE, written.document)
-    settings, planning = kept.read() or _first_plan(written)
-    settings = replace(settings, pid=os.getpid(), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS)
-    scheduler = scheduler_core(settings, config.batching, planning)
-    controller = scheduler.controller
-    assert controller is not None, "it was made with one"
-    core: MessageCore = scheduler
-    journal: Journal | None = None
-    if recording is not None:
-        journal = Journal(
-            recording.path, about_scheduler(settings, config.batching, planning), recording.bytes_max
-        )
-        core = Recorded(core, journal)
-    link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
-    clock = MonotonicClock()
-    planner = Planner()
-    sources: list[Source[Heard | Lost]] = [LinkSource(link, clock), planner, stop]
-
-    def perform(action: Send) -> None:
-        message = action.message
-        if action.peer == PLANNER:
-            assert isinstance(message, PlanAsked), "nothing else goes there"
-            planner.start(message)
-            return
-        if isinstance(message, StatusListed):
-            message = replaced(message, counters={**message.counters, **link.counters})
-            message = driver.stats.told_in(message)
-        outbox.put(action.peer, message)
-
-    def refused(peer: PeerId, message: AnyMessage) -> None:
-        """The peer is gone (the link will say so) or has not read for a long time.
-
-        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`.
-        """
-
-    def end_turn() -> None:
-        outbox.flush()
-        while controller.unsaid:
-            log.info("placement %s", controller.unsaid.popleft())
-        if controller.settled != kept.settled and controller.is_steady:
-            kept.write(
-                about_scheduler(scheduler.settings(), config.batching, controller.settings()),
-                controller.settled,
-            )
-
-    outbox = Outbox(link, refused)
-    driver: Driver[Heard | Lost, Send] = Driver(core, sources, perform, clock, end_turn)
-    run_file = RunFile(ROLE_ID, os.getpid(), new_incarnation(), {"control": list(link.addresses)})
-    write_run_file(run_dir, run_file)
-    log.info(
-        "scheduler_serving address=%s models=%d slices=%d",
-        link.addresses[0],
-        len(settings.models),
-        len(settings.slices),
-    )
-    for model_id, reason in settings.unplaced.items():
-        log.warning("model_unplaced model=%s reason=%r", model_id, reason)
+    """Serve until told to stop; see `SchedulerShell`."""
+    shell = SchedulerShell(written, run_dir, recording, control_addresses)
     try:
-        driver.run(lambda: stop.is_set)
+        shell.announce()
+        run_roles([shell.role], stop)
     finally:
-        kept.forget()
-        remove_run_file(run_dir, run_file)
-        driver.close()
-        planner.close()
-        if journal is not None:
-            journal.close()
-        link.close()
+        shell.close()
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

@@ -13,7 +13,7 @@ from fabric.ids import new_incarnation, peer_id
 from fabric.messages import SliceReport, StatusAsked, StatusListed
 from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
-from roles.drive import Driver
+from roles.drive import Driver, Role
 from roles.hearing import Layer
 from roles.process import RunFile, StopSignal, StopSource, read_run_file
 from roles.processes import Processes
@@ -198,12 +198,10 @@ class _Supervisor:
         self._readiness = _Readiness(self._door)
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
-        self._driver = Driver[SupervisorEvent, SupervisorAction](
-            self._core,
-            [StopSource(stop), self._processes, watch, self._readiness],
-            self._perform,
-            clock,
+        role = Role[SupervisorEvent, SupervisorAction](
+            self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
         )
+        self._driver = Driver([role], clock)
 
     def run(self) -> Outcome:
         self._driver.run(lambda: self._core.outcome is not None)

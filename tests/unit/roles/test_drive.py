@@ -8,7 +8,7 @@ import pytest
 from fabric.clock import MonotonicClock
 from fabric.messages import StatusListed
 from roles.core import Tick
-from roles.drive import TURN_LIMIT, Driver, DriverStats
+from roles.drive import TURN_LIMIT, Driver, DriverStats, Role
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:
@@ -93,7 +93,8 @@ def test_a_core_that_wants_a_moment_of_the_past_is_late_only_from_when_it_said_s
 
 
 def ticks(core: Alarm) -> DriverStats:
-    driver: Driver[Tick, None] = Driver(core, [], lambda _: None, HandClock())
+    role: Role[Tick, None] = Role(core, [], lambda _: None)
+    driver = Driver([role], HandClock())
     try:
         driver.run(lambda: core.wake_at_ms is None)
     finally:
@@ -154,7 +155,8 @@ def pipes() -> Iterator[tuple[Pipe, Pipe]]:
 
 def until_heard(count: int, *sources: Pipe) -> list[str | Tick]:
     core = Listener()
-    driver: Driver[str, None] = Driver(core, sources, lambda _: None, MonotonicClock())
+    role: Role[str, None] = Role(core, sources, lambda _: None)
+    driver = Driver([role], MonotonicClock())
     try:
         driver.run(lambda: len(core.heard) >= count)
     finally:
