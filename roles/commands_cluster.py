@@ -23,7 +23,7 @@ from roles.process import StopSignal, die_with_parent, set_up_logging
 from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
 from roles.supervisor.core import EXIT_CONFIG, Outcome
 from roles.supervisor.home import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
-from roles.supervisor.shell import Started, role_plans, supervise
+from roles.supervisor.shell import Started, is_better_together, role_plans, supervise
 
 DEFAULT_CONFIG = """\
 # One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
@@ -57,12 +57,19 @@ _JSON = click.option("--json", "is_json", is_flag=True, help="Print JSON on stdo
 @_RUN_DIR
 @_JSON
 @click.option("--detach", is_flag=True, help="Run in the background; return when everything is ready.")
+@click.option(
+    "--together/--apart",
+    default=None,
+    help="One process for the scheduler and the first frontend, or one for each"
+    " (default: together on a host with fewer than four cores, with one frontend).",
+)
 @click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first
 def up(
     file: Path | None,
     run_dir_option: Path | None,
     is_json: bool,  # noqa: FBT001  click's flags
     detach: bool,  # noqa: FBT001  click's flags
+    together: bool | None,  # noqa: FBT001  click's flags
     remove_run_dir: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model."""
@@ -74,6 +81,7 @@ def up(
         arguments = [
             *([str(file)] if file else []),
             *(["--run-dir", str(home.path)] if run_dir_option else []),
+            *([] if together is None else ["--together" if together else "--apart"]),
         ]
         up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
         _show_start(up_file.endpoints, (), home.path, up_file.pid, is_json=is_json)
@@ -82,7 +90,7 @@ def up(
     with StopSignal() as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
-            outcome = _run(file, home.path, stop, is_json=is_json)
+            outcome = _run(file, home.path, stop, together=together, is_json=is_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)
     if outcome.exit_code:
@@ -145,7 +153,7 @@ def _home(option: Path | None) -> RunDir:
     return run_dir() if option is None else RunDir(option.absolute())
 
 
-def _run(file: Path | None, path: Path, stop: StopSignal, *, is_json: bool) -> Outcome:
+def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool) -> Outcome:
     if file is None:
         file = path / CONFIG_FILE
         file.write_text(DEFAULT_CONFIG, encoding="utf-8")
@@ -155,7 +163,10 @@ def _run(file: Path | None, path: Path, stop: StopSignal, *, is_json: bool) -> O
         write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
         _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
 
-    return supervise(role_plans(load_config(file), file, path), path, stop, on_started)
+    config = load_config(file)
+    is_together = is_better_together(config) if together is None else together
+    plans = role_plans(config, file, path, is_together=is_together)
+    return supervise(plans, path, stop, on_started)
 
 
 def _show_start(

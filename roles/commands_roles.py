@@ -40,15 +40,33 @@ _RUN_DIR = click.option(
     show_default=True,
     help="What the journal may take.",
 )
-def scheduler(config: Path, run_dir_option: Path | None, journal: Path | None, journal_mb: int) -> None:
+@click.option(
+    "--with-frontend",
+    is_flag=True,
+    help="Also run frontend 0, on the same loop: for a host with few cores.",
+)
+def scheduler(
+    config: Path,
+    run_dir_option: Path | None,
+    journal: Path | None,
+    journal_mb: int,
+    with_frontend: bool,  # noqa: FBT001  click's flags
+) -> None:
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
-    from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  only this command needs it
+    from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
+    from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  likewise
+    from roles.together import run_together  # noqa: PLC0415  likewise
 
     with _role(ROLE_ID, run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         document = read_document(config)
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
-        run_scheduler(written, home, stop, recording)
+        if with_frontend:
+            client = _client_address(written.config.listen.client, 0)
+            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,))
+            run_together(written, options, stop, recording)
+        else:
+            run_scheduler(written, home, stop, recording)
 
 
 @click.command()

@@ -168,7 +168,7 @@ class Role(Generic[EventT, ActionT]):
             self.feed(Tick(), at_ms)
 
 
-_Heard = tuple[Role[Any, Any], Source[Any]]
+_Heard = tuple[int, Source[Any]]
 
 
 class Driver:
@@ -183,7 +183,9 @@ class Driver:
         self._clock = clock
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
-        self._sources: list[_Heard] = [(role, source) for role in roles for source in role.sources]
+        self._sources: list[_Heard] = [
+            (place, source) for place, role in enumerate(roles) for source in role.sources
+        ]
         self._by_descriptor = {heard[1].fileno(): heard for heard in self._sources if heard[1].fileno() >= 0}
         self._ready: Sequence[_Heard] = ()
         for descriptor in (*self._by_descriptor, *wakers):
@@ -207,13 +209,15 @@ class Driver:
         """Hear from every source that has something, tick if due, then sleep until something is due."""
         clock = self._clock
         began_ms = now_ms = clock.now_ms()
-        for role, source in self._ready:
-            for event in source.take(TURN_LIMIT, now_ms):
-                now_ms = clock.now_ms()
-                role.feed(event, now_ms)
-                self._tick_if_due(now_ms)
-        self._tick_if_due(now_ms)
-        for role in self._roles:
+        ready = self._ready
+        for place, role in enumerate(self._roles):
+            for at, source in ready:
+                if at == place:
+                    for event in source.take(TURN_LIMIT, now_ms):
+                        now_ms = clock.now_ms()
+                        role.feed(event, now_ms)
+                        self._tick_if_due(now_ms)
+            self._tick_if_due(now_ms)
             role.on_turn_end()
         now_ms = clock.now_ms()
         self.stats.turns += 1

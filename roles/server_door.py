@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
 from fabric.ids import PeerId
+from fabric.inproc import ServerLink
 from fabric.liveness import Patience
 from fabric.messages import AnyMessage
 from fabric.sockets import DealerLink
@@ -21,20 +22,20 @@ _NO_COUNTERS: Mapping[str, float] = {}
 
 
 class ServerSource(LinkSource):
-    """Hears the server behind a DEALER: watched from the start, connected to anew when it is lost."""
+    """Hears the one server of a link: watched from the start, connected to anew when it is lost."""
 
     def __init__(
-        self, link: DealerLink, server: PeerId, clock: Clock, patience: Patience | None = None
+        self, link: ServerLink, server: PeerId, clock: Clock, patience: Patience | None = None
     ) -> None:
         super().__init__(link, clock, patience)
-        self._dealer = link
+        self._server_link = link
         self.watch(server)
 
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
         """At most `limit` messages; at the end that the server is gone, if it is."""
         events = super().take(limit, now_ms)
         if events and isinstance(events[-1], Lost):
-            self._dealer.reconnect()
+            self._server_link.reconnect()
             self.watch(events[-1].peer)
         return events
 

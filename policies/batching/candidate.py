@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
 from policies.batching.classes import SpeedClass
@@ -39,8 +40,20 @@ class Want:
     gathers_unready: bool = True
 
 
+class Plan(NamedTuple):
+    """What is planned for a model, in place of what `Want` says of all.
+
+    `timeout_ms` as there. `target`: the batch size that drops protect; 0: the usual one. `spares_reserve`: what it
+    would send early takes no slice of a pool's reserve.
+    """
+
+    timeout_ms: float
+    target: int
+    spares_reserve: bool
+
+
 class ModelState:
-    """One model: its queue, its rate, its candidates (the fastest class first)."""
+    """One model: its queue, its rate, its plan if it has one, its candidates (the fastest class first)."""
 
     __slots__ = (
         "_credit_ms",
@@ -50,6 +63,7 @@ class ModelState:
         "drops",
         "model",
         "per_ms",
+        "plan",
         "queue",
         "rate",
         "ready_at_ms",
@@ -67,9 +81,16 @@ class ModelState:
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
         self.ready_at_ms = 0.0  # when the last of the queued requests is ready
+        self.plan: Plan | None = None
         self.candidates: list[Candidate] = []
         self.sole: Candidate | None = None  # the only candidate, where there is only one
         self.alone_ms = 0.0  # a request with less than this left cannot finish even alone
+
+    def follow(self, plan: Plan) -> None:
+        """The plan of all candidates, and of those that take their place."""
+        self.plan = plan
+        for candidate in self.candidates:
+            candidate.follow(plan)
 
     def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], want: Want) -> None:
         """The model is hosted by other pools than before."""
@@ -164,14 +185,22 @@ class Candidate:
         self.timeout_ms = want.timeout_ms(spec.slo_ms)
         self.target = fallback_target(self.table, spec.slo_ms)
         self.target_planned = 0
+        self.spares_reserve = False
+        if model.plan is not None:
+            self.follow(model.plan)
         self.target_version = -1
         self.stamp = 0
         self.opening = 0
         self.is_early = False
-        self.spares_reserve = False
         self.is_waiting = False
         self.armed_at_ms = NEVER_MS
         self.reset(0.0)
+
+    def follow(self, plan: Plan) -> None:
+        """From the next head on."""
+        self.timeout_ms = plan.timeout_ms
+        self.target_planned = min(plan.target, self.size_max)
+        self.spares_reserve = plan.spares_reserve
 
     def reset(self, guard_ms: float) -> None:
         """The head of the queue is another one: start again with it."""

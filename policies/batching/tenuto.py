@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
-from policies.batching.candidate import Candidate, ModelState, Want
+from policies.batching.candidate import Candidate, ModelState, Plan, Want
 from policies.batching.central import Central
 from policies.batching.deferred import frontrun_hold
-from policies.batching.holding import Hold, plan_holds, plan_reserves, prospect
+from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
@@ -115,11 +115,10 @@ class Tenuto(Central):
         super()._repool(model_ids, now_ms, out)
 
     def _count(self, model_id: ModelId, requests: int, suffered: float) -> None:
-        group = self._group_of.get(model_id)
-        if group is not None:
-            for one in (group.suffering, self._own[model_id]):
-                one.requests += requests
-                one.suffered += suffered
+        own = self._own.get(model_id)
+        if own is not None:
+            own.requests += requests
+            own.suffered += suffered
 
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
@@ -127,6 +126,11 @@ class Tenuto(Central):
         if self._is_regrouped:
             self._regroup()
         for group in self._groups:
+            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's count is not.
+            group.suffering.requests = sum(self._own[model_id].requests for model_id in group.model_ids)
+            group.suffering.suffered = sum(self._own[model_id].suffered for model_id in group.model_ids)
+            mean = group.suffering.roll(_MEMORY)
+            own = {model_id: self._own[model_id].roll(_MEMORY) for model_id in group.model_ids}
             asked: list[tuple[ModelState, float]] = []
             for model_id in group.model_ids:
                 state = self._models[model_id]
@@ -134,18 +138,20 @@ class Tenuto(Central):
                 if rate_rps and state.candidates[0].table[1] > 0:
                     asked.append((state, rate_rps))
                 else:
-                    _set(state, Hold(0.0, 1 if self._plans_target else 0, spares_reserve=False))
+                    state.follow(Plan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            sufferings = [self._own[state.model.model_id].roll(_MEMORY) for state, _ in asked]
-            holds = plan_holds(prospects, sufferings, group.slices, group.suffering.roll(_MEMORY))
+            sufferings = [own[state.model.model_id] for state, _ in asked]
+            holds = plan_holds(prospects, sufferings, group.slices, mean)
             reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools])
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 pool.reserve = reserve
             for (state, _), hold in zip(asked, holds, strict=True):
-                _set(state, hold if self._plans_target else hold._replace(target=0))
+                timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
+                target = hold.target if self._plans_target else 0
+                state.follow(Plan(timeout_ms, target, hold.spares_reserve))
 
     def _regroup(self) -> None:
         self._is_regrouped = False
@@ -177,10 +183,3 @@ class Tenuto(Central):
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
             known = [before[model_id].suffering.share for model_id in group.model_ids if model_id in before]
             group.suffering.share = max(known, default=0.0)
-
-
-def _set(state: ModelState, hold: Hold) -> None:
-    for candidate in state.candidates:
-        candidate.timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
-        candidate.target_planned = min(hold.target, candidate.size_max)
-        candidate.spares_reserve = hold.spares_reserve

@@ -11,6 +11,7 @@ from pathlib import Path
 from fabric.clock import MonotonicClock
 from fabric.errors import LocalProtocolError
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
+from fabric.inproc import HubLink, ServerLink
 from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage, Arrivals, StatusListed
 from fabric.outbox import Outbox
@@ -64,10 +65,15 @@ class FrontendOptions:
 
 
 class FrontendShell:
-    """Does what the core decides, with the links of one frontend."""
+    """Does what the core decides, with the links of one frontend.
 
-    def __init__(self, options: FrontendOptions) -> None:
+    `hub`: of the scheduler, where that is in this process; then no address of it is needed.
+    Raises ConfigError for an address that cannot be bound.
+    """
+
+    def __init__(self, options: FrontendOptions, hub: HubLink | None = None) -> None:
         incarnation = new_incarnation()
+        own = peer_id(options.frontend_id, incarnation)
         self._run_dir = options.run_dir
         self._id = options.frontend_id
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
@@ -83,8 +89,10 @@ class FrontendShell:
         ipc = run_dir.ipc_address(f"{self._id}.client")
         self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
         self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"])
-        self._scheduler = DealerLink.connect(
-            peer_id(self._id, incarnation), SCHEDULER, options.scheduler_addresses
+        self._scheduler: ServerLink = (
+            DealerLink.connect(own, SCHEDULER, options.scheduler_addresses)
+            if hub is None
+            else hub.connect(own)
         )
         self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max))
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
@@ -205,7 +213,7 @@ class FrontendShell:
 
 
 def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
-    """Serve until told to stop. Raises ConfigError for an address that cannot be bound."""
+    """Serve until told to stop; see `FrontendShell`."""
     shell = FrontendShell(options)
     try:
         shell.announce()

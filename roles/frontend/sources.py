@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from fabric.clock import Clock
+from fabric.inproc import ServerLink
 from fabric.link import Link, NamedTensor, Received
 from fabric.messages import (
     BatchFailed,
@@ -21,7 +22,6 @@ from fabric.messages import (
     StatusAsked,
     TensorSpec,
 )
-from fabric.sockets import DealerLink
 from fabric.tensors import dtype_name
 from roles.core import SCHEDULER, Heard, Lost
 from roles.frontend.events import (
@@ -87,7 +87,7 @@ class OutputsSource(PlainSource[FrontendEvent]):
 class SchedulerSource(Translated[Heard | Lost, FrontendEvent]):
     """The scheduler: its messages, and its silence."""
 
-    def __init__(self, link: DealerLink, clock: Clock) -> None:
+    def __init__(self, link: ServerLink, clock: Clock) -> None:
         super().__init__(ServerSource(link, SCHEDULER, clock), self._said)
         self.unexpected: Counter[str] = Counter()
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from fabric.clock import MonotonicClock
 from fabric.ids import PeerId, new_incarnation
+from fabric.inproc import HubLink
 from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig
-from roles.core import PLANNER, Heard, Lost, Send
+from roles.core import PLANNER, SCHEDULER, Heard, Lost, Send
 from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.hearing import LinkSource
@@ -79,14 +80,16 @@ class SchedulerShell:
             about = about_scheduler(settings, config.batching, planning)
             self._journal = Journal(recording.path, about, recording.bytes_max)
             core = Recorded(core, self._journal)
-        self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
-        self._outbox = Outbox(self._link, self._refused)
+        clock = MonotonicClock()
+        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
+        self.link = HubLink(router, SCHEDULER, clock)
+        self._outbox = Outbox(self.link, self._refused)
         self._planner = Planner()
         self.role = Role[Heard | Lost, Send](
-            core, [LinkSource(self._link, MonotonicClock()), self._planner], self._perform, self._end_turn
+            core, [LinkSource(self.link, clock), self._planner], self._perform, self._end_turn
         )
         self._run_file = RunFile(
-            ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self._link.addresses)}
+            ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
         )
 
     def announce(self) -> None:
@@ -94,7 +97,7 @@ class SchedulerShell:
         write_run_file(self._run_dir, self._run_file)
         log.info(
             "scheduler_serving address=%s models=%d slices=%d",
-            self._link.addresses[0],
+            self.link.addresses[0],
             len(self._settings.models),
             len(self._settings.slices),
         )
@@ -108,7 +111,7 @@ class SchedulerShell:
         self._planner.close()
         if self._journal is not None:
             self._journal.close()
-        self._link.close()
+        self.link.close()
 
     def _perform(self, action: Send) -> None:
         message = action.message
@@ -117,7 +120,7 @@ class SchedulerShell:
             self._planner.start(message)
             return
         if isinstance(message, StatusListed):
-            message = replaced(message, counters={**message.counters, **self._link.counters})
+            message = replaced(message, counters={**message.counters, **self.link.counters})
             message = self.role.stats.told_in(message)
         self._outbox.put(action.peer, message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from roles.supervisor.home import run_files
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
+CORES_APART = 4  # client, frontend, scheduler, worker
 SETTLED_STATES = ("ready", "failed")
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
@@ -52,11 +54,25 @@ class Started:
     slices: Sequence[SliceReport]
 
 
-def role_plans(config: ClusterConfig, config_path: Path, run_dir: Path) -> list[RolePlan]:
-    """Every role of a cluster on this host, in the order of its start."""
+def is_better_together(config: ClusterConfig) -> bool:
+    """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
+
+    With several frontends the scheduler is what they share, and stays apart.
+    """
+    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
+
+
+def role_plans(
+    config: ClusterConfig, config_path: Path, run_dir: Path, *, is_together: bool
+) -> list[RolePlan]:
+    """Every process of a cluster on this host, in the order of its start.
+
+    `is_together`: the first frontend runs in the scheduler's process.
+    """
     tenuto = (sys.executable, "-m", "roles.cli")
     common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
-    scheduler = RolePlan("scheduler-0", (*tenuto, "scheduler", *common), 0, 2, SCHEDULER_STOP_MS)
+    beside = ("--with-frontend",) if is_together else ()
+    scheduler = RolePlan("scheduler-0", (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
     agents = [
         RolePlan(
             role_id_of_node(node.host),
@@ -75,7 +91,7 @@ def role_plans(config: ClusterConfig, config_path: Path, run_dir: Path) -> list[
             stop_rank=0,
             stop_limit_ms=FRONTEND_STOP_MS,
         )
-        for index in range(config.frontends)
+        for index in range(1 if is_together else 0, config.frontends)
     ]
     return [scheduler, *agents, *frontends]
 

@@ -32,8 +32,10 @@ class TemporaryCluster:
 
 
 @contextmanager
-def temporary_cluster(config: Path) -> Iterator[TemporaryCluster]:
+def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[TemporaryCluster]:
     """Run `tenuto up` on `config` in a private directory until the block is left. Call from the main thread.
+
+    `flags`: more of `tenuto up`'s, such as `--apart`.
 
     Raises FabricError with the cluster's last words when it does not come up.
     """
@@ -50,6 +52,7 @@ def temporary_cluster(config: Path) -> Iterator[TemporaryCluster]:
                     "--json",
                     "--run-dir",
                     directory,
+                    *flags,
                 ],
                 stdout=subprocess.PIPE,
                 stderr=errors,

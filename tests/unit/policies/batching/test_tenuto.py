@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fabric.ids import ModelId
 from policies.batching import make_discipline
-from policies.batching.base import NEVER_MS, BatchModel
+from policies.batching.base import NEVER_MS, BatchModel, Delay
 from policies.batching.holding import Hold, Prospect, plan_holds, plan_reserves, prospect
 from policies.batching.moments import cost_table, exec_table, lead_table
 from policies.batching.tenuto import Tenuto
@@ -82,6 +83,39 @@ def test_a_busy_single_model_is_deferred() -> None:
     settled = [len(batch.seqs) for batch in to.batches if batch.sent_at_ms > 1000.0]
     deferred = [len(batch.seqs) for batch in rival.batches if batch.sent_at_ms > 1000.0]
     assert sum(settled) / len(settled) == pytest.approx(sum(deferred) / len(deferred), rel=0.05)
+
+
+def settled_batch(to: Stage, from_ms: float = 1_000.0) -> float:
+    sizes = [len(batch.seqs) for batch in to.batches if batch.sent_at_ms > from_ms]
+    return sum(sizes) / len(sizes)
+
+
+@pytest.mark.parametrize("change", ["delay", "speed"])
+def test_a_model_that_is_described_anew_keeps_its_plan(change: str) -> None:
+    """Measured delays and speeds change all the time; each change makes new candidates."""
+    to, undisturbed = stage(4), stage(4)
+    for moment in range(100):
+        for one in (to, undisturbed):
+            feed(one, {"m": 0.4}, moment * 20.0)
+        if change == "delay":
+            to.model("m", SLO_MS, Delay(control_ms=0.001 * (moment % 2)))
+        else:
+            for order in range(4):
+                to.slice(f"s{order}", hosted("m", linear(1 + 0.001 * (moment % 2), 5, 64)), order=order)
+    assert settled_batch(to) == pytest.approx(settled_batch(undisturbed), rel=0.1)
+
+
+def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> None:
+    """Else it would seem to suffer more than the others, with whom it is compared: here, than itself."""
+    to = stage(1)
+    for moment in range(100):
+        feed(to, {"m": 0.5}, moment * 20.0)
+        to.model("m", SLO_MS, Delay(control_ms=0.001 * (moment % 2)))
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    (group,) = discipline._groups
+    assert group.suffering.share > 0.1
+    assert group.suffering.share == pytest.approx(discipline._own[ModelId("m")].share)
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:
