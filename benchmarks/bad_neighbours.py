@@ -242,7 +242,7 @@ class Measured:
 
 def measure(stage: Stage, rate_rps: float, seconds: float, neighbour: Neighbour) -> Measured:
     """The steady client beside a neighbour."""
-    pid = stage.pids["frontend-0"]
+    pid = stage.frontend_pid
     before = rss_bytes(pid)
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")  # its peak counts from here
     with neighbour():

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+AWAKE_VARIABLE = "BENCHMARK_CORES_AWAKE"
+"""Set by `benchmarks/awake.py`."""
+
 Cell = str | int | float | None
 """None is shown as a dash."""
 
@@ -47,13 +50,17 @@ class Line:
 
 @dataclass(slots=True)
 class Figures:
-    """All of one run; `load_average` is that of its start, `remarks` whatever is no number."""
+    """All of one run; `load_average` is that of its start, `remarks` whatever is no number.
+
+    `is_awake`: the cores were kept from going idle (`benchmarks/awake.py`).
+    """
 
     title: str
     tables: list[Table] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
+    is_awake: bool = field(default_factory=lambda: AWAKE_VARIABLE in os.environ)
 
     def table(self, caption: str, *columns: str) -> Table:
         """A new table, to be filled."""
@@ -62,7 +69,7 @@ class Figures:
 
     def show(self) -> None:
         """Print everything."""
-        print(f"{self.title}; load average {self.load_average:.2f} on {os.cpu_count()} cores")
+        print(f"{self.title}; {os.cpu_count()} cores, {self.conditions}")
         for table in self.tables:
             print(f"\n{table.caption}")
             for row in aligned([table.columns, *(tuple(map(shown, row)) for row in table.rows)]):
@@ -74,6 +81,12 @@ class Figures:
             print(f"{verdict:6}  {line.what}: {shown(line.measured)} (line {line.bound})")
         for remark in self.remarks:
             print(remark)
+
+    @property
+    def conditions(self) -> str:
+        """Under what it was measured."""
+        kept = ", cores kept from going idle" if self.is_awake else ""
+        return f"load average {self.load_average:.2f}{kept}"
 
     def as_json(self) -> dict[str, Any]:
         """What `read` takes."""

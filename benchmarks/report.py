@@ -118,9 +118,7 @@ def _section(result: Result) -> str:
     figures = result.figures
     tables = "\n".join(f"{table.caption}:\n\n{_markdown(table)}" for table in figures.tables)
     remarks = "".join(f"- {remark}\n" for remark in figures.remarks)
-    return f"{head}; load average {figures.load_average:.2f}.\n\n{tables}" + (
-        f"\n{remarks}" if remarks else ""
-    )
+    return f"{head}; {figures.conditions}.\n\n{tables}" + (f"\n{remarks}" if remarks else "")
 
 
 def _markdown(table: Table) -> str:

@@ -21,13 +21,14 @@ from roles.supervisor.control import processes_in
 from roles.supervisor.temporary import temporary_cluster
 
 context = multiprocessing.get_context("spawn")
+_TOGETHER = " with "
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A running cluster. `pids` by role, its supervisor (`up`) included."""
+    """A running cluster. `pids` by role, its supervisor (`up`) included; of roles in one process by all their names."""
 
     config: ClusterConfig
     run_dir: Path
@@ -40,6 +41,11 @@ class Stage:
     def targets(self) -> tuple[str, ...]:
         """One address of each frontend, for the load tool."""
         return one_of_each(self.clients)
+
+    @property
+    def frontend_pid(self) -> int:
+        """The first frontend's process."""
+        return next(pid for name, pid in self.pids.items() if "frontend-0" in name.split(_TOGETHER))
 
     @property
     def tcp(self) -> str:
@@ -60,7 +66,7 @@ def cluster(document: str) -> Iterator[Stage]:
             agents = [pid for role_id, pid in roles.items() if role_id.startswith("node-")]
             workers = [pid for agent in agents for pid in children(agent)]
             pids = {
-                **roles,
+                **_by_process(roles),
                 **{f"worker-{number}": pid for number, pid in enumerate(workers)},
                 "up": running.pid,
             }
@@ -114,6 +120,13 @@ def rss_bytes(pid: int) -> int:
     return 0 if fields is None else int(fields[21]) * _PAGE_BYTES
 
 
+def _by_process(roles: Mapping[str, int]) -> dict[str, int]:
+    names: dict[int, list[str]] = {}
+    for role_id, pid in roles.items():
+        names.setdefault(pid, []).append(role_id)
+    return {_TOGETHER.join(role_ids): pid for pid, role_ids in names.items()}
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of `/proc/PID/stat` from the third (state) on: the second is a name that may hold blanks."""
     try:
@@ -145,7 +158,7 @@ def by_kind(spent_s: Mapping[str, float]) -> dict[str, float]:
     """CPU by kind of role: `worker-0` and `worker-1` are both `worker`; the agent and `up` only keep the rest alive."""
     summed: dict[str, float] = {}
     for name, seconds in spent_s.items():
-        kind = name.partition("-")[0]
+        kind = _TOGETHER.join(role_id.partition("-")[0] for role_id in name.split(_TOGETHER))
         kind = "agent and up" if kind in ("node", "up") else kind
         summed[kind] = summed.get(kind, 0.0) + seconds
     return summed

@@ -16,7 +16,7 @@ from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
 from roles.drive import Driver, Role
 from roles.hearing import Layer
-from roles.process import RunFile, StopSignal, StopSource, read_run_file
+from roles.process import RunFile, StopSignal, StopSource, read_run_file, remove_run_file
 from roles.processes import Processes
 from roles.scheduler_door import DoorEvent, SchedulerDoor
 from roles.supervisor.core import (
@@ -232,7 +232,7 @@ class _Supervisor:
     def _perform(self, action: SupervisorAction) -> None:
         match action:
             case SpawnRole(role_id, command):
-                self._forget_run_file(role_id)
+                self._forget_run_files(role_id)
                 self._processes.spawn(role_id, command)
             case TerminateRole(role_id):
                 self._processes.terminate(role_id)
@@ -244,6 +244,10 @@ class _Supervisor:
             case Warn(text):
                 log.warning("role_restarts %s", text)
 
-    def _forget_run_file(self, role_id: str) -> None:
-        """A killed process leaves its run file; its successor's name must not stand beside a dead pid."""
-        (self._run_dir / f"{role_id}.json").unlink(missing_ok=True)
+    def _forget_run_files(self, role_id: str) -> None:
+        """A killed process leaves its run files; its successor's names must not stand beside a dead pid."""
+        former = read_run_file(self._run_dir / f"{role_id}.json")
+        if former is not None:
+            for found in _run_files(self._run_dir):
+                if found.pid == former.pid:
+                    remove_run_file(self._run_dir, found)

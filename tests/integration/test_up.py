@@ -147,9 +147,20 @@ def test_a_supervisor_killed_hard_takes_everything_with_it_and_the_next_one_clea
     assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize("role_id", ["scheduler-0", "frontend-0", "node-local"])
-def test_a_role_killed_hard_is_replaced_and_requests_are_answered_again(home: Home, role_id: str) -> None:
-    process, started = home.up()
+@pytest.mark.parametrize(
+    ("role_id", "flag"),
+    [
+        ("scheduler-0", "--apart"),
+        ("frontend-0", "--apart"),
+        ("node-local", "--apart"),
+        ("frontend-0", "--together"),
+    ],
+)
+def test_a_role_killed_hard_is_replaced_and_requests_are_answered_again(
+    home: Home, role_id: str, flag: str
+) -> None:
+    process, started = home.up(flag)
+    assert (home.pid("frontend-0") == home.pid("scheduler-0")) == (flag == "--together")
     address = started["endpoints"]["client"][0]  # the ipc one, which stays the same
     infer(address)
     former = home.pid(role_id)
@@ -162,7 +173,7 @@ def test_a_role_killed_hard_is_replaced_and_requests_are_answered_again(home: Ho
 
 
 def test_a_role_that_dies_again_and_again_ends_everything_with_a_reason(home: Home) -> None:
-    process, _ = home.up()
+    process, _ = home.up("--apart")
     killed: set[int | None] = {None}
     while process.poll() is None and len(killed) <= 5:
         until(
@@ -193,17 +204,20 @@ def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(hom
     home.assert_nothing_left()
 
 
-def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flag", "role_id"), [("--apart", "frontend-0"), ("--together", "scheduler-0")])
+def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(
+    home: Home, tmp_path: Path, flag: str, role_id: str
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         file = tmp_path / "cluster.yaml"
         file.write_text(CLUSTER + f'listen: {{client: "tcp://127.0.0.1:{port}"}}\n')
-        code, out, line = home.run("up", str(file))
+        code, out, line = home.run("up", str(file), flag)
     assert code in (1, 3)
     assert out == ""
-    assert line == f"tenuto: frontend-0 did not start: cannot bind tcp://127.0.0.1:{port}: it is in use"
+    assert line == f"tenuto: {role_id} did not start: cannot bind tcp://127.0.0.1:{port}: it is in use"
     home.assert_nothing_left()
 
 
@@ -227,8 +241,9 @@ def test_a_cuda_node_on_a_host_without_a_gpu_is_a_configuration_error(home: Home
     home.assert_nothing_left()
 
 
-def test_detached_it_runs_on_until_down(home: Home) -> None:
-    code, out, _ = home.run("up", str(home.file), "--detach", "--json")
+@pytest.mark.parametrize("flag", ["--apart", "--together"])
+def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
+    code, out, _ = home.run("up", str(home.file), "--detach", "--json", flag)
     assert code == 0
     started = json.loads(out)
     infer(started["endpoints"]["client"])

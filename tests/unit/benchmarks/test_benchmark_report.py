@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def figures() -> Figures:
-    found = Figures("latency", load_average=0.5)
+    found = Figures("latency", load_average=0.5, is_awake=False)
     table = found.table("one at a time, ms", "who", "p50", "count")
     table.rows += [("ours", 0.5321, 1_200), ("chain", None, 3)]
     found.lines += [
@@ -57,6 +57,13 @@ def test_the_page_says_what_was_measured_where_and_what_misses_its_line() -> Non
         "| --- | --- |\n"
         "| `python benchmarks/x.py` | Elsewhere. |\n"
     )
+
+
+def test_the_page_says_where_cores_were_kept_awake() -> None:
+    found = figures()
+    found.is_awake = True
+    page = document(MACHINE, [Result("latency", "python benchmarks/latency.py", found)], [])
+    assert "`python benchmarks/latency.py`; load average 0.50, cores kept from going idle." in page
 
 
 def test_what_has_no_figures_is_shown_as_it_printed_and_what_failed_says_why() -> None:
