@@ -100,7 +100,14 @@ def read(document: dict[str, Any]) -> Figures:
         for one in document["tables"]
     ]
     lines = [Line(**line) for line in document["lines"]]
-    return Figures(document["title"], tables, lines, document["remarks"], document["load_average"])
+    return Figures(
+        document["title"],
+        tables,
+        lines,
+        document["remarks"],
+        document["load_average"],
+        is_awake=document.get("is_awake", False),
+    )
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

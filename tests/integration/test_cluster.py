@@ -222,7 +222,7 @@ def test_nothing_is_left_of_a_cluster_whose_supervisor_is_killed(tmp_path: Path)
     path = tmp_path / "cluster.yaml"
     path.write_text(TWO_MODELS, encoding="utf-8")
     clock = MonotonicClock()
-    with temporary_cluster(path) as cluster:
+    with temporary_cluster(path, ["--apart"]) as cluster:
         below = descendants(cluster.pid)
         assert len(below) >= 4
         os.kill(cluster.pid, signal.SIGKILL)

@@ -135,7 +135,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(
 
 
 def test_a_supervisor_killed_hard_takes_everything_with_it_and_the_next_one_clears_up(home: Home) -> None:
-    process, _ = home.up()
+    process, _ = home.up("--apart")
     assert len(home.processes()) == 5  # itself, scheduler, agent, frontend, worker
     process.kill()
     process.wait(10)
