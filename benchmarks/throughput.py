@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,6 @@ LINE_RPS = 10_000.0
 WARMUP_S = 1.0
 GIVE_UP_AFTER = 2  # rates in a row that are not sustained
 METER_FROM, METER_UNTIL = 0.5, 1.0  # of the run's length: the senders' own start lies before
-KINDS = ("senders", "frontend", "scheduler", "worker", "agent and up")
 
 
 @dataclass(slots=True)
@@ -119,26 +119,27 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
     figures = Figures("throughput")
-    table = figures.table(
-        f"requests/s, no payload, SLO 50 ms, {options.batching}; CPU in microseconds a request",
-        *(
-            "offered",
-            "p50 ms",
-            "p99 ms",
-            "bad %",
-            "batch",
-            "sender late p99 ms",
-            *KINDS,
-            "all CPU",
-            "verdict",
-        ),
-    )
     with cluster(CLUSTER.format(batching=options.batching, rate_rps=CONFIGURED_RPS)) as stage:
+        kinds = ["senders", *by_kind(dict.fromkeys(stage.pids, 0.0))]
+        table = figures.table(
+            f"requests/s, no payload, SLO 50 ms, {options.batching}; CPU in microseconds a request",
+            *(
+                "offered",
+                "p50 ms",
+                "p99 ms",
+                "bad %",
+                "batch",
+                "sender late p99 ms",
+                *kinds,
+                "all CPU",
+                "verdict",
+            ),
+        )
         sustained: list[float] = []
         missed = 0
         for rate_rps in options.rates:
             step = play(stage, rate_rps, options.seconds, options.senders, options.gather_ms)
-            table.rows.append(_row(step))
+            table.rows.append(_row(step, kinds))
             if step.is_sustained:
                 sustained.append(rate_rps)
             missed = 0 if step.is_sustained else missed + 1
@@ -151,14 +152,14 @@ def main() -> None:
                 play(stage, rate_rps, options.seconds, options.senders, options.gather_ms)
                 for _ in range(options.repeat)
             ]
-            table.rows.extend(map(_row, steps))
+            table.rows.extend(_row(step, kinds) for step in steps)
             if statistics.median(step.bad_rate for step in steps) < BAD_RATE_ALLOWED:
                 highest = rate_rps
     figures.lines.append(Line("requests/s sustained, p99 within 50 ms", highest, at_least=LINE_RPS))
     tell(figures, options.json)
 
 
-def _row(step: Step) -> tuple[str | float | None, ...]:
+def _row(step: Step, kinds: Sequence[str]) -> tuple[str | float | None, ...]:
     latency_ms, batch_sizes = (_known(step.run.column(name)) for name in ("latency_ms", "batch_size"))
     return (
         step.rate_rps,
@@ -167,7 +168,7 @@ def _row(step: Step) -> tuple[str | float | None, ...]:
         100 * step.bad_rate,
         float(batch_sizes.mean()) if batch_sizes.size else None,
         step.run.sender_late_p99_ms,
-        *(step.cpu_us.get(kind) for kind in KINDS),
+        *(step.cpu_us.get(kind) for kind in kinds),
         sum(step.cpu_us.values()),
         step.verdict,
     )
