@@ -40,7 +40,7 @@ from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
 from fabric.liveness import Liveness, Patience
-from fabric.margin import Margin
+from fabric.margin import LearnedWay
 from fabric.messages import (
     Answer,
     AnyMessage,
@@ -117,36 +117,6 @@ class _Awaited(asyncio.Future[InferResult]):
         return is_cancelled
 
 
-class _Way:
-    """What requests and answers take between us and the frontend, our own event loop included, in ms.
-
-    A forgetting mean, and a margin learned from answers that came after their budget's end.
-    """
-
-    _MEMORY = 0.1
-    _LATE_SHARE = 1 / 400
-    _SHARE_MAX = 0.25  # of a budget; no frontend believes in more
-
-    def __init__(self) -> None:
-        self._mean_ms = 0.0
-        self._samples = 0
-        self._margin = Margin(self._LATE_SHARE)
-
-    @property
-    def planned_ms(self) -> float:
-        """What to plan with; 0 before anything was measured."""
-        return self._mean_ms + self._margin.ms
-
-    def note(self, way_ms: float) -> None:
-        """One answer's way there and back."""
-        self._samples += 1
-        self._mean_ms += max(self._MEMORY, 1 / self._samples) * (max(0.0, way_ms) - self._mean_ms)
-
-    def note_end(self, total_ms: float, budget_ms: float) -> None:
-        """One answer came after so much of its budget, or even later."""
-        self._margin.note(total_ms - budget_ms, self._SHARE_MAX * budget_ms - self._mean_ms)
-
-
 class Client:
     """One connection to a frontend, on the running asyncio loop. `address`: one, or several (ipc first)."""
 
@@ -164,7 +134,7 @@ class Client:
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
         self._sharing = Sharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
         self._requests = 0
-        self._way = _Way()
+        self._way = LearnedWay()  # there and back, our own event loop included
         self._tending: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -345,7 +315,7 @@ class Client:
         total_ms = now_ms - awaited.sent_at_ms
         self._way.note(total_ms - ledger.total_ms)
         if awaited.budget_ms is not None:
-            self._way.note_end(total_ms, awaited.budget_ms)
+            self._way.note_end(total_ms - awaited.budget_ms, awaited.budget_ms)
         outputs = {tensor.name: tensor.array for tensor in tensors}
         awaited.set_result(InferResult(outputs, ledger.seen_by_client(total_ms)))
 

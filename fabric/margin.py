@@ -38,3 +38,40 @@ class Margin:
     def note_in_time(self, count: int = 1) -> None:
         """So many came in time, or were not even tried because the margin left no time for them."""
         self.ms = max(0.0, self.ms - STEP_MS * self._late_share * count)
+
+
+class LearnedWay:
+    """What a way takes, for whoever plans for its end, in ms: its mean as a mean, and a margin for the rest.
+
+    `start_ms`: a guess that counts as one sample; without one nothing is planned with before the first. The margin
+    follows the ends: about one answer of 400 comes late, and with what is dropped on purpose less than 1 % is lost.
+    """
+
+    SHARE_MAX: Final = 0.25
+    """Of a budget: nobody keeps back more, and lateness that would ask for more teaches nothing."""
+
+    _LATE_SHARE: Final = 1 / 400
+    _MEMORY: Final = 0.1
+
+    def __init__(self, start_ms: float | None = None) -> None:
+        self.mean_ms = start_ms or 0.0
+        self._samples = 0 if start_ms is None else 1
+        self._margin = Margin(self._LATE_SHARE)
+
+    @property
+    def planned_ms(self) -> float:
+        """What to plan with."""
+        return self.mean_ms + self._margin.ms
+
+    def note(self, took_ms: float) -> None:
+        """It took this long once; clocks that disagree may say less than nothing."""
+        self._samples += 1
+        self.mean_ms += max(self._MEMORY, 1 / self._samples) * (max(0.0, took_ms) - self.mean_ms)
+
+    def note_end(self, late_ms: float, budget_ms: float) -> None:
+        """One answer was so much too late at the end; 0 or less: in time."""
+        self._margin.note(late_ms, self.SHARE_MAX * budget_ms - self.mean_ms)
+
+    def note_in_time(self, count: int) -> None:
+        """So many would have been."""
+        self._margin.note_in_time(count)

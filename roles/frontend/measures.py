@@ -5,15 +5,12 @@ from __future__ import annotations
 import bisect
 from collections import deque
 
-from fabric.margin import Margin
+from fabric.margin import LearnedWay
 from fabric.messages import Ledger, Outputs
 from roles.frontend.requests import Request
 
 _RETURN_START_MS = 1.0
-_RETURN_MEMORY = 0.1
-_LATE_SHARE = 1 / 400  # of the answers; with what is dropped and what clients find late this stays under 1 %
 _DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after
-_RETURN_SHARE_MAX = 0.25
 _MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: cheap where budgets are long
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
 _PREPROCESS_WINDOW = 64
@@ -26,14 +23,12 @@ class ReturnPath:
     """
 
     def __init__(self) -> None:
-        self._mean_ms = _RETURN_START_MS
-        self._samples = 1  # the guess counts as one
-        self._margin = Margin(_LATE_SHARE)
+        self._way = LearnedWay(_RETURN_START_MS)
 
     @property
     def reserve_ms(self) -> float:
         """What to keep back of every budget."""
-        return self._mean_ms + self._margin.ms
+        return self._way.planned_ms
 
     def budget_ms(self, left_ms: float) -> float:
         """What to announce of what is left."""
@@ -41,20 +36,19 @@ class ReturnPath:
 
     def slack_ms(self, left_ms: float) -> float:
         """How much more than announced may be used where nothing else comes in between."""
-        return max(0.0, left_ms - self.budget_ms(left_ms) - self._mean_ms)
+        return max(0.0, left_ms - self.budget_ms(left_ms) - self._way.mean_ms)
 
     def note_batch(self, return_ms: float) -> None:
         """One batch's outputs took this long."""
-        self._samples += 1
-        self._mean_ms += max(_RETURN_MEMORY, 1 / self._samples) * (return_ms - self._mean_ms)
+        self._way.note(return_ms)
 
     def note_answer(self, late_ms: float, budget_ms: float) -> None:
         """One answer was so much too late to be with its client in time; 0 or less: in time."""
-        self._margin.note(late_ms, _RETURN_SHARE_MAX * budget_ms - self._mean_ms)
+        self._way.note_end(late_ms, budget_ms)
 
     def note_dropped(self, count: int) -> None:
         """So many were given up because what was left of their budgets was too little."""
-        self._margin.note_in_time(_DROPPED_WEIGHT * count)
+        self._way.note_in_time(_DROPPED_WEIGHT * count)
 
 
 def less_return(left_ms: float, reserve_ms: float) -> float:
@@ -63,7 +57,7 @@ def less_return(left_ms: float, reserve_ms: float) -> float:
     Kept back are the reserve or a tenth, whichever is more, and at most a quarter.
     """
     left_ms = max(0.0, left_ms)
-    return left_ms - min(max(reserve_ms, _MARGIN_SHARE * left_ms), _RETURN_SHARE_MAX * left_ms)
+    return left_ms - min(max(reserve_ms, _MARGIN_SHARE * left_ms), LearnedWay.SHARE_MAX * left_ms)
 
 
 class PreprocessTimes:

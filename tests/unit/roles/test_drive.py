@@ -195,3 +195,79 @@ def test_a_source_is_woken_at_its_moment_and_not_before(pipes: tuple[Pipe, Pipe]
     assert until_heard(1, *pipes) == ["woken"]
     assert clock.now_ms() >= wake_at_ms
     assert pipes[0].taken == 1
+
+
+class Post:
+    """What two roles of one process say to each other: a source without a descriptor."""
+
+    wake_at_ms: float | None = None
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.waiting)
+
+    def take(self, limit: int, now_ms: float) -> Sequence[str]:
+        taken, self.waiting = self.waiting[:limit], self.waiting[limit:]
+        return taken
+
+
+class Talker:
+    """Passes on what it hears, with its own mark, until that is long enough; and has a timer."""
+
+    def __init__(self, mark: str, wake_at_ms: float) -> None:
+        self.mark = mark
+        self.wake_at_ms: float | None = wake_at_ms
+        self.ticks = 0
+
+    def handle(self, event: str | Tick, now_ms: float) -> Sequence[str]:
+        if isinstance(event, Tick):
+            self.ticks += 1
+            self.wake_at_ms = None
+            return ()
+        return (event + self.mark,) if len(event) < 5 else ()
+
+
+def test_roles_of_one_process_hear_their_own_sources_and_keep_their_own_timers() -> None:
+    clock = MonotonicClock()
+    cores = Talker("a", clock.now_ms() + 2.0), Talker("b", clock.now_ms() + 4.0)
+    posts = Post(), Post()
+    said: list[str] = []
+    ends: list[str] = []
+
+    def say(to: Post, words: str) -> None:
+        said.append(words)
+        to.waiting.append(words)
+
+    first: Role[str, str] = Role(cores[0], [posts[0]], lambda w: say(posts[1], w), lambda: ends.append("a"))
+    second: Role[str, str] = Role(cores[1], [posts[1]], lambda w: say(posts[0], w), lambda: ends.append("b"))
+    posts[0].waiting.append(".")
+    driver = Driver([first, second], clock)
+    try:
+        driver.run(lambda: cores[0].ticks + cores[1].ticks == 2 and len(said) == 4)
+    finally:
+        driver.close()
+    assert said == [".a", ".ab", ".aba", ".abab"]
+    assert (cores[0].ticks, cores[1].ticks) == (1, 1)
+    assert ends[:4] == ["a", "b", "a", "b"]
+    assert first.stats is second.stats is driver.stats
+
+
+def test_a_waker_ends_a_sleep_and_says_nothing(pipes: tuple[Pipe, Pipe]) -> None:
+    clock = MonotonicClock()
+    core = Listener()
+    role: Role[str, None] = Role(core, [pipes[0]], lambda _: None)
+    driver = Driver([role], clock, (pipes[1].read_fd,))
+    os.write(pipes[1].write_fd, b"x")
+    try:
+        for _ in range(3):
+            driver.turn()
+    finally:
+        driver.close()
+    assert core.heard == []
+    assert driver.stats.turns == 3
