@@ -101,12 +101,10 @@ class HubLink:
         return here.put(self._own, packed, self.epoch)
 
     def receive(self, limit: int) -> Sequence[Received]:
-        """What came from here, then from elsewhere."""
+        """What came from here, then from elsewhere; at most `limit` of each, so that neither can starve the other."""
         if not self._inbox.waiting:
             return self._router.receive(limit)
-        came = self._inbox.take(limit)
-        came.extend(self._router.receive(limit - len(came)))
-        return came
+        return [*self._inbox.take(limit), *self._router.receive(limit)]
 
     def take_lost(self) -> Sequence[PeerId]:
         """Peers that a send found gone since the last call."""

@@ -106,6 +106,16 @@ def test_peers_elsewhere_are_reached_as_ever(hub: HubLink, here: LocalLink) -> N
 
         until(both, what="two messages")
         assert sorted(came, key=str) == [(HERE, Ping(1)), (THERE, Ping(2))]
+        for number in range(9):
+            assert here.send(SERVER, Ping(number))
+        assert there.send(SERVER, Ping(99))
+        came = []
+
+        def beside_a_flood() -> bool:
+            came.extend((one.peer, one.message) for one in hub.receive(1))
+            return (THERE, Ping(99)) in came
+
+        until(beside_a_flood, what="a message beside a flood from here")
         assert hub.send(THERE, Pong(3))
         answers: list[object] = []
 
