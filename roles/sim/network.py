@@ -30,6 +30,31 @@ class NetworkModel:
     jitter_ms: float = 0.0
 
 
+class KnownReturn:
+    """What to keep back where nothing jitters: as a live frontend's `ReturnPath`, with nothing to learn."""
+
+    def __init__(self, result_ms: float) -> None:
+        self._result_ms = result_ms
+
+    def budget_ms(self, left_ms: float) -> float:
+        """What to announce of what is left; below 0 if that is too little."""
+        return left_ms - self._result_ms
+
+    def slack_ms(self, left_ms: float) -> float:
+        """Nothing is kept back for what is not known."""
+        del left_ms
+        return 0.0
+
+    def note_batch(self, return_ms: float) -> None:
+        """It took what it takes."""
+
+    def note_answer(self, late_ms: float, budget_ms: float) -> None:
+        """Late or not, the way was as long as ever."""
+
+    def note_dropped(self, count: int) -> None:
+        """Nothing was given up for a margin."""
+
+
 class Network:
     """Draws delays for one run. `seed` decides them all."""
 

@@ -9,7 +9,7 @@ request that comes at the very moment a batch would leave is still in it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from roles.frontend.measures import ReturnPath
 from roles.outcomes import BatchRecord
 from roles.scheduler.planning import make_plan
 from roles.sim.gpu import Job, SimulatedGpu, SimulatedSlice, requests_in
-from roles.sim.network import Network
+from roles.sim.network import KnownReturn, Network
 
 FIRST = Incarnation("00000000")  # nothing restarts here
 SCHEDULER = peer_id("scheduler-0", FIRST)
@@ -146,8 +146,12 @@ class World:
         self._slices: dict[SliceId, SimulatedSlice] = {}
         self._nodes_slices: dict[NodeId, list[SliceId]] = {}
         # A network that jitters is learned as live frontends learn it; one that does not is known.
-        returns = {one.model_id: ReturnPath() for one in traffic}
-        self._returns = returns if hardware.network.model.jitter_ms else {}
+        model = hardware.network.model
+        self._is_learning = model.jitter_ms > 0.0
+        self._returns: Mapping[ModelId, ReturnPath | KnownReturn] = {
+            one.model_id: ReturnPath() if self._is_learning else KnownReturn(model.result_ms)
+            for one in traffic
+        }
         self._announced_again: set[tuple[ModelId, int]] = set()
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._order = 0
@@ -266,7 +270,7 @@ class World:
             block = by_time[start : start + BLOCK]
             m, first_seq, n, f, late_ms = (column[block].tolist() for column in columns)
             # Through `map`, so that only `Heard` is left for the interpreter to do.
-            if self._returns:
+            if self._is_learning:
                 arrivals = self._learned(map(models.__getitem__, m), first_seq, n)
             else:
                 budgets_ms = map(known_ms.__getitem__, m)
@@ -296,8 +300,7 @@ class World:
         del peer
         count = sum(run.count for run in message.runs)
         self.dropped[message.model_id] += count
-        if self._returns:
-            self._returns[message.model_id].note_dropped(count)
+        self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
@@ -309,13 +312,12 @@ class World:
             index = seq * frontends + number
             deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
             left_ms = deadline_at_ms - back_at_ms
-            if self._returns:
-                budget_ms = self._returns[message.model_id].budget_ms(left_ms)
-            else:
-                budget_ms = left_ms - self._network.model.result_ms
+            path = self._returns[message.model_id]
+            budget_ms, slack_ms = path.budget_ms(left_ms), path.slack_ms(left_ms)
             if budget_ms > 0 and (message.model_id, index) not in self._announced_again:
                 self._announced_again.add((message.model_id, index))
-                self._tell(peer, Arrivals(message.model_id, seq, 1, budget_ms), back_at_ms)
+                again = Arrivals(message.model_id, seq, 1, budget_ms, slack_ms=slack_ms)
+                self._tell(peer, again, back_at_ms)
 
     # ------------------------------------------------------------ nodes and workers
 
@@ -426,7 +428,7 @@ class World:
             for run in part.runs:
                 first = run.first_seq * frontends + number
                 traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)
-                if self._returns:
+                if self._is_learning:
                     return_ms = answered_at_ms - finished_at_ms
                     self._note_answers(traffic, first, run.count, answered_at_ms, return_ms)
         self._progress_at_ms = finished_at_ms
