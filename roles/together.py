@@ -6,8 +6,6 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from roles.drive import run_roles
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.process import StopSignal
@@ -19,10 +17,9 @@ def run_together(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
-    control_addresses: Sequence[str] = (),
 ) -> None:
     """Serve until told to stop; see both shells. Either's end is the other's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses)
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
     try:
         frontend_shell = FrontendShell(frontend, scheduler_shell.link)
         try:
