@@ -16,20 +16,17 @@ from fabric.errors import LocalProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, Link, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
+from fabric.outbox import Sending
 from fabric.sockets import RouterLink, new_counters
 from fabric.transit import TransitMeter
 
 QUEUE_MESSAGES_MAX = 1_000
 
 
-class ServerLink(Link, Protocol):
+class ServerLink(Link, Sending, Protocol):
     """The client's end of a control link, whether its one server is another process or not."""
 
     transit: TransitMeter
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        """Queue messages that travel as one; False: none of them is queued."""
-        ...
 
     def reconnect(self) -> None:
         """Give the connection up for a new one."""

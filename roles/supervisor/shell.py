@@ -16,7 +16,7 @@ from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
 from roles.drive import Driver, Role
 from roles.hearing import Layer
-from roles.process import RunFile, StopSignal, StopSource, read_run_file, remove_run_file
+from roles.process import RunFile, StopSignal, StopSource, read_run_file
 from roles.processes import Processes
 from roles.scheduler_door import DoorEvent, SchedulerDoor
 from roles.supervisor.core import (
@@ -250,4 +250,4 @@ class _Supervisor:
         if former is not None:
             for found in _run_files(self._run_dir):
                 if found.pid == former.pid:
-                    remove_run_file(self._run_dir, found)
+                    (self._run_dir / f"{found.role_id}.json").unlink(missing_ok=True)
