@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.core import Core, Tick
-from roles.process import StopSignal
+from roles.process import StopSignal, wake_exactly
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
@@ -195,6 +195,7 @@ class Driver:
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Turn until `is_stopping()`. Whoever sets it must also make a descriptor readable."""
+        wake_exactly()
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.peers.bound import foreseen_rps
 from benchmarks.peers.catalog import Case
 from benchmarks.peers.measure import Contender, Effort, Measured, Measurement
 from benchmarks.peers.sender import Sender
@@ -23,6 +24,8 @@ def compare(
     with Sender() as sender:
         for case in cases:
             print(f"\n{case.name} (all devices busy with full batches: {case.bound_rps:.0f} r/s)", flush=True)
+            if (foreseen := foreseen_rps(case, effort.seeds)) is not None:
+                print(f"  nobody, even if every arrival were known: {foreseen:.0f} r/s", flush=True)
             done: list[Measured] = []
             for contender in contenders:
                 measurement = Measurement(contender, case, effort, sender)

@@ -11,7 +11,8 @@ from roles.frontend.requests import Request
 
 _RETURN_START_MS = 1.0
 _DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after
-_MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: cheap where budgets are long
+_MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: cheap where budgets are long,
+_MARGIN_FROM_MS = 10.0  # and counted from here on: where they are short every bit of it costs throughput
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
 _PREPROCESS_WINDOW = 64
 
@@ -54,10 +55,11 @@ class ReturnPath:
 def less_return(left_ms: float, reserve_ms: float) -> float:
     """What remains of `left_ms` before the result must be on its way.
 
-    Kept back are the reserve or a tenth, whichever is more, and at most a quarter.
+    Kept back are the reserve, or a tenth of what the budget has beyond 10 ms if that is more, and at most a quarter.
     """
     left_ms = max(0.0, left_ms)
-    return left_ms - min(max(reserve_ms, _MARGIN_SHARE * left_ms), LearnedWay.SHARE_MAX * left_ms)
+    least_ms = _MARGIN_SHARE * (left_ms - _MARGIN_FROM_MS)
+    return left_ms - min(max(reserve_ms, least_ms), LearnedWay.SHARE_MAX * left_ms)
 
 
 class PreprocessTimes:

@@ -18,6 +18,7 @@ from fabric.client import InferResult
 from fabric.clock import Clock
 from fabric.errors import DeadlineExceeded, FabricError, PeerLost, RequestError
 from fabric.link import Tensor
+from roles.process import wake_exactly
 
 ANSWER_GRACE_MS = 10_000.0  # after the last send; the SDK's own deadline is earlier
 _HEAR_EVERY = 16  # a sender that is behind still hears its answers after so many sends
@@ -58,6 +59,7 @@ class PlayedRequest:
 
 def run_precisely(work: Coroutine[Any, Any, _T]) -> _T:
     """Run on an asyncio loop that sleeps microseconds: asyncio's epoll only sleeps whole milliseconds."""
+    wake_exactly()
     with asyncio.Runner(loop_factory=_precise_loop) as runner:
         return runner.run(work)
 
