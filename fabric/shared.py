@@ -32,6 +32,9 @@ SCHEME: Final = "memory://"
 SWITCH: Final = "TENUTO_SHARED_MEMORY"
 ARENAS_BORROWED_MAX: Final = 1_024
 ALIGNMENT: Final = 4_096  # whole pages: the bytes of two requests never share a cache line
+EPOCH_PUTS: Final = 512
+EPOCHS_KEPT: Final = 4  # pages that none of the last so many epochs needed go back to the system
+TRIM_BYTES_MAX: Final = 1 << 20  # with one put: it takes some 0.1 ms
 _NAME_PREFIX: Final = "tenuto-"
 _SEALS: Final = (
     getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
@@ -77,9 +80,11 @@ class Place:
 
 
 class Arena:
-    """Our own shared memory. Pages are taken from the system as they are first used, and kept until `close`.
+    """Our own shared memory. Pages are taken from the system as they are first used.
 
-    Raises OSError where the system gives none (a limit on file sizes holds for it too).
+    Those at its end that were not needed for some thousands of puts are given back, ours and every reader's, so that a
+    burst leaves nothing behind once it has been over for a while. Raises OSError where the system gives none
+    (a limit on file sizes holds for it too).
     """
 
     def __init__(self, size: int) -> None:
@@ -88,13 +93,17 @@ class Arena:
         try:
             os.ftruncate(self._fd, size)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._bytes = memoryview(mmap.mmap(self._fd, size))
+            self._map = mmap.mmap(self._fd, size)
         except OSError:
             self.close()
             raise
         self.name = f"{os.getpid()}/{self._fd}/{size}/{name}"
+        self._bytes = memoryview(self._map)
         self._free: list[tuple[int, int]] = [(0, size)]  # offset and size, by offset, never adjacent
         self._left: deque[tuple[int, int]] = deque()  # a place may be dropped on any thread
+        self._touched = 0  # up to there pages may be ours
+        self._needed = deque([0], EPOCHS_KEPT)  # how far each of the last epochs reached
+        self._puts = 0
 
     def put(self, data: memoryview) -> Place | None:
         """Copy bytes in; None when there is no room for them."""
@@ -109,9 +118,27 @@ class Arena:
         offset, free = self._free.pop(index)
         if free > taken:
             self._free.insert(index, (offset + taken, free - taken))
+        self._trim(offset + taken)
         own = self._bytes[offset : offset + size]
         own[:] = data
         return Place(SharedAt(self.name, offset), own, self)
+
+    def _trim(self, end: int) -> None:
+        """Somebody needs what is before `end`; give back some of what nobody has needed lately."""
+        needed = self._needed
+        needed[-1] = max(needed[-1], end)
+        self._touched = max(self._touched, end)
+        self._puts += 1
+        if self._puts >= EPOCH_PUTS:
+            self._puts = 0
+            needed.append(0)
+        if self._touched > max(needed) and self._free:
+            offset, size = self._free[-1]
+            if offset + size == len(self._bytes):
+                start = max(offset, *needed, self._touched - TRIM_BYTES_MAX)
+                if start < self._touched:
+                    self._map.madvise(mmap.MADV_REMOVE, start, self._touched - start)
+                    self._touched = start
 
     def note_left(self, offset: int, size: int) -> None:
         """A place is given back; safe from any thread."""

@@ -18,7 +18,16 @@ from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.ids import ModelId
 from fabric.link import NO_EPOCH, NamedTensor, Packed
 from fabric.messages import Infer, SharedAt
-from fabric.shared import ALIGNMENT, Arena, Borrowed, Place, is_shared_with, memory_address
+from fabric.shared import (
+    ALIGNMENT,
+    EPOCH_PUTS,
+    EPOCHS_KEPT,
+    Arena,
+    Borrowed,
+    Place,
+    is_shared_with,
+    memory_address,
+)
 from fabric.tensors import share
 
 pytestmark = pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
@@ -211,3 +220,42 @@ def test_readers_cannot_write() -> None:
     arena = Arena(mmap.PAGESIZE)
     with pytest.raises(TypeError):
         Borrowed().place(SharedAt(arena.name, 0), 1).data[0] = 1
+
+
+def bytes_taken(arena: Arena) -> int:
+    """What the system has given it."""
+    process, descriptor, *_ = arena.name.split("/")
+    return Path(f"/proc/{process}/fd/{descriptor}").stat().st_blocks * 512
+
+
+def test_what_a_burst_needed_goes_back_once_it_was_not_needed_for_a_while() -> None:
+    arena = Arena(64 << 20)
+    reader = Borrowed()
+    burst = [arena.put(memoryview(bytes([7]) * (1 << 20))) for _ in range(40)]
+    late = burst[-1]
+    assert late is not None
+    seen = reader.place(late.at, 8)
+    assert bytes(seen.data) == bytes([7]) * 8
+    late = None
+    burst.clear()
+    kept = arena.put(memoryview(b"x" * ALIGNMENT))
+    for _ in range((EPOCHS_KEPT - 1) * EPOCH_PUTS - 41):
+        arena.put(memoryview(b"y" * ALIGNMENT))
+    assert bytes_taken(arena) == 40 << 20
+    for _ in range(EPOCH_PUTS + 41):
+        arena.put(memoryview(b"y" * ALIGNMENT))
+    assert bytes_taken(arena) == 2 * ALIGNMENT
+    assert bytes(seen.data) == bytes(8)  # who reads that late computes for nobody
+    assert kept is not None
+    assert bytes(kept.data) == b"x" * ALIGNMENT
+
+
+def test_a_place_in_use_at_the_end_is_never_taken_away() -> None:
+    arena = Arena(8 << 20)
+    first = arena.put(memoryview(bytes(4 << 20)))
+    last = arena.put(memoryview(b"z" * ALIGNMENT))
+    del first
+    for _ in range((EPOCHS_KEPT + 1) * EPOCH_PUTS):
+        arena.put(memoryview(b"y" * ALIGNMENT))
+    assert last is not None
+    assert bytes(last.data) == b"z" * ALIGNMENT
