@@ -18,7 +18,7 @@ from fabric.ids import PeerId
 from fabric.messages import Ping
 
 
-class PeerState(enum.Enum):
+class PeerState(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each message needs two
     """What we believe of a peer."""
 
     ALIVE = enum.auto()
@@ -26,7 +26,7 @@ class PeerState(enum.Enum):
     LOST = enum.auto()
 
 
-class Sign(enum.Enum):
+class Sign(enum.IntEnum):
     """What can happen to that belief."""
 
     HEARD = enum.auto()
