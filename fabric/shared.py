@@ -137,7 +137,8 @@ class Arena:
             if offset + size == len(self._bytes):
                 start = max(offset, *needed, self._touched - TRIM_BYTES_MAX)
                 if start < self._touched:
-                    self._map.madvise(mmap.MADV_REMOVE, start, self._touched - start)
+                    with contextlib.suppress(OSError):  # where the system cannot, they stay
+                        self._map.madvise(mmap.MADV_REMOVE, start, self._touched - start)
                     self._touched = start
 
     def note_left(self, offset: int, size: int) -> None:
