@@ -349,6 +349,7 @@ class NodeAgentCore:
                 pass  # the news of its end was quicker
             case SliceReady():
                 self._reports.report(slice_id, "ready", incarnation=incarnation)
+                self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
             case SliceFailed(reason=reason) if self._reports.is_ready(slice_id):
                 self._workers.broke(worker, slice_id, incarnation, reason, now_ms)
             case SliceFailed(reason=reason):

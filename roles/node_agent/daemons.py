@@ -10,7 +10,7 @@
 
 No worker may start on a GPU whose daemon is not UP: it would run without its share and nobody would know. A
 server that is gone takes its clients' contexts with it and is followed by another one, so its daemon counts as sick at
-once; a daemon that does not answer does when it has not done so repeatedly. A GPU whose daemon is given up is shared in time, which is said.
+once, and one that has clients but no server does too; a daemon that does not answer does when it has not done so repeatedly. A GPU whose daemon is given up is shared in time, which is said.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class _Daemon:
     check_at_ms: float | None = None
     misses: int = 0
     servers: frozenset[int] = frozenset()
+    has_clients: bool = False
+    was_asked_with_clients: bool = False
     reason: str = ""
 
 
@@ -187,8 +189,18 @@ class Daemons:
                     down.append(daemon.gpu)
             if daemon.check_at_ms is not None and daemon.check_at_ms <= now_ms:
                 daemon.check_at_ms = None
+                daemon.was_asked_with_clients = daemon.has_clients
                 self._actions.append(CheckDaemon(daemon.gpu))
         return down
+
+    def joined(self, gpu: int, now_ms: float) -> None:
+        """A worker there is a client now, so there is a server: ask for it at once, before it can end unknown."""
+        daemon = self._all.get(gpu)
+        if daemon is None or daemon.state is not DaemonState.UP or daemon.servers:
+            return
+        daemon.has_clients = True
+        if daemon.check_at_ms is not None:  # else an answer is on its way, of before
+            daemon.check_at_ms = now_ms
 
     def checked(self, gpu: int, problem: str, servers: Iterable[int], now_ms: float) -> bool:
         """What the daemon said to our question; True when the GPU's state is another one now."""
@@ -200,17 +212,28 @@ class Daemons:
                 return False
             self._step(daemon, Step.ANSWERS, now_ms)
             daemon.reason, daemon.misses, daemon.servers = "", 0, frozenset(servers)
+            daemon.has_clients = daemon.was_asked_with_clients = False
             daemon.check_at_ms = now_ms + self._limits.daemon_check_ms
             return True
         if daemon.state is not DaemonState.UP:
             return False
-        daemon.misses = daemon.misses + 1 if problem else 0
         daemon.check_at_ms = now_ms + self._limits.daemon_check_ms
-        gone = frozenset() if problem else daemon.servers - frozenset(servers)
-        daemon.servers = daemon.servers if problem else frozenset(servers)
-        if not gone and daemon.misses < self._limits.daemon_misses_max:
-            return False
-        lost = f"its server (process {min(gone)}) ended" if gone else problem
+        if problem:
+            daemon.misses += 1
+            if daemon.misses < self._limits.daemon_misses_max:
+                return False
+            lost = problem
+        else:
+            found, known = frozenset(servers), daemon.servers
+            daemon.misses, daemon.servers = 0, found
+            if not known <= found:
+                lost = f"its server (process {min(known - found)}) ended"
+            elif not found and daemon.was_asked_with_clients:
+                lost = "it has clients and no server"
+            else:
+                if not found and daemon.has_clients:
+                    daemon.check_at_ms = now_ms
+                return False
         daemon.reason = f"its MPS daemon is sick: {lost}"
         daemon.check_at_ms = None
         self._step(daemon, Step.SICK, now_ms)

@@ -188,6 +188,42 @@ def test_a_server_that_is_gone_makes_its_daemon_sick_at_once() -> None:
     assert agent.state("x")[1] == "its MPS daemon is sick: its server (process 500) ended"
 
 
+def test_a_server_that_ended_before_anybody_had_seen_it_makes_its_daemon_sick_all_the_same() -> None:
+    agent = Agent()
+    agent.up()
+    (worker,) = agent.serve(spec("x"))
+    assert CheckDaemon(0) in agent.until(agent.now_ms), "its first client is a reason to ask at once"
+    actions = agent.checked(0)
+    assert Kill("mps-a-0") in actions
+    assert Kill(worker, at_once=True) in actions
+    assert agent.state("x")[1] == "its MPS daemon is sick: it has clients and no server"
+
+
+def test_an_answer_of_before_the_first_client_says_nothing_of_its_server() -> None:
+    agent = Agent()
+    agent.up()
+    assert CheckDaemon(0) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+    agent.serve(spec("x"))
+    assert CheckDaemon(0) not in agent.until(agent.now_ms), "one answer is on its way"
+    assert Kill("mps-a-0") not in agent.checked(0)
+    assert CheckDaemon(0) in agent.until(agent.now_ms)
+    assert Kill("mps-a-0") not in agent.checked(0, "", 500)
+    assert CheckDaemon(0) not in agent.until(agent.now_ms + LIMITS.daemon_check_ms - 1.0)
+
+
+def test_a_new_daemon_knows_nothing_of_the_former_ones_clients() -> None:
+    agent = Agent()
+    agent.up()
+    agent.serve(spec("x"))
+    agent.until(agent.now_ms)
+    agent.checked(0)
+    agent.feed(ProcessExited("mps-a-0", 1, ""))
+    agent.until(agent.now_ms + 1_000.0)
+    agent.checked(0)
+    agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+    assert Kill("mps-a-0") not in agent.checked(0)
+
+
 def test_a_daemon_that_keeps_failing_is_given_up_and_its_gpu_shared_in_time() -> None:
     agent = Agent()
     agent.want(spec("x"))
