@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_misfits_of_a_staged_batch_are_told_when_it_runs() -> None:
     assert model.run_parts([long])[0] == []
 
 
+@pytest.fixture
+def threads_change_often() -> Iterator[None]:
+    """Each call into torch gives the interpreter away, and a busy thread gives it back after an interval."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("threads_change_often")
 def test_staging_while_a_batch_runs_never_changes_it() -> None:
     model = hosted(batch_size_max=64)
     parts = [[part(*([float(number)] * 64))] for number in range(1, 9)]
