@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import select
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -33,6 +34,7 @@ COLLECT_EVERY_MS = 2_000.0
 COLLECT_IF_IDLE_MS = (
     20.0  # a full collection of a frozen heap takes a few ms: only with this much time to spare
 )
+SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 
 EventT = TypeVar("EventT")
 EventT_co = TypeVar("EventT_co", covariant=True)
@@ -168,12 +170,10 @@ class Role(Generic[EventT, ActionT]):
             self.feed(Tick(), at_ms)
 
 
-_Heard = tuple[int, Source[Any]]
-
-
 class Driver:
     """Runs `roles` until told to stop: mostly one; several of one process share turns, thread and sleep.
 
+    What a role hands to another one of its process is heard in the same turn, and once what that one hands back.
     `wakers`: descriptors that end a sleep and say nothing else, such as a signal's.
     """
 
@@ -183,11 +183,11 @@ class Driver:
         self._clock = clock
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
-        self._sources: list[_Heard] = [
-            (place, source) for place, role in enumerate(roles) for source in role.sources
-        ]
-        self._by_descriptor = {heard[1].fileno(): heard for heard in self._sources if heard[1].fileno() >= 0}
-        self._ready: Sequence[_Heard] = ()
+        self._order = [*roles, *roles[:-1]]
+        self._is_shared = len(roles) > 1
+        self._sources: list[Source[Any]] = [source for role in roles for source in role.sources]
+        self._by_descriptor = {source.fileno(): source for source in self._sources if source.fileno() >= 0}
+        self._ready: set[Source[Any]] = set()
         for descriptor in (*self._by_descriptor, *wakers):
             self._epoll.register(descriptor, select.EPOLLIN)
         for role in roles:
@@ -196,6 +196,8 @@ class Driver:
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Turn until `is_stopping()`. Whoever sets it must also make a descriptor readable."""
         wake_exactly()
+        switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -205,15 +207,17 @@ class Driver:
         finally:
             gc.enable()
             gc.unfreeze()
+            sys.setswitchinterval(switch_s)
 
     def turn(self) -> None:
         """Hear from every source that has something, tick if due, then sleep until something is due."""
         clock = self._clock
         began_ms = now_ms = clock.now_ms()
-        ready = self._ready
-        for place, role in enumerate(self._roles):
-            for at, source in ready:
-                if at == place:
+        ready, is_shared = self._ready, self._is_shared
+        for role in self._order:
+            for source in role.sources:
+                if source in ready or (is_shared and source.has_more):
+                    ready.discard(source)
                     for event in source.take(TURN_LIMIT, now_ms):
                         now_ms = clock.now_ms()
                         role.feed(event, now_ms)
@@ -233,34 +237,33 @@ class Driver:
         for role in self._roles:
             role.tick_if_due(now_ms, self._clock)
 
-    def _sleep(self, now_ms: float) -> Sequence[_Heard]:
+    def _sleep(self, now_ms: float) -> set[Source[Any]]:
         """Until a source has something or a moment comes; the sources to hear from."""
         wake_at_ms = now_ms + SLEEP_MAX_MS
         for role in self._roles:
             role_at_ms = role.wake_at_ms
             if role_at_ms is not None and role_at_ms < wake_at_ms:
                 wake_at_ms = role_at_ms
-        ready: set[_Heard] = set()
-        timed: list[tuple[float, _Heard]] = []
-        for heard in self._sources:
-            source = heard[1]
+        ready: set[Source[Any]] = set()
+        timed: list[tuple[float, Source[Any]]] = []
+        for source in self._sources:
             if source.has_more:
-                ready.add(heard)
+                ready.add(source)
             elif (at_ms := source.wake_at_ms) is not None:
-                timed.append((at_ms, heard))
+                timed.append((at_ms, source))
                 wake_at_ms = min(wake_at_ms, at_ms)
         if ready:
             wake_at_ms = now_ms
         elif wake_at_ms - now_ms > COLLECT_IF_IDLE_MS and now_ms >= self._collect_at_ms:
             now_ms = self._collect(now_ms)
         for descriptor, _ in self._readable(wake_at_ms, now_ms):
-            heard_by = self._by_descriptor.get(descriptor)
-            if heard_by is not None:
-                ready.add(heard_by)
+            heard = self._by_descriptor.get(descriptor)
+            if heard is not None:
+                ready.add(heard)
         if timed:
             now_ms = self._clock.now_ms()
-            ready.update(heard for at_ms, heard in timed if at_ms <= now_ms)
-        return list(ready) if len(ready) < 2 else [heard for heard in self._sources if heard in ready]
+            ready.update(source for at_ms, source in timed if at_ms <= now_ms)
+        return ready
 
     def _readable(self, wake_at_ms: float, now_ms: float) -> list[tuple[int, int]]:
         """What is readable by `wake_at_ms` at the latest; all of it, though one sleep ends with the first."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -249,13 +250,48 @@ def test_roles_of_one_process_hear_their_own_sources_and_keep_their_own_timers()
     posts[0].waiting.append(".")
     driver = Driver([first, second], clock)
     try:
+        driver.turn()
+        assert said == [".a", ".ab", ".aba"], (
+            "what is handed over is heard in the same turn, and once what comes back"
+        )
+        assert ends == ["a", "b", "a"]
         driver.run(lambda: cores[0].ticks + cores[1].ticks == 2 and len(said) == 4)
     finally:
         driver.close()
     assert said == [".a", ".ab", ".aba", ".abab"]
     assert (cores[0].ticks, cores[1].ticks) == (1, 1)
-    assert ends[:4] == ["a", "b", "a", "b"]
     assert first.stats is second.stats is driver.stats
+
+
+def test_roles_that_talk_without_end_still_see_their_timers_and_the_end() -> None:
+    clock = MonotonicClock()
+    core = Talker("a", clock.now_ms() + 2.0)
+    posts = Post(), Post()
+    first: Role[str, str] = Role(core, [posts[0]], lambda _: posts[1].waiting.append("."))
+    second: Role[str, str] = Role(
+        Talker("b", clock.now_ms()), [posts[1]], lambda _: posts[0].waiting.append(".")
+    )
+    posts[0].waiting.append(".")
+    driver = Driver([first, second], clock)
+    try:
+        driver.run(lambda: core.ticks > 0 and driver.stats.turns > 2)
+    finally:
+        driver.close()
+    assert posts[0].waiting or posts[1].waiting, "they are not done yet"
+
+
+def test_a_busy_thread_beside_a_loop_lets_it_in_soon_and_only_while_it_runs() -> None:
+    core = Talker("a", 0.0)
+    before_s = sys.getswitchinterval()
+    seen_s: list[float] = []
+    role: Role[str, str] = Role(core, [], lambda _: None, lambda: seen_s.append(sys.getswitchinterval()))
+    driver = Driver([role], MonotonicClock())
+    try:
+        driver.run(lambda: core.ticks > 0)
+    finally:
+        driver.close()
+    assert seen_s[0] == pytest.approx(1e-4)
+    assert sys.getswitchinterval() == before_s
 
 
 def test_a_waker_ends_a_sleep_and_says_nothing(pipes: tuple[Pipe, Pipe]) -> None:
