@@ -54,7 +54,6 @@ from roles.gpu_worker.events import (
     JoinScheduler,
     KnowFrontends,
     Load,
-    Release,
     SchedulerAnswers,
     Stage,
     Unload,
@@ -338,7 +337,11 @@ class WorkerCore:
         return release(payload)
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
-        """End what cannot run, start what may, and set the slice's alarm."""
+        """End what cannot run, start what may, and look ahead."""
+        return self._launch(slice_, now_ms) + self._look_ahead(slice_)
+
+    def _launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """End what cannot run, start what may."""
         actions: list[WorkerAction] = []
         for batch in slice_.queue.take_ended(now_ms):
             if batch.is_dead:
@@ -355,8 +358,12 @@ class WorkerCore:
                 break
             slice_.queue.running = None
             actions += self._end_empty(batch_)
+        return actions
+
+    def _look_ahead(self, slice_: HostedSlice) -> list[WorkerAction]:
+        """Put the next batch in place, set the slice's alarm, and let it go if nobody wants it any more."""
+        actions = self._stage(slice_)
         alarm_at_ms = slice_.queue.wake_at_ms
-        actions += self._stage(slice_)
         if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
             heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
         slice_.alarm_at_ms = alarm_at_ms
@@ -376,16 +383,17 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        actions, ran = answer_rows(batch, event)
+        slice_.queue.running = None
+        actions = self._launch(slice_, now_ms)  # first of all: the device has nothing to do while we answer
+        answers, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran
         self.counters["requests_invalid"] += len(event.rejected)
         slice_.requests += ran
-        actions.append(Release((event.outputs,)))
         self.counters["batches_ran"] += 1
         slice_.batches += 1
-        slice_.queue.running = None
-        actions += [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms))]
-        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
+        actions += [*answers, *release(event.outputs, *batch.payloads())]
+        actions.append(Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms)))
+        return actions + self._look_ahead(slice_) + self._end_if_stopped(now_ms)
 
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]

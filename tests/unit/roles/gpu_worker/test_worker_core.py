@@ -371,8 +371,10 @@ def test_batches_run_one_at_a_time_in_order_of_start() -> None:
         )
     (execute,) = actions_of(Execute, core.handle(ran(), 7.0))
     assert execute.run.batch_id == 3
-    (execute,) = actions_of(Execute, core.handle(ran(batch_id=3), 14.0))
+    actions = core.handle(ran(batch_id=3), 14.0)
+    (execute,) = actions_of(Execute, actions)
     assert execute.run.batch_id == 2
+    assert actions[0] is execute, "the device has nothing to do until then, so it goes before the answers"
 
 
 def test_a_batch_whose_inputs_are_late_does_not_hold_up_the_next() -> None:
