@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fabric.ids import ModelId, SliceId
 from fabric.messages import Done, ReplicaInfo
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
-from roles.scheduler.corrections import SpeedCorrection, TransferCorrection
+from roles.scheduler.corrections import SpeedCorrection, WayCorrection
 from roles.scheduler.fleet import SliceRecord
 from roles.scheduler.settings import SchedulerSettings
 
@@ -20,10 +20,7 @@ class Beliefs:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._slo_ms = {model.model_id: model.slo_ms for model in settings.models}
-        self._transfer = {
-            model_id: TransferCorrection(settings.delay.data_ms_per_item, settings.transfer_ms)
-            for model_id in self._slo_ms
-        }
+        self._way = {model_id: self._assumed_way() for model_id in self._slo_ms}
         self._speed: dict[SliceId, dict[ModelId, SpeedCorrection]] = {}  # of those that left their table
         self._priorities = dict(settings.priorities)
         self._hints = dict(settings.hints)
@@ -31,14 +28,13 @@ class Beliefs:
         self._hosted: dict[int, tuple[HostedModel, ...]] = {}
 
     def model(self, model_id: ModelId) -> BatchModel:
-        """The model, with the way of its inputs as it was measured."""
-        transfer, slo_ms = self._transfer[model_id], self._slo_ms[model_id]
+        """The model, with the way from a decision to its inputs' being there as it was measured."""
+        way, slo_ms = self._way[model_id], self._slo_ms[model_id]
         # However long inputs took lately: where nothing may be sent any more, nothing better is learned.
         most_ms = DELAY_SHARE_MAX * slo_ms
-        per_item_ms = min(transfer.ms_per_item, most_ms)
-        fixed_ms = min(transfer.fixed_ms, most_ms - per_item_ms)
-        delay = Delay(self._settings.delay.control_ms + fixed_ms, per_item_ms)
-        return BatchModel(model_id, slo_ms, delay, self._priorities.get(model_id, 0))
+        per_item_ms = min(way.ms_per_item, most_ms)
+        fixed_ms = min(way.fixed_ms, most_ms - per_item_ms)
+        return BatchModel(model_id, slo_ms, Delay(fixed_ms, per_item_ms), self._priorities.get(model_id, 0))
 
     def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None) -> bool:
         """A model is served from now on, or has another SLO or priority (None: as it is); False: no news."""
@@ -47,9 +43,7 @@ class Beliefs:
         if self._slo_ms.get(model_id) == slo_ms and priority == former:
             return False
         self._slo_ms[model_id], self._priorities[model_id] = slo_ms, priority
-        settings = self._settings
-        correction = TransferCorrection(settings.delay.data_ms_per_item, settings.transfer_ms)
-        self._transfer.setdefault(model_id, correction)
+        self._way.setdefault(model_id, self._assumed_way())
         self._hosted.clear()
         return True
 
@@ -110,13 +104,13 @@ class Beliefs:
         """Another worker is there now, and says itself how fast it is."""
         self._speed.pop(slice_id, None)
 
-    def learn_transfer(self, model_id: ModelId, message: Done) -> bool:
-        """Take what the inputs took; True when the model's delay has to be replaced."""
-        return self._transfer[model_id].observe(message.transfer_ms, message.ran)
+    def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
+        """Take what grant and inputs took; True when the model's delay has to be replaced."""
+        return self._way[model_id].observe(way_ms, batch_size)
 
-    def learn_late(self, model_id: ModelId, message: Done, batch_size: int) -> bool:
+    def learn_late(self, model_id: ModelId, waited_ms: float, batch_size: int) -> bool:
         """Take how long a batch's inputs had not come; True when the model's delay has to be replaced."""
-        return self._transfer[model_id].observe_late(message.transfer_ms, batch_size)
+        return self._way[model_id].observe_late(waited_ms, batch_size)
 
     def learn_speed(self, record: SliceRecord, model_id: ModelId, message: Done) -> bool:
         """Take what the run took; True when l(b) of that slice has to be replaced."""
@@ -135,6 +129,10 @@ class Beliefs:
         if speed is None:
             speed = speeds[model_id] = SpeedCorrection()
         return speed.observe(exec_ms, table_ms)
+
+    def _assumed_way(self) -> WayCorrection:
+        delay = self._settings.delay
+        return WayCorrection(delay.data_ms_per_item, delay.control_ms + self._settings.transfer_ms)
 
     def _hosted_model(
         self, slice_id: SliceId, replica: ReplicaInfo, speeds: Mapping[ModelId, SpeedCorrection]

@@ -11,7 +11,7 @@ from fabric.margin import Margin
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
 HEADROOM = 0.01  # a slowdown is said with so much on top, so that its last bits need no new tables
-SPREADS = 2.0  # mean absolute deviations: about the p90 of what transfers on a loaded host look like
+SPREADS = 2.0  # mean absolute deviations: about the p90 of what ways on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
 LATE_FACTOR = 2.0
@@ -52,8 +52,8 @@ class SpeedCorrection:
         return True
 
 
-class TransferCorrection:
-    """What a model's inputs take from the grant to the device: `fixed_ms` + `ms_per_item` · b.
+class WayCorrection:
+    """What it takes from a decision until a model's inputs are at the device: `fixed_ms` + `ms_per_item` · b.
 
     A least-squares line through the last batches (forgetting as `SpeedCorrection` does), lifted by `SPREADS`
     deviations of what they scattered around it: a batch sent too late loses a deadline, one sent a little too
@@ -68,7 +68,7 @@ class TransferCorrection:
         "_size",
         "_size_var",
         "_spread",
-        "_transfer",
+        "_way",
         "fixed_ms",
         "ms_per_item",
     )
@@ -77,7 +77,7 @@ class TransferCorrection:
         self.fixed_ms = fixed_ms
         self.ms_per_item = ms_per_item
         self._size = 1.0
-        self._transfer = fixed_ms + ms_per_item
+        self._way = fixed_ms + ms_per_item
         self._size_var = 1.0
         self._cov = ms_per_item  # of the line it starts on: slope = cov / var
         self._spread = 0.0
@@ -96,29 +96,29 @@ class TransferCorrection:
             return False
         return self._take(LATE_FACTOR * waited_ms, batch_size)
 
-    def observe(self, transfer_ms: float, batch_size: int) -> bool:
-        """Note one batch's transfer; True when the line has moved by enough to matter."""
+    def observe(self, way_ms: float, batch_size: int) -> bool:
+        """Note one batch's way; True when the line has moved by enough to matter."""
         self._late_in_a_row = 0
-        return self._take(transfer_ms, batch_size)
+        return self._take(way_ms, batch_size)
 
-    def _take(self, transfer_ms: float, batch_size: int) -> bool:
-        if not self._spread and transfer_ms == self.fixed_ms + self.ms_per_item * batch_size:
+    def _take(self, way_ms: float, batch_size: int) -> bool:
+        if not self._spread and abs(way_ms - self.fixed_ms - self.ms_per_item * batch_size) < ROUNDING:
             return False  # on a line that nothing was ever off: all there is to learn in a simulated network
         self._samples += 1
         weight = max(MEMORY, 1.0 / self._samples)  # a plain mean at first: the first batches count fully
         size_error = batch_size - self._size
-        error_ms = transfer_ms - self._transfer
+        error_ms = way_ms - self._way
         self._size += weight * size_error
-        self._transfer += weight * error_ms
+        self._way += weight * error_ms
         self._size_var += weight * (size_error * size_error - self._size_var)
         self._cov += weight * (size_error * error_ms - self._cov)
         slope = max(0.0, self._cov / self._size_var) if self._size_var > SIZE_VAR_MIN else self.ms_per_item
         # Nobody's inputs take less than none. A slope beyond that, once learned from a stall, makes all batches small,
         # and from batches of one size no slope would ever be learned again.
-        steepest = self._transfer / self._size
+        steepest = self._way / self._size
         slope = min(slope, steepest)
-        offset_ms = self._transfer - slope * self._size
-        self._spread += weight * (abs(transfer_ms - offset_ms - slope * batch_size) - self._spread)
+        offset_ms = self._way - slope * self._size
+        self._spread += weight * (abs(way_ms - offset_ms - slope * batch_size) - self._spread)
         fixed_ms = max(0.0, offset_ms + SPREADS * self._spread)
         if self.ms_per_item > (1.0 + TRANSFER_STEP) * steepest:
             self.fixed_ms, self.ms_per_item = fixed_ms, slope

@@ -10,7 +10,7 @@ from roles.scheduler.corrections import (
     GUARD_MS_MAX,
     LatenessGuard,
     SpeedCorrection,
-    TransferCorrection,
+    WayCorrection,
 )
 
 
@@ -45,68 +45,68 @@ def test_a_slice_that_is_fast_again_is_believed_so_once_it_matters() -> None:
     assert 1.0 <= speed.factor <= 1.06
 
 
-def test_a_configured_transfer_that_is_true_changes_nothing() -> None:
-    transfer = TransferCorrection(0.05)
+def test_a_configured_way_that_is_true_changes_nothing() -> None:
+    way = WayCorrection(0.05)
     rng = random.Random(1)
     for _ in range(500):
         size = rng.randint(1, 32)
-        assert not transfer.observe(0.05 * size, size)
-    assert (transfer.fixed_ms, transfer.ms_per_item) == (0.0, 0.05)
+        assert not way.observe(0.05 * size, size)
+    assert (way.fixed_ms, way.ms_per_item) == (0.0, 0.05)
 
 
 def test_a_fixed_delay_and_a_slope_are_told_apart() -> None:
-    transfer = TransferCorrection(0.0)
+    way = WayCorrection(0.0)
     rng = random.Random(2)
     for _ in range(500):
         size = rng.randint(1, 32)
-        transfer.observe(1.0 + 0.1 * size, size)
+        way.observe(1.0 + 0.1 * size, size)
     for size in (1, 16, 32):
-        believed_ms = transfer.fixed_ms + transfer.ms_per_item * size
+        believed_ms = way.fixed_ms + way.ms_per_item * size
         assert believed_ms == pytest.approx(1.0 + 0.1 * size, rel=0.4)
 
 
-def test_scattered_transfers_are_covered_nearly_always() -> None:
-    transfer = TransferCorrection(0.0)
+def test_scattered_ways_are_covered_nearly_always() -> None:
+    way = WayCorrection(0.0)
     rng = random.Random(3)
     late = 0
     for number in range(2_000):
         size = rng.randint(1, 16)
         took_ms = 0.3 + rng.expovariate(2.0)
-        late += number > 100 and took_ms > transfer.fixed_ms + transfer.ms_per_item * size
-        transfer.observe(took_ms, size)
+        late += number > 100 and took_ms > way.fixed_ms + way.ms_per_item * size
+        way.observe(took_ms, size)
     assert late < 0.1 * 2_000
 
 
 def test_inputs_that_never_come_in_time_are_soon_sent_for_earlier() -> None:
-    transfer = TransferCorrection(0.0, 5.0)
+    way = WayCorrection(0.0, 5.0)
     tries = 0
-    while (believed_ms := transfer.fixed_ms + transfer.ms_per_item * 8) < 25.0:
-        transfer.observe_late(believed_ms + 0.5, 8)  # as long as a batch could wait for them
+    while (believed_ms := way.fixed_ms + way.ms_per_item * 8) < 25.0:
+        way.observe_late(believed_ms + 0.5, 8)  # as long as a batch could wait for them
         tries += 1
     assert tries <= 20
 
 
 def test_a_single_stall_changes_nothing() -> None:
-    transfer = TransferCorrection(0.0, 5.0)
+    way = WayCorrection(0.0, 5.0)
     for _ in range(50):
-        transfer.observe(2.0, 8)
-    before_ms = transfer.fixed_ms + 8 * transfer.ms_per_item
+        way.observe(2.0, 8)
+    before_ms = way.fixed_ms + 8 * way.ms_per_item
     for _ in range(20):
-        assert not transfer.observe_late(30.0, 8)
-        assert not transfer.observe_late(30.0, 8)
-        transfer.observe(2.0, 8)
-    assert transfer.fixed_ms + 8 * transfer.ms_per_item <= before_ms
+        assert not way.observe_late(30.0, 8)
+        assert not way.observe_late(30.0, 8)
+        way.observe(2.0, 8)
+    assert way.fixed_ms + 8 * way.ms_per_item <= before_ms
 
 
 def test_a_slope_learned_from_a_stall_is_not_kept_by_the_small_batches_it_makes() -> None:
-    transfer = TransferCorrection(0.0, 5.0)
+    way = WayCorrection(0.0, 5.0)
     for size in (1, 16) * 20:
-        transfer.observe(3.0 if size == 1 else 150.0, size)
-    assert transfer.ms_per_item > 5.0
+        way.observe(3.0 if size == 1 else 150.0, size)
+    assert way.ms_per_item > 5.0
     for _ in range(200):
-        transfer.observe(3.0, 1)
-    assert transfer.ms_per_item <= 3.6
-    assert transfer.fixed_ms + transfer.ms_per_item == pytest.approx(3.0, rel=0.3)
+        way.observe(3.0, 1)
+    assert way.ms_per_item <= 3.6
+    assert way.fixed_ms + way.ms_per_item == pytest.approx(3.0, rel=0.3)
 
 
 def test_a_late_tick_raises_the_guard_at_once_and_is_forgotten_slowly() -> None:
