@@ -17,6 +17,10 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,worker,plots,sweep,test]'
 	touch $@
 
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,worker,plots,sweep,test,bench]'
+	touch $@
+
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
 	$(BIN)/tenuto demo
 
@@ -30,7 +34,7 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
-bench: $(VENV)/test.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
+bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.awake $(BIN)/python -m benchmarks.report
 
 fmt: $(VENV)/test.stamp
