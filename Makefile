@@ -35,7 +35,7 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
 bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
-	$(BIN)/python -m benchmarks.awake $(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.report
 
 fmt: $(VENV)/test.stamp
 	$(BIN)/ruff format $(SOURCES)
