@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import select
 import socket
 import statistics
 import struct
@@ -215,18 +216,20 @@ def tcp_relay() -> Iterator[Chain]:
             def count() -> None:
                 nonlocal counted
                 answer = bytearray(1)
-                while _receive(connection, memoryview(answer)) and answer == b"y":
-                    counted += 1
-                    slots.release()
-                    if is_over and counted == sent:
-                        return
+                while not (is_over and counted == sent):  # which may become true while nothing more comes
+                    if select.select([connection], [], [], 1e-3)[0]:
+                        if not _receive(connection, memoryview(answer)):
+                            return
+                        counted += 1
+                        slots.release()
 
             is_over, sent = False, 0
             with futures.ThreadPoolExecutor(1) as thread:
                 counting = thread.submit(count)
                 began_s = time.perf_counter()
                 while time.perf_counter() < began_s + seconds:
-                    slots.acquire()
+                    if not slots.acquire(timeout=30):
+                        raise TimeoutError("the relay does not answer")
                     sent += 1
                     connection.sendall(head)
                     connection.sendall(payload)
