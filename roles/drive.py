@@ -184,7 +184,6 @@ class Driver:
         self._epoll = select.epoll()
         self._collect_at_ms = 0.0
         self._order = [*roles, *roles[:-1]]
-        self._is_shared = len(roles) > 1
         self._sources: list[Source[Any]] = [source for role in roles for source in role.sources]
         self._by_descriptor = {source.fileno(): source for source in self._sources if source.fileno() >= 0}
         self._ready: set[Source[Any]] = set()
@@ -213,7 +212,7 @@ class Driver:
         """Hear from every source that has something, tick if due, then sleep until something is due."""
         clock = self._clock
         began_ms = now_ms = clock.now_ms()
-        ready, is_shared = self._ready, self._is_shared
+        ready, is_shared = self._ready, len(self._roles) > 1
         for role in self._order:
             for source in role.sources:
                 if source in ready or (is_shared and source.has_more):

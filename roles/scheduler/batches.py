@@ -191,16 +191,18 @@ class Batches:
         if record.is_draining:
             return actions or _NOTHING
         # What still waits there started when this one ended.
-        free_at_ms = ended_at_ms = now_ms - late_ms
+        free_at_ms = now_ms - late_ms
+        # All that was neither the run nor the wait for it: of the grant, the inputs, and the end's telling.
+        way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         for other in flights:
             free_at_ms += other.exec_ms
         free_at_ms = max(now_ms, free_at_ms)
         discipline = self._discipline
-        if message.status == "ok" and message.ran and self._learn(message, flight, ended_at_ms, now_ms):
+        if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
             decisions = discipline.add_slice(self._beliefs.slice_(record, free_at_ms), now_ms)
         else:
             if message.status == "expired" and message.transfer_ms:
-                self._learn_late(message, flight, ended_at_ms, now_ms)
+                self._learn_late(message, flight.model_id, way_ms, now_ms)
             decisions = discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
         if not decisions:
             return actions or _NOTHING
@@ -261,20 +263,15 @@ class Batches:
             actions.append(Send(found[0], Returned(message.batch_id, flight.model_id, part.runs, reason)))
         return actions
 
-    def _learn_late(self, message: Done, flight: Flight, ended_at_ms: float, now_ms: float) -> None:
+    def _learn_late(self, message: Done, model_id: ModelId, waited_ms: float, now_ms: float) -> None:
         """No inputs came in time: else nothing would be learned where all are sent too late, and all go on so."""
-        model_id, waited_ms = flight.model_id, max(0.0, ended_at_ms - flight.sent_at_ms)
         size = sum(run.count for part in message.missing for run in part.runs)
         if size and model_id in self._fleet.replicas and self._beliefs.learn_late(model_id, waited_ms, size):
             self._discipline.add_model(self._beliefs.model(model_id), now_ms)
 
-    def _learn(self, message: Done, flight: Flight, ended_at_ms: float, now_ms: float) -> bool:
-        """Take the measured times; True when l(b) of that slice has to be replaced.
-
-        All that was neither the run nor the wait for it was the way: of the grant, the inputs, and the end's telling.
-        """
+    def _learn(self, message: Done, flight: Flight, way_ms: float, now_ms: float) -> bool:
+        """Take the measured times; True when l(b) of that slice has to be replaced."""
         model_id = flight.model_id
-        way_ms = max(0.0, ended_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         is_news = self._beliefs.learn_way(model_id, way_ms, message.ran)
         if is_news and model_id in self._fleet.replicas:
             self._discipline.add_model(self._beliefs.model(model_id), now_ms)

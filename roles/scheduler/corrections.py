@@ -16,9 +16,9 @@ SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
 LATE_FACTOR = 2.0
 LATE_IN_A_ROW = 3
-TRANSFER_STEP = 0.2
+WAY_STEP = 0.2
 GUESS_SAMPLES = 4
-TRANSFER_STEP_MS = 0.02
+WAY_STEP_MS = 0.02
 GUARD_LATE_SHARE = 0.01  # of the ticks: the guard is the p99 (design section 5)
 GUARD_STEP_MS = 0.02
 GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
@@ -120,13 +120,13 @@ class WayCorrection:
         offset_ms = self._way - slope * self._size
         self._spread += weight * (abs(way_ms - offset_ms - slope * batch_size) - self._spread)
         fixed_ms = max(0.0, offset_ms + SPREADS * self._spread)
-        if self.ms_per_item > (1.0 + TRANSFER_STEP) * steepest:
+        if self.ms_per_item > (1.0 + WAY_STEP) * steepest:
             self.fixed_ms, self.ms_per_item = fixed_ms, slope
             return True
         for size in (1.0, self._size):
             before_ms = self.fixed_ms + self.ms_per_item * size
             moved_ms = abs(fixed_ms + slope * size - before_ms)
-            if moved_ms > max(TRANSFER_STEP_MS, TRANSFER_STEP * before_ms):
+            if moved_ms > max(WAY_STEP_MS, WAY_STEP * before_ms):
                 self.fixed_ms, self.ms_per_item = fixed_ms, slope
                 return True
         return False
