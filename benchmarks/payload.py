@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import select
 import socket
 import statistics
 import struct
@@ -216,26 +215,33 @@ def tcp_relay() -> Iterator[Chain]:
             def count() -> None:
                 nonlocal counted
                 answer = bytearray(1)
-                while not (is_over and counted == sent):  # which may become true while nothing more comes
-                    if select.select([connection], [], [], 1e-3)[0]:
-                        if not _receive(connection, memoryview(answer)):
-                            return
-                        counted += 1
-                        slots.release()
+                while _receive(connection, memoryview(answer)) and not is_over:
+                    counted += 1
+                    slots.release()
 
-            is_over, sent = False, 0
+            def take_slot() -> None:
+                if not slots.acquire(timeout=30):
+                    connection.shutdown(socket.SHUT_RDWR)  # which ends the counting too
+                    raise TimeoutError("the relay does not answer")
+
+            def send() -> None:
+                connection.sendall(head)
+                connection.sendall(payload)
+
+            is_over = False
             with futures.ThreadPoolExecutor(1) as thread:
                 counting = thread.submit(count)
                 began_s = time.perf_counter()
                 while time.perf_counter() < began_s + seconds:
-                    if not slots.acquire(timeout=30):
-                        raise TimeoutError("the relay does not answer")
-                    sent += 1
-                    connection.sendall(head)
-                    connection.sendall(payload)
+                    take_slot()
+                    send()
+                for _ in range(in_flight):
+                    take_slot()
+                took_s = time.perf_counter() - began_s
                 is_over = True
+                send()  # its answer is not counted: it ends the counting
                 counting.result(30)
-                return counted * size / (time.perf_counter() - began_s)
+                return counted * size / took_s
 
         yield run
 
