@@ -67,6 +67,8 @@ class Shepherd(Backlog):
         back = self._line_of[stopped.model.model_id]
         for run in stopped.runs:
             self._push(back, run)
+        self._use_idle(line, now_ms, out)
+        self._use_idle(back, now_ms, out)
 
     def _launch(self, line: Line, slice_: RivalSlice, size: int, now_ms: float, out: list[Decision]) -> None:
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
