@@ -223,6 +223,12 @@ class ClusterConfig:
             policy = policy.under(self.conditions())
         return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
 
+    @property
+    def is_planned_for_its_batching(self) -> bool:
+        """Whether the placement's policy looks at what its plan will run under."""
+        policy = placement_policy(self.placement.name, self.placement.options)
+        return isinstance(policy, ConditionedPolicy)
+
     def conditions(self) -> Conditions:
         """What a placement of this cluster will run under.
 

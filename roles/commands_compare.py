@@ -88,10 +88,15 @@ def _print_rows(rows: Sequence[Compared]) -> None:
     for row in rows:
         if row.error is not None:
             console.print(f"{escape(row.placement)} with {escape(row.batching)}: {escape(row.error)}")
-    plans = {row.placement: row.plan for row in rows if row.plan is not None}
-    for placement, plan in plans.items():
-        for one in plan.unplaced:
-            console.print(f"{escape(placement)}: unplaced: {escape(one.model_id)}: {escape(one.reason)}")
+    unplaced = {
+        (row.placement, one.model_id, one.reason): None
+        for row in rows
+        if row.plan is not None
+        for one in row.plan.unplaced
+    }
+    for texts in unplaced:
+        placement, model_id, reason = map(escape, texts)
+        console.print(f"{placement}: unplaced: {model_id}: {reason}")
 
 
 def _summary(rows: Sequence[Compared]) -> Table:
