@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,10 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.scaling import BAD_RATE_ALLOWED
 from roles.command_parts import (
     EXIT_SLO_MISSED,
+    PROCESSES_MAX,
+    IntRange,
     duration_option,
+    echo_json,
     file_argument,
     json_option,
     painters,
@@ -34,7 +37,6 @@ from roles.progress import progress
 from roles.workload import workload_of
 
 EXIT_INVALID = 1
-PROCESSES_MAX = 64
 
 
 @click.command()
@@ -45,12 +47,12 @@ PROCESSES_MAX = 64
 @seed_option
 @click.option(
     "--processes",
-    type=click.IntRange(min=1, max=PROCESSES_MAX),
+    type=IntRange(1, PROCESSES_MAX),
     help="That send.  [default: one per frontend, and per two cores]",
 )
 @click.option(
     "--payload-bytes",
-    type=click.IntRange(min=0),
+    type=IntRange(0, PAYLOAD_BYTES_MAX),
     default=4096,
     show_default=True,
     help="Of a request to a model that declares no inputs.",
@@ -92,7 +94,7 @@ def bench(
     if plots is not None:
         plots.plot_load(plot_path, run)
     if as_json:
-        click.echo(json.dumps(run.as_json()))
+        echo_json(run.as_json())
     else:
         _print(run)
     if run.outcome.worst_bad_rate < BAD_RATE_ALLOWED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rich.table import Table
 from roles.choices import batching_choices, placement_choices
 from roles.command_parts import (
     duration_option,
+    echo_json,
     file_argument,
     json_option,
     painters,
@@ -73,7 +73,7 @@ def compare(
     if plot_path is not None and plots is not None:
         plots.plot_comparison(plot_path, rows)
     if as_json:
-        click.echo(json.dumps([row.as_json() for row in rows]))
+        echo_json([row.as_json() for row in rows])
     else:
         _print_rows(rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,11 @@ from policies.scaling import BAD_RATE_ALLOWED
 from roles.batch_trace import write_trace
 from roles.command_parts import (
     EXIT_SLO_MISSED,
-    POSITIVE,
+    POSITIVE_S,
+    IntRange,
+    OutputPath,
     duration_option,
+    echo_json,
     file_argument,
     json_option,
     painters,
@@ -47,7 +49,7 @@ from roles.workload import workload_of
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="Write every batch, for chrome://tracing or Perfetto.",
 )
 @click.option(
@@ -89,7 +91,7 @@ def simulate(
             plots.plot_run(plot_path, run, play_loads(config, workload, window, on_step))
     if as_json:
         replanning = {"replanning": list(run.log)} if is_replanned else {}
-        click.echo(json.dumps({**run.outcome.as_json(), **replanning}))
+        echo_json({**run.outcome.as_json(), **replanning})
     else:
         print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
     if check and run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED:
@@ -100,7 +102,7 @@ def simulate(
 @file_argument
 @click.option(
     "--seeds",
-    type=click.IntRange(min=1, max=1000),
+    type=IntRange(1, 1000),
     default=3,
     show_default=True,
     help="How many, from the file's.",
@@ -108,7 +110,7 @@ def simulate(
 @click.option(
     "--duration",
     "duration_s",
-    type=POSITIVE,
+    type=POSITIVE_S,
     default=DURATION_S_MIN,
     show_default=True,
     help="Shortest window in s; it grows to 2,000 arrivals of the rarest model.",
@@ -117,7 +119,11 @@ def simulate(
 @workers_option
 @click.option("--dask", metavar="ADDRESS", help="Run on this Dask cluster instead (extra: sweep).")
 @click.option("--live", "is_live", is_flag=True, help="Start the cluster on this host and really send.")
-@click.option("--check", is_flag=True, help="Exit 4 if the file's own total is over the goodput.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit 4 if the file's own total is over the goodput, or a model with a rate is unserved.",
+)
 @json_option
 def goodput(
     *,
@@ -143,10 +149,10 @@ def goodput(
         with executor_of(workers, dask) as (executor, size), progress("bisecting") as on_step:
             found = find_goodput(question, wanted, executor, size, on_step)
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        echo_json(found.as_json())
     else:
         _print_goodput(found)
-    if check and question.total_rps > found.goodput_rps:
+    if check and (question.total_rps > found.goodput_rps or question.is_anybody_left_out):
         sys.exit(EXIT_SLO_MISSED)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fabric.errors import ConfigError
+from roles.command_parts import echo_json
 from roles.environment import run_dir
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -124,7 +124,7 @@ def doctor(*, as_json: bool) -> None:
     """Check this host. Exit 1 when something needed is missing."""
     findings = examine()
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        echo_json([asdict(finding) for finding in findings])
     else:
         table = Table("check", "state", "detail")
         colours = {OK: "green", WARN: "yellow", FAIL: "red"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import DeadlineExceeded, FabricError
 from roles.cluster import ClusterConfig
+from roles.command_parts import echo_json
 from roles.commands_infer import ledger_of, ledger_table
 from roles.config import load_config
 from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
@@ -150,7 +150,7 @@ def _report(
             },
             "ledger": ledger_of(example) if example else None,
         }
-        click.echo(json.dumps(summary))
+        echo_json(summary)
     else:
         _print(console, accounts, of_model, answers)
         if example is not None:

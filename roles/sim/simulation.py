@@ -57,12 +57,14 @@ def simulate(
     `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
-    until_ms = window.until_ms + COOLDOWN_SLOS * max(model.slo_ms for model in config.models)
+    slo_ms = max(model.slo_ms for model in config.models)
+    until_ms = window.until_ms + COOLDOWN_SLOS * slo_ms
     requests = workload.expected(0.0, until_ms)
     if requests > REQUESTS_MAX:
         raise ConfigError(
-            f"about {requests:.0f} requests would come in {until_ms / 1000:.0f} s; a simulated run holds"
-            f" at most {REQUESTS_MAX}: make it shorter, or the rate lower"
+            f"about {requests:,.0f} requests would come in {until_ms / 1000:,.0f} s, the window and twice the "
+            f"longest SLO of {slo_ms:,.10g} ms; a simulated run holds at most {REQUESTS_MAX:,}: "
+            "make it shorter, or the SLO or the rate lower"
         )
     settings = settings or settings_from(config)
     traffic = [

@@ -165,8 +165,15 @@ def test_goodput_runs_on_processes_and_prints_the_json_alone(tmp_path: Path) -> 
     assert printed["unserved"][0]["model"] == "t"
     assert 500 < printed["goodput_rps"] < 1500
     checked = CliRunner().invoke(goodput, [str(file), *options[:-1], "--check"])
-    assert checked.exit_code == 0
+    assert checked.exit_code == 4, "a model that is not served at all misses its SLO"
     assert "goodput" in checked.stdout
+
+
+def test_goodput_checks_the_models_that_send_something(tmp_path: Path) -> None:
+    silent = {**RUN["models"][0], "name": "silent", "slo_ms": 1, "rate_rps": 0}
+    file = written(tmp_path, {**RUN, "models": [*RUN["models"], silent]})
+    options = ["--seeds", "1", "--duration", "1", "--warmup", "0.2", "--workers", "1", "--check"]
+    assert CliRunner().invoke(goodput, [str(file), *options]).exit_code == 0
 
 
 def test_a_dask_cluster_that_is_not_there_is_said_in_words(file: Path) -> None:
