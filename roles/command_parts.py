@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,6 +101,12 @@ seed_option = click.option("--seed", type=IntRange(0, SEED_MAX), help="Instead o
 workers_option = click.option(
     "--workers", type=IntRange(1, WORKERS_MAX), help="Processes.  [default: one per core]"
 )
+
+
+def remark(lines: Iterable[str]) -> None:
+    """Say on stderr what a user should know beside the result."""
+    for line in lines:
+        click.echo(f"tenuto: {line}", err=True)
 
 
 def echo_json(value: object, default: Callable[[Any], str] | None = None) -> None:

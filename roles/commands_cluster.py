@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
@@ -216,7 +217,9 @@ def _print_status(report: ClusterReport) -> None:
     slices = Table("slice", "state", "models", "batches", "requests", title="Slices", title_justify="left")
     for item in report.scheduler.slices:
         state = f"{item.state}: {item.reason}" if item.reason else item.state
-        slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
+        slices.add_row(
+            item.slice_id, escape(state), ", ".join(item.models), str(item.batches), str(item.requests)
+        )
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))

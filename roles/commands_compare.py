@@ -19,6 +19,7 @@ from roles.command_parts import (
     json_option,
     painters,
     plot_option,
+    remark,
     seed_option,
     warmup_option,
     workers_option,
@@ -68,6 +69,7 @@ def compare(
     batched = batching_choices(batching or config.batching.name, config.batching, "--batching")
     workload = workload_of(config, seed)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+    remark(workload.remarks(window.until_ms))
     with executor_of(workers) as (executor, _), progress("comparing") as on_step:
         rows = play_all(config, workload, window, (placed, batched), executor, on_step)
     if plot_path is not None and plots is not None:

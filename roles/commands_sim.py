@@ -24,6 +24,7 @@ from roles.command_parts import (
     json_option,
     painters,
     plot_option,
+    remark,
     seed_option,
     warmup_option,
     workers_option,
@@ -78,12 +79,14 @@ def simulate(
     config = parse_config(document, file.parent, source=str(file))
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     workload = workload_of(config, seed)
+    remark(workload.remarks(window.until_ms))
     if is_replanned:
         run = simulate_replanning(config, document, str(file.parent), workload, window)
         for line in run.log or ("the plan did not change",):
             click.echo(line, err=True)
     else:
         run = play(config, workload, window)
+    remark(f"unplaced: {model_id}: {reason}" for model_id, reason in run.unplaced.items())
     if trace_path is not None:
         write_trace(trace_path, run.batches, run.slices)
     if plot_path is not None and plots is not None:
@@ -142,6 +145,7 @@ def goodput(
         raise click.UsageError("--live sends one load at a time: it takes neither --workers nor --dask")
     config = load_config(file)
     question = question_of(config, warmup_s, duration_s)
+    remark(question.workload.remarks())
     wanted = [config.seed + number for number in range(seeds)]
     if is_live:
         found = _live_goodput(file, question, wanted)

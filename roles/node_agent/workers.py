@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -298,6 +299,9 @@ class Workers:
         self._actions.append(Send(worker.peer, message))
 
 
+_LOGGED = re.compile(r" level=[A-Z]+ role=")
+
+
 def _ending(code: int) -> str:
     if code == EXIT_UNKNOWN:
         return "its worker, adopted from a former agent, ended"
@@ -305,7 +309,7 @@ def _ending(code: int) -> str:
 
 
 def _reason(what: str, last_words: str) -> str:
-    """One line: what happened, then the last lines that the process said."""
-    lines = [line.strip() for line in last_words.splitlines() if line.strip()]
+    """One line: what happened, then the last lines that the process said, without those of its log."""
+    lines = [line.strip() for line in last_words.splitlines() if line.strip() and not _LOGGED.search(line)]
     said = " | ".join(lines[-3:])[-(REASON_CHARS_MAX - 200) :]
     return f"{what}; its last words: {said}" if said else what

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fabric.errors import ConfigError
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo
 from roles.cluster import ClusterConfig
 from roles.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
@@ -32,6 +32,8 @@ class SimulatedRun:
     batches: Sequence[BatchRecord]
     traffic: Sequence[ModelTraffic]
     slices: Sequence[SliceId]
+    unplaced: Mapping[ModelId, str] = field(default_factory=dict)
+    """Models that nothing hosted at the start, with the reason: all their requests were dropped."""
     log: Sequence[str] = ()
     """What the controller did, where there was one."""
 
@@ -91,7 +93,9 @@ def simulate(
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = () if core.controller is None else tuple(core.controller.unsaid)
-    return SimulatedRun(outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), log)
+    return SimulatedRun(
+        outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), settings.unplaced, log
+    )
 
 
 @contextlib.contextmanager

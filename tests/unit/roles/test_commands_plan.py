@@ -72,9 +72,7 @@ def test_the_json_is_the_contract(tmp_path: Path) -> None:
                 "slices": [
                     {
                         "share_percent": 40,
-                        "models": [
-                            {**unsaid, "model": "a", "batch": 8, "rate_rps": 60, "predicted_ms": 13}
-                        ],
+                        "models": [{**unsaid, "model": "a", "batch": 8, "rate_rps": 60, "predicted_ms": 13}],
                     },
                     {
                         "share_percent": 60,

@@ -52,6 +52,23 @@ def test_simulate_prints_a_table_for_people(file: Path) -> None:
     assert "advised" in result.stdout
 
 
+def test_a_model_that_nothing_can_host_is_named_with_the_reason(tmp_path: Path) -> None:
+    real = {**RUN, "cluster": {"nodes": [{"host": "a", "device": "cpu", "type": "cpu"}]}}
+    result = run_simulate(written(tmp_path, real), "--json")
+    assert json.loads(result.stdout)["bad_rate"] == 1
+    assert result.stderr == "tenuto: unplaced: resnet50: it has no loader for a cpu device\n"
+
+
+def test_a_trace_that_is_played_again_or_in_part_is_remarked(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("at_ms,model\n10,resnet50\n20,other\n30,resnet50\n", encoding="utf-8")
+    file = written(tmp_path, model(arrival={"process": "trace", "path": "short.csv"}, rate_rps=None))
+    remarks = run_simulate(file, "--json").stderr.splitlines()
+    assert "short.csv: 1 rows are not played" in remarks[0]
+    assert "it is played 30.0 times" in remarks[1]
+    run = ["--seeds", "1", "--duration", "1", "--warmup", "0", "--workers", "1", "--json"]
+    assert "short.csv: 1 rows are not played" in CliRunner().invoke(goodput, [str(file), *run]).stderr
+
+
 def test_another_seed_is_another_run(file: Path) -> None:
     same, again, other = (run_simulate(file, "--json", "--seed", seed).stdout for seed in ("4", "4", "5"))
     assert same == again != other
