@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,7 +18,7 @@ from policies.batching import DISCIPLINES
 from policies.options import Number
 from policies.placement import PLACEMENTS
 from roles.cli import COMMANDS, LazyGroup
-from roles.command_parts import FloatRange, IntRange, OutputPath
+from roles.command_parts import FloatRange, IntRange, OutputPath, echo_json
 from roles.config import parse_config
 from roles.config_sections import SECTIONS
 
@@ -167,3 +168,23 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
         result = CliRunner().invoke(ALL["simulate"], [str(file), "--trace", str(wrong)])
         assert result.exit_code == 2
         assert "--trace" in result.output
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_what_is_not_a_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    echo_json({"a": math.nan, "b": [1.5, -math.inf, ("x", math.inf)], "c": {"d": 3, "e": None, "f": True}})
+    assert json.loads(capsys.readouterr().out) == {
+        "a": None,
+        "b": [1.5, None, ["x", None]],
+        "c": {"d": 3, "e": None, "f": True},
+    }
+
+
+def test_results_are_printed_by_one_function() -> None:
+    roles = Path(__file__).parents[3] / "roles"
+    printing = [
+        path.name for path in roles.rglob("*.py") if re.search(r"echo\(\s*json\.dumps", path.read_text())
+    ]
+    assert printing == ["command_parts.py"]
