@@ -30,7 +30,7 @@ class Choice:
         """The word, or ConfigError with the closest one."""
         if isinstance(value, str) and value in self.names:
             return value
-        raise ConfigError(f"{where} is {value!r}; it must be one of {', '.join(self.names)}")
+        raise ConfigError(f"{where} is {shown(value)}; it must be one of {', '.join(self.names)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Flag:
         """The flag; ConfigError for anything else, 0 and 1 too."""
         if isinstance(value, bool):
             return value
-        raise ConfigError(f"{where} is {value!r}; it must be true or false")
+        raise ConfigError(f"{where} is {shown(value)}; it must be true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def checked_options(schema: Schema, given: Mapping[str, Any], where: str) -> dic
     """
     for name in given:
         if name not in schema:
-            raise ConfigError(f"{where}.{name}: unknown option{suggestion(name, schema)}")
+            raise ConfigError(f"{where}.{brief(name)}: unknown option{suggestion(name, schema)}")
     options: dict[str, Any] = {}
     for name, option in schema.items():
         if name in given:
@@ -107,8 +107,13 @@ def shown(value: Any) -> str:
     """A value in a message, cut where it is long."""
     if isinstance(value, float):
         return f"{value:,.12g}" if abs(value) < 1e12 else f"{value:g}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"
+    return brief(repr(value))
+
+
+def brief(text: object) -> str:
+    """A text in a message, cut where it is long."""
+    whole = str(text)
+    return whole if len(whole) <= 60 else f"{whole[:40]}… ({len(whole)} characters)"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ def shipped_profile(ref: str) -> ModelProfile:
         return profile
     close = difflib.get_close_matches(ref.lower(), shipped_refs(), n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else f"families: {', '.join(_FAMILIES)}"
-    raise ProfileError(f"there is no shipped profile {ref!r}; {hint}")
+    raise ProfileError(f"there is no shipped profile {ref[:60]!r}; {hint}")
 
 
 def shipped_refs() -> tuple[str, ...]:

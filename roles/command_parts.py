@@ -33,12 +33,8 @@ class FloatRange(click.FloatRange):
         except ValueError:
             number = math.nan
         if not (self.min or 0) <= number <= (self.max or 0) or (self.min_open and number == self.min):
-            bound = "over" if self.min_open else "from"
-            self.fail(
-                f"{shown(value)} cannot be; it must be a number, {bound} {shown(self.min)} to {shown(self.max)}",
-                param,
-                ctx,
-            )
+            low = f"over {shown(self.min)}, up" if self.min_open else f"from {shown(self.min)}"
+            self.fail(f"{shown(value)} is not a number {low} to {shown(self.max)}", param, ctx)
         return number
 
 
@@ -55,8 +51,7 @@ class IntRange(click.IntRange):
         except ValueError:  # also of more digits than Python reads
             number = None
         if number is None or not (self.min or 0) <= number <= (self.max or 0):
-            right = f"it must be a whole number, from {self.min:,} to {self.max:,}"
-            self.fail(f"{shown(value)} cannot be; {right}", param, ctx)
+            self.fail(f"{shown(value)} is not a whole number from {self.min:,} to {self.max:,}", param, ctx)
         return number
 
 

@@ -14,7 +14,7 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove
-from policies.options import shown
+from policies.options import brief, shown
 from roles.command_parts import BUDGET_MS, RATE_RPS, echo_json
 from roles.config import parse_config
 from roles.documents import read_file, read_value
@@ -90,7 +90,7 @@ def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bo
     """Move everything off a node or one of its GPUs, and keep it empty."""
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
-        raise ConfigError(f"{shown(where)} is no GPU; write it like {shown(node or 'local')[1:-1]}/gpu0")
+        raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
     node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
 

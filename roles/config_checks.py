@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.options import shown, suggestion
+from policies.options import brief, shown, suggestion
 
 _WORDS = {
     "float": "a number",
@@ -74,21 +74,21 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
     scheme, mark, rest = value.partition("://")
     right = " or ".join(f'"{s}://…"' for s in schemes) or '"127.0.0.1:8000"'
     if (scheme if mark else None) not in (schemes or (None,)):
-        raise ConfigError(f"{where}: is {value!r}; it must be like {right}")
+        raise ConfigError(f"{where}: is {shown(value)}; it must be like {right}")
     if scheme == "ipc" and mark:
         if not rest:
-            raise ConfigError(f"{where}: is {value!r}; an ipc address needs a path")
+            raise ConfigError(f"{where}: is {shown(value)}; an ipc address needs a path")
         return
     host, colon, port = (rest if mark else value).rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise ConfigError(f"{where}: is {value!r}; it must end in :PORT, 0 to 65535 (0: any free one)")
+    if not (colon and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
+        raise ConfigError(f"{where}: is {shown(value)}; it must end in :PORT, 0 to 65535 (0: any free one)")
     if host in _WILDCARDS:
-        raise ConfigError(f"{where}: is {value!r}; name the interface's own address, or 127.0.0.1")
+        raise ConfigError(f"{where}: is {shown(value)}; name the interface's own address, or 127.0.0.1")
 
 
 def named(path: str, key: object) -> str:
     """The path of a key inside a mapping."""
-    return f"{path}.{key}" if path else str(key)
+    return f"{path}.{brief(key)}" if path else brief(key)
 
 
 def translated(message: str, document: Any, sections: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.options import shown
+from policies.options import brief, shown
 from roles.cluster import ClusterConfig
 from roles.config_checks import MOMENT_S_MAX
 
@@ -49,7 +49,7 @@ class Trace:
         """What of the recording is not played as it is: left out, or repeated in a run of that length."""
         found: list[str] = []
         if self.ignored:
-            names = [f"{shown(name)[1:-1]} ({count:,})" for name, count in self.ignored.items()]
+            names = [f"{brief(name)} ({count:,})" for name, count in self.ignored.items()]
             more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
             found.append(
                 f"{self.name}: {sum(self.ignored.values()):,} rows are not played: no model of the file with this "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.options import Choice, Flag, Free, Number, Schema, checked_options, suggestion
+from policies.options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
 from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
 from policies.placement.ffd import Ffd
@@ -83,7 +83,7 @@ def placement_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if registered is None:
         if name not in third_party_names():
             known = [*PLACEMENTS, *third_party_names()]
-            raise ConfigError(f"placement: there is no policy {name!r}{suggestion(name, known)}")
+            raise ConfigError(f"placement: there is no policy {shown(name)}{suggestion(name, known)}")
         return dict(given)
     return checked_options(registered.options, given, f"placement.{name}")
 

@@ -89,6 +89,38 @@ def test_a_number_in_the_file_that_cannot_be_meant_is_refused_in_a_few_words(pat
         assert any(name in str(caught.value) for name in path.split("'", maxsplit=1)[0].split("."))
 
 
+LONG = "x" * 400
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {**FILE, LONG: 1},
+        model(**{LONG: 1}),
+        model(name=LONG),
+        model(slo_ms=LONG),
+        model(arrival={"process": LONG}),
+        model(profile={"ref": LONG}),
+        model(profile={"table": {LONG: 1}}),
+        {**FILE, "batching": LONG},
+        {**FILE, "batching": {"eager": {LONG: 1}}},
+        {**FILE, "batching": {"eager": {"drop": LONG}}},
+        {**FILE, "placement": LONG},
+        {**FILE, "placement": {"tenuto": {"floor": LONG}}},
+        {**FILE, "placement": {"given": {"slices": [{"gpu": 0, "models": [{"model": "m", "batch": LONG}]}]}}},
+        cluster(gpus=1, interference=LONG),
+        cluster(nodes=[{"host": LONG}]),
+        cluster(nodes=[{"host": "a", "device": LONG}]),
+        {**FILE, "listen": {"http": LONG}},
+        {**FILE, "listen": {"http": f"127.0.0.1:{'9' * 5000}"}},
+    ],
+)
+def test_a_text_that_cannot_be_meant_is_refused_in_a_few_words(written: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(written, Path("/nowhere"))
+    assert len(str(caught.value)) < 300
+
+
 def test_a_run_time_below_what_a_clock_can_tell_is_refused() -> None:
     for profile in ({"alpha_ms": 1e-300, "beta_ms": 0}, {"table": {1: 1e-300, 2: 5}}):
         with pytest.raises(ConfigError, match=r"models\[0\].profile: .*must take from 0.000001 ms"):
