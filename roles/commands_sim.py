@@ -59,7 +59,7 @@ from roles.workload import workload_of
     is_flag=True,
     help="Let the placement follow the load, as a live cluster does; what it did goes to stderr, and into --json.",
 )
-@click.option("--check", is_flag=True, help="Exit 4 if a model's bad rate is 1 % or more.")
+@click.option("--check", is_flag=True, help="Exit 4 if a model is unplaced or its bad rate is 1 % or more.")
 @json_option
 def simulate(
     *,
@@ -97,7 +97,8 @@ def simulate(
         echo_json({**run.outcome.as_json(), **replanning})
     else:
         print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
-    if check and run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED:
+    is_left_out = any(config.model(model_id).rate_rps != 0 for model_id in run.unplaced)
+    if check and (is_left_out or run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED):
         sys.exit(EXIT_SLO_MISSED)
 
 

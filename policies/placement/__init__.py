@@ -39,7 +39,7 @@ class Registered:
 
 PLACEMENTS: Mapping[str, Registered] = {
     "symphony": Registered(
-        {"subclusters": Number(1, minimum=1, is_minimum_allowed=True, is_whole=True)},
+        {"subclusters": Number(1, minimum=1, maximum=65_536, is_minimum_allowed=True, is_whole=True)},
         lambda options: Symphony(options["subclusters"]),
     ),
     "exclusive": Registered({}, lambda _: Exclusive()),
@@ -53,7 +53,7 @@ PLACEMENTS: Mapping[str, Registered] = {
     ),
     "ffd": Registered({"growth": Flag(False)}, lambda options: Ffd(has_growth=options["growth"])),
     "gslice": Registered(
-        {"adjustments": Number(5, is_minimum_allowed=True, is_whole=True)},
+        {"adjustments": Number(5, maximum=10_000, is_minimum_allowed=True, is_whole=True)},
         lambda options: Gslice(adjustments=options["adjustments"]),
     ),
     "gpulets": Registered({}, lambda _: Gpulets()),

@@ -57,6 +57,9 @@ def test_a_model_that_nothing_can_host_is_named_with_the_reason(tmp_path: Path) 
     result = run_simulate(written(tmp_path, real), "--json")
     assert json.loads(result.stdout)["bad_rate"] == 1
     assert result.stderr == "tenuto: unplaced: resnet50: it has no loader for a cpu device\n"
+    assert result.exit_code == 0
+    rare = {**real, "models": [{**RUN["models"][0], "rate_rps": 1e-6}]}
+    assert run_simulate(written(tmp_path, rare), "--check").exit_code == 4, "whether or not a request came"
 
 
 def test_a_trace_that_is_played_again_or_in_part_is_remarked(tmp_path: Path) -> None:
