@@ -83,6 +83,10 @@ class _ThirdParty:
         """Place; ConfigError where the policy raises, or its plan is none, or speaks of what is not there."""
         with _theirs(self._point):
             placed = self._place(models, gpus, profiles, current)
+            self._check(placed, models, gpus)
+        return placed
+
+    def _check(self, placed: Placement, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot]) -> None:
         if not isinstance(placed, Placement):
             raise ConfigError(f"placement.{self._name}: returned {type(placed).__name__}, not a Placement")
         known_gpus = {gpu.index for gpu in gpus}
@@ -97,7 +101,6 @@ class _ThirdParty:
                     raise ConfigError(
                         f"placement.{self._name}: placed {model.model_id!r}, which is not a model here"
                     )
-        return placed
 
 
 def _loaded(point: EntryPoint) -> Any:

@@ -37,6 +37,9 @@ def nothing(models, gpus, profiles, current=None):
 def raises(models, gpus, profiles, current=None):
     return models[0].slo_ms / (gpus[0].index - gpus[0].index)
 
+def mixed(models, gpus, profiles, current=None):
+    return Placement((1, 2))
+
 class Refuses:
     def __init__(self, gpu=0):
         raise RuntimeError("no licence")
@@ -53,6 +56,7 @@ POINTS = {
     "absent": "their_policies:Absent",
     "misspelt": "their_misspelt_module:Policy",
     "raises": "their_policies:raises",
+    "mixed": "their_policies:mixed",
     "refuses": "their_policies:Refuses",
     "symphony": "their_policies:last_gpu",
 }
@@ -104,7 +108,8 @@ def test_our_own_name_stays_ours() -> None:
         ("broken", {}, "their_missing_module:Policy of their-policies raised ModuleNotFoundError: "),
         ("absent", {}, "their_policies:Absent of their-policies raised AttributeError: "),
         ("misspelt", {}, "raised SyntaxError: "),
-        ("refuses", {"gpu": 1}, r"raised RuntimeError: no licence \(their_policies.py, line 28\)"),
+        ("mixed", {}, "their_policies:mixed of their-policies raised AttributeError: 'int' object"),
+        ("refuses", {"gpu": 1}, r"raised RuntimeError: no licence \(their_policies.py, line 31\)"),
         ("raises", {}, r"raised ZeroDivisionError: .*\(their_policies.py, line 24\)"),
     ],
 )
