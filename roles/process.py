@@ -1,6 +1,7 @@
 """What every role's process does at its start and at its end.
 
-It dies with its parent, ends in order on SIGTERM and SIGINT, logs as logfmt to stderr, and leaves a *run
+It dies with its parent, ends in order on SIGTERM and SIGINT, may have as many descriptors as the kernel lets it,
+logs as logfmt to stderr, and leaves a *run
 file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
 processes of one host find each other, and what `tenuto status` reads.
 """
@@ -12,6 +13,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, FabricError
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
@@ -54,6 +56,15 @@ def wake_exactly() -> None:
     a precise sleep is late, and it is what whoever sleeps seldom would have saved.
     """
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may.
+
+    The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def outlive_parent() -> tuple[int, float] | None:
@@ -150,12 +161,24 @@ class RunFile:
 
 
 def write_run_file(run_dir: Path, run_file: RunFile) -> Path:
-    """Write it whole or not at all; readers never see half a file."""
+    """Write it; FabricError where it cannot be written."""
     path = run_dir / f"{run_file.role_id}.json"
-    draft = path.with_suffix(f".{run_file.pid}.tmp")
-    draft.write_text(json.dumps(asdict(run_file)), encoding="utf-8")
-    draft.replace(path)
+    try:
+        write_whole(path, json.dumps(asdict(run_file)))
+    except OSError as error:
+        raise FabricError(f"cannot write the run file {path}: {error.strerror}") from error
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def read_run_file(path: Path) -> RunFile | None:
@@ -164,15 +187,16 @@ def read_run_file(path: Path) -> RunFile | None:
         return RunFile(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} is not a run file: {error}") from error
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
     """Remove our own run file; that of a successor with our name stays."""
     path = run_dir / f"{run_file.role_id}.json"
-    if read_run_file(path) == run_file:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(ConfigError, OSError):  # not ours, or not ours to remove any more
+        if read_run_file(path) == run_file:
+            path.unlink(missing_ok=True)
 
 
 def is_alive(pid: int) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fabric.errors import ConfigError, FabricError
-from roles.process import is_alive, read_run_file
+from roles.process import is_alive, read_run_file, write_whole
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "default.yaml"
 
@@ -33,10 +33,8 @@ class UpFile:
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:
-    """Write it whole or not at all."""
-    draft = run_dir / f"up.{up_file.pid}.tmp"
-    draft.write_text(json.dumps(asdict(up_file)), encoding="utf-8")
-    draft.replace(run_dir / UP_FILE)
+    """Write it whole or not at all, with OSError then."""
+    write_whole(run_dir / UP_FILE, json.dumps(asdict(up_file)))
 
 
 def read_up_file(run_dir: Path) -> UpFile | None:

@@ -14,6 +14,7 @@ from fabric.ids import new_incarnation, peer_id
 from fabric.messages import SliceReport, StatusAsked, StatusListed
 from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
+from roles.defects import DefectReport
 from roles.drive import Driver, Role
 from roles.hearing import Layer
 from roles.process import RunFile, StopSignal, StopSource, read_run_file
@@ -217,7 +218,7 @@ class _Supervisor:
         role = Role[SupervisorEvent, SupervisorAction](
             self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
         )
-        self._driver = Driver([role], clock)
+        self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
     def run(self) -> Outcome:
         self._driver.run(lambda: self._core.outcome is not None)

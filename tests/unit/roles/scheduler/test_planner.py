@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,6 +14,7 @@ from roles.core import Heard
 from roles.drive import Driver, Role
 from roles.scheduler.planner import PLAN_COMMAND, Planner
 from tests.integration.proc import CLOCK
+from tests.scarcity import no_descriptors
 
 DOCUMENT = {
     "models": [{"name": "m", "slo_ms": 100, "profile": {"alpha_ms": 1, "beta_ms": 5, "max_batch": 8}}],
@@ -114,18 +112,7 @@ def test_a_process_that_cannot_be_started_is_an_answer() -> None:
     assert "could not be started" in answer(("/nowhere/python",)).reason
 
 
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """As if every descriptor were in use."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_no_descriptors_for_a_process_are_an_answer(tmp_path: Path) -> None:
+def test_no_descriptors_for_a_process_are_an_answer() -> None:
     planner = Planner()
     try:
         with no_descriptors():
