@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from fabric.errors import ConfigError, FabricError
+from fabric.errors import FabricError
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
@@ -58,13 +58,19 @@ def wake_exactly() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as it may.
+def set_up_descriptors() -> None:
+    """Let this process have as many descriptors as it may, the first three of them for what they stand for.
 
-    The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client.
+    The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client. A
+    standard stream that is closed at the start would give its number, and what is printed there, to a socket.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def outlive_parent() -> tuple[int, float] | None:
@@ -182,21 +188,20 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_run_file(path: Path) -> RunFile | None:
-    """None when the role is not (or no longer) there."""
+    """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
     try:
-        return RunFile(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+        found = RunFile(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is not a run file: {error}") from error
+    is_one = isinstance(found.pid, int) and found.pid > 0 and isinstance(found.addresses, dict)
+    return found if is_one and found.role_id == path.stem else None
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
     """Remove our own run file; that of a successor with our name stays."""
     path = run_dir / f"{run_file.role_id}.json"
-    with contextlib.suppress(ConfigError, OSError):  # not ours, or not ours to remove any more
-        if read_run_file(path) == run_file:
-            path.unlink(missing_ok=True)
+    if read_run_file(path) == run_file:
+        path.unlink(missing_ok=True)
 
 
 def is_alive(pid: int) -> bool:
@@ -210,8 +215,18 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def speak_to_nobody() -> None:
+    """From now on what this process prints goes nowhere: whoever read it is gone, and its end need not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def set_up_logging(role_id: str, level: str = "INFO") -> None:
     """Logfmt on stderr: ``level=info role=frontend-0 batch_sent model=resnet50 size=8``."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s level=%(levelname)s role={role_id} %(message)s"))
+    logging.raiseExceptions = (
+        False  # a full disk or a closed stream under a log takes its lines, and nothing else
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

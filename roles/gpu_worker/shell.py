@@ -54,7 +54,7 @@ from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.gpu_worker.slices import EMULATED
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
-from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_logging
+from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_descriptors, set_up_logging
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
@@ -84,6 +84,7 @@ def run_worker(
         die_with_parent()
     agent_pid, outlive_ms = outlived or (0, 0.0)
     options = options or WorkerOptions()
+    set_up_descriptors()
     set_up_logging(worker_id, options.log_level)
     with StopSignal() as stop:
         watch = AgentWatch(outlive_ms)

@@ -16,7 +16,7 @@ from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError
 from roles.commands_journal import replay
 from roles.core import Tick
-from roles.defects import EXIT_DEFECT, EVENT_CHARS_MAX, FILES_MAX, DefectReport
+from roles.defects import EVENT_CHARS_MAX, EXIT_DEFECT, FILES_MAX, DefectReport
 from roles.drive import RECENT_MAX, Driver, Role
 from tests.scarcity import full_disk
 
