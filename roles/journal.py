@@ -13,6 +13,7 @@ as long as its beginning is there.
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -120,6 +121,13 @@ class Journal:
                 self._file.close()
             except OSError as error:
                 self._give_up(error)
+
+    def set_aside(self) -> None:
+        """After its end: give it the name `kept_aside` says, so that the next journal does not replace it."""
+        aside = kept_aside(self._path)
+        for path, new in ((_rotated(self._path), _rotated(aside)), (self._path, aside)):
+            with suppress(OSError):  # the journal ended early, or had one part
+                path.replace(new)
 
     def _give_up(self, error: OSError) -> None:
         log.error("journal_ends path=%s events=%d reason=%r", self._path, self._entries, error.strerror)
@@ -281,6 +289,11 @@ def _entry(value: object) -> Entry:
 
 def _shown(sent: tuple[PeerId, bytes] | None) -> str | None:
     return None if sent is None else f"to {sent[0]}: {unpacked(sent[1])}"
+
+
+def kept_aside(path: Path) -> Path:
+    """What becomes of this process's journal when a defect ends it."""
+    return path.with_name(f"{path.name}-{os.getpid()}")
 
 
 def _rotated(path: Path) -> Path:

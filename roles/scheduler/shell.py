@@ -20,7 +20,7 @@ from roles.defects import DefectReport
 from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.hearing import LinkSource
-from roles.journal import Journal, MessageCore, Recorded
+from roles.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired import ControllerSettings, controller_settings
@@ -90,9 +90,8 @@ class SchedulerShell:
         self.role = Role[Heard | Lost, Send](
             core, [LinkSource(self.link, clock), self._planner], self._perform, self._end_turn
         )
-        self.on_defect = DefectReport(
-            ROLE_ID, run_dir, None if recording is None else recording.path, self._close_journal
-        )
+        journal = None if recording is None else kept_aside(recording.path)
+        self.on_defect = DefectReport(ROLE_ID, run_dir, journal, self._keep_journal)
         self._run_file = RunFile(
             ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
         )
@@ -134,6 +133,12 @@ class SchedulerShell:
     def _close_journal(self) -> None:
         if self._journal is not None:
             self._journal.close()
+
+    def _keep_journal(self) -> None:
+        """Whoever starts next with the same options begins a journal of that name."""
+        self._close_journal()
+        if self._journal is not None:
+            self._journal.set_aside()
 
     def _lost(self) -> dict[str, float]:
         """What a full disk cost."""
