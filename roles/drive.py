@@ -41,7 +41,7 @@ COLLECT_IF_IDLE_MS = (
 )
 COLLECT_AT_LAST_MS = 20_000.0  # a loop that has had no time to spare for so long collects all the same
 YOUNG_MAX = 10_000  # objects made and not gone again: collecting them takes about a millisecond
-YOUNG_TIMES_MAX = 10  # collections of the youngest, before those that outlived one are looked at with them
+YOUNG_TIMES_MAX = 3  # collections of the youngest, before those that outlived one are looked at with them
 RECENT_MAX = 1_024  # events that a role remembers, for the report of a defect
 SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 

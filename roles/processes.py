@@ -77,15 +77,7 @@ class Processes:
             self.refuse(name, error)
             return
         assert process.stdout is not None, "asked for a pipe"
-        try:
-            handle = os.pidfd_open(process.pid)
-        except OSError as error:  # no descriptor left to watch it by
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            self.refuse(name, error)
-            return
-        child = _Child(name, process.pid, handle, process, process.stdout.fileno())
+        child = _Child(name, process.pid, os.pidfd_open(process.pid), process, process.stdout.fileno())
         os.set_blocking(child.said_fd, False)
         self._watch(child)
         log.info("child_started name=%s pid=%d", name, process.pid)

@@ -63,8 +63,7 @@ def main() -> int:
     began_ms = CLOCK.now_ms()
     until_ms = began_ms + 60e3 * options.minutes
     seeds = random.Random(options.seed)
-    click.echo(
-        f"searching for {options.minutes:g} minutes on {options.jobs} cores, --seed {options.seed}")
+    click.echo(f"searching for {options.minutes:g} minutes on {options.jobs} cores, --seed {options.seed}")
 
     def search(seed: int) -> Iterator[Round]:
         draw = random.Random(seed)

@@ -64,7 +64,12 @@ class Cluster:
 
     def run(self, *arguments: str) -> str:
         return subprocess.run(
-            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=60, check=True
+            self.command(*arguments),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         ).stdout
 
     def said(self) -> str:
@@ -98,7 +103,9 @@ def test_a_defect_of_the_scheduler_is_a_file_and_a_line_and_its_successor_keeps_
     cluster: Cluster, tmp_path: Path
 ) -> None:
     model = tmp_path / "b.yaml"
-    model.write_text("{name: b, slo_ms: 200, rate_rps: 10, profile: {alpha_ms: 1, beta_ms: 5, max_batch: 8}}\n")
+    model.write_text(
+        "{name: b, slo_ms: 200, rate_rps: 10, profile: {alpha_ms: 1, beta_ms: 5, max_batch: 8}}\n"
+    )
     cluster.run("models", "add", str(model))
     until(lambda: cluster.placed() == {"a": "ready", "b": "ready"}, what="the second model's place")
     former = cluster.scheduler_pid()
@@ -111,7 +118,10 @@ def test_a_defect_of_the_scheduler_is_a_file_and_a_line_and_its_successor_keeps_
     assert "KeyError: 'planted'" in text
     assert "events of SchedulerCore, newest first" in text
     said = cluster.said()
-    assert f"tenuto: a defect of Tenuto ended scheduler-0 (KeyError); what is known of it is in {report}\n" in said
+    assert (
+        f"tenuto: a defect of Tenuto ended scheduler-0 (KeyError); what is known of it is in {report}\n"
+        in said
+    )
     assert "Traceback" not in said
     assert "scheduler-0 ended with code 70" in said
     cluster.process.terminate()
