@@ -16,7 +16,10 @@ import pytest
 
 from fabric.client import BlockingClient
 from fabric.errors import FabricError
+from roles.journal import replay
 from roles.process import read_run_file
+from roles.scheduler.recorded import scheduler_from
+from roles.supervisor.home import read_up_file
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
 ROOT = Path(__file__).parents[2]
@@ -301,3 +304,43 @@ def test_status_shows_tables_to_people(home: Home) -> None:
     assert "scheduler-0" in out
     assert "local/gpu0/0" in out
     assert "Loops" in out
+
+
+def test_a_cluster_serves_on_when_nobody_reads_what_it_says(home: Home) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "roles.cli", "up", str(home.file), "--json", "--run-dir", str(home.path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=write, stderr=write, env=environment)
+    os.close(write)
+    until(lambda: home.path.exists() and is_ready(home), what="the start")
+    (home.path / "notes.json").write_text("[]")
+    code, out, _ = home.run("status", "--json")
+    assert (code, process.poll()) == (0, None)
+    infer(json.loads(out)["endpoints"]["client"])
+    (home.path / "notes.json").unlink()
+    process.terminate()
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
+def is_ready(home: Home) -> bool:
+    up_file = read_up_file(home.path)
+    return up_file is not None and up_file.is_ready
+
+
+def test_a_second_scheduler_is_refused_and_leaves_the_journal_of_the_first_alone(home: Home) -> None:
+    journal = home.path.parent / "journal"
+    arguments = ("scheduler", "--config", str(home.file), "--journal", str(journal))
+    home.path.mkdir(mode=0o700)
+    first = home.start(*arguments)
+    until(lambda: home.pid("scheduler-0") == first.pid, what="the start")
+    until(lambda: journal.stat().st_size > 0)
+    begun = journal.read_bytes()
+    code, _, line = home.run(*arguments)
+    assert code != 0
+    assert line.startswith("tenuto: ")
+    assert journal.read_bytes().startswith(begun)
+    first.terminate()
+    assert first.wait(STOP_MS / 1e3) == 0
+    assert replay(journal, scheduler_from).difference is None

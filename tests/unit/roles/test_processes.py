@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
+from pathlib import Path
 
 from roles.processes import Processes
 from tests.integration.proc import until
@@ -29,7 +29,7 @@ def test_no_descriptors_for_a_child_end_it_and_not_us() -> None:
 
 
 def in_use() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
 
 
 def test_whichever_descriptor_is_the_one_too_many_for_a_child_it_ends_it_and_not_us() -> None:
