@@ -67,8 +67,9 @@ def test_a_run_file_on_a_full_disk_is_refused_with_a_reason_and_leaves_nothing(t
         "3",
         '{"role_id": "x"}',
         '{"role_id": 1, "pid": "one", "incarnation": "", "addresses": {}}',
-    ]
-    + ['{"role_id": "frontend-0", "pid": 1, "incarnation": "", "addresses": []}', "\x00\xff"],
+        '{"role_id": "frontend-0", "pid": 1, "incarnation": "", "addresses": []}',
+        "\x00\xff",
+    ],
 )
 def test_what_is_no_run_file_is_nobodys(tmp_path: Path, content: str) -> None:
     path = tmp_path / "frontend-0.json"
