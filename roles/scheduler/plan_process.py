@@ -16,9 +16,10 @@ NICENESS = 10  # batches come first, on cores that are shared with workers
 
 def main() -> None:
     """Answer and end."""
+    import_gently("roles.scheduler.planning")
+    # Only now: an import that got no core begins the process anew, which must find its stdout as it was.
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    import_gently("roles.scheduler.planning")
     from fabric.messages import PlanAsked  # noqa: PLC0415  after the gentle way
     from roles.journal import packed, unpacked  # noqa: PLC0415  as above
     from roles.process import die_with_parent  # noqa: PLC0415  as above
