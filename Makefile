@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := fabric profiles policies roles deploy tests examples benchmarks
 
-.PHONY: demo test check bench fmt clean
+.PHONY: demo test check fuzz bench fmt clean
+
+# Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
+test check: export PYTHONHASHSEED := 0
+MINUTES ?= 10
 
 # A stamp per set of extras: a machine that has the environment does not install again.
 $(VENV)/demo.stamp: pyproject.toml
@@ -33,6 +37,9 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
+
+fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, on all cores; prints what makes a finding happen again
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report

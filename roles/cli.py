@@ -1,14 +1,16 @@
 """The `tenuto` command: finds a subcommand, runs it, and turns every expected error into a line and a code.
 
 Exit codes: 0 a result, 1 failure, 2 usage, 3 configuration invalid, 4 SLO missed, 5 cluster unreachable,
-6 partial (design section 10). Subcommands are imported when they are called: `tenuto worker` must not pay for
+6 partial (design section 10), 70 a defect of ours, written down in a file that one line names. Subcommands are imported when they are called: `tenuto worker` must not pay for
 the simulator, nor `tenuto status` for torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +114,24 @@ def foreign_fabric() -> str | None:
 
 
 def main() -> None:
-    """Run the command line; expected errors end in one readable line on stderr and their exit code."""
+    """Run the command line; every error ends in one readable line on stderr and its exit code."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  top of the process: what nobody foresaw is written down
+        from roles.defects import EXIT_DEFECT, DefectReport  # noqa: PLC0415  only here
+
+        command = next((argument for argument in sys.argv[1:] if argument in COMMANDS), "tenuto")
+        DefectReport(command, Path(tempfile.gettempdir())).tell(error)
+        sys.exit(EXIT_DEFECT)
+    finally:
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # an impatient Ctrl-C is no traceback of the interpreter's end
+
+
+def _run() -> None:
     foreign = foreign_fabric()
     if foreign is not None:
         click.echo(
@@ -139,7 +158,7 @@ def main() -> None:
     except FabricError as error:
         click.echo(f"tenuto: {error}", err=True)
         sys.exit(EXIT_FAILURE)
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`tenuto status | head`): nothing to say, nobody to hear it

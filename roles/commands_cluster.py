@@ -20,7 +20,14 @@ from roles.command_parts import echo_json
 from roles.config import load_config
 from roles.environment import RunDir, run_dir
 from roles.node_agent.shell import run_node_agent
-from roles.process import StopSignal, die_with_parent, set_up_logging
+from roles.process import (
+    StopSignal,
+    die_with_parent,
+    log,
+    set_up_descriptors,
+    set_up_logging,
+    speak_to_nobody,
+)
 from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
 from roles.supervisor.core import EXIT_CONFIG, Outcome
 from roles.supervisor.home import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
@@ -89,6 +96,7 @@ def up(
         return
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
+        set_up_descriptors()
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
             outcome = _run(file, home.path, stop, together=together, is_json=is_json)
@@ -144,6 +152,7 @@ def node_agent(config: Path, node: str, run_dir_option: Path | None) -> None:
     """Run the agent of one node: it starts, watches and ends the workers of this host."""
     die_with_parent()
     with StopSignal() as stop:
+        set_up_descriptors()
         set_up_logging(role_id_of_node(node))
         home = _home(run_dir_option)
         run_node_agent(load_config(config), node, home.path, stop)
@@ -155,14 +164,25 @@ def _home(option: Path | None) -> RunDir:
 
 
 def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool) -> Outcome:
-    if file is None:
-        file = path / CONFIG_FILE
-        file.write_text(DEFAULT_CONFIG, encoding="utf-8")
-    write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+    try:
+        if file is None:
+            file = path / CONFIG_FILE
+            file.write_text(DEFAULT_CONFIG, encoding="utf-8")
+        write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+    except OSError as error:
+        raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
 
     def on_started(started: Started) -> None:
-        write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
-        _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
+        # A full disk, or nobody who reads any more: what serves goes on serving.
+        try:
+            write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
+        except OSError as error:
+            log.error("start_not_written_down path=%s reason=%r", path, error.strerror)
+        try:
+            _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
+        except OSError as error:
+            log.warning("start_not_shown reason=%r", error.strerror)
+            speak_to_nobody()
 
     config = load_config(file)
     is_together = is_better_together(config) if together is None else together

@@ -5,34 +5,51 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from fabric.errors import ConfigError
 from roles.command_parts import echo_json
+from roles.defects import EXIT_DEFECT, HEADLINE
+
+if TYPE_CHECKING:
+    from roles.journal import Replay
 
 EXIT_DIFFERS = 1
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--json", "is_json", is_flag=True, help="{same, events, actions, cut, difference} on stdout.")
+@click.option(
+    "--json", "is_json", is_flag=True, help="{same, events, actions, cut, difference, defect} on stdout."
+)
 def replay(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Play a journal (`tenuto scheduler --journal FILE`) into a fresh scheduler and compare what it does."""
     from roles.journal import replay as play  # noqa: PLC0415  only this command needs it
     from roles.scheduler.recorded import scheduler_from  # noqa: PLC0415  see above
 
-    played = play(file, scheduler_from)
+    _refuse_report(file)
+    sys.exit(show(play(file, scheduler_from), is_json=is_json))
+
+
+def show(played: Replay, *, is_json: bool) -> int:
+    """Print what a replay found; the exit code."""
     found = played.difference
     if is_json:
         echo_json(
             {
-                "same": found is None,
+                "same": found is None and not played.defect,
                 "events": played.events,
                 "actions": played.actions,
                 "cut": played.is_cut,
                 "difference": None if found is None else asdict(found),
+                "defect": played.defect or None,
             }
         )
+    elif played.defect:
+        click.echo(f"a defect after {played.events} events and {played.actions} actions")
+        click.echo(played.defect.rstrip())
     elif found is None:
         cut = "; the file ends within an event" if played.is_cut else ""
         click.echo(f"same: {played.events} events, {played.actions} actions{cut}")
@@ -41,5 +58,17 @@ def replay(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
         click.echo(f"event {found.number} at {found.now_ms} ms: {found.event}")
         click.echo(f"recorded: {found.recorded or 'nothing'}")
         click.echo(f"replayed: {found.replayed or 'nothing'}")
-    if found is not None:
-        sys.exit(EXIT_DIFFERS)
+    if played.defect:
+        return EXIT_DEFECT
+    return 0 if found is None else EXIT_DIFFERS
+
+
+def _refuse_report(file: Path) -> None:
+    """The report of a defect is text: it says itself what can be played."""
+    try:
+        with file.open("rb") as opened:
+            is_report = opened.read(len(HEADLINE)) == HEADLINE.encode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    if is_report:
+        raise ConfigError(f"{file} is the report of a defect: read it, it says what can be replayed")

@@ -15,7 +15,7 @@ from roles.command_parts import IntRange, OutputPath
 from roles.config import load_config, parse_config
 from roles.documents import read_document
 from roles.environment import RunDir, run_dir
-from roles.process import StopSignal, die_with_parent, read_run_file, set_up_logging
+from roles.process import StopSignal, die_with_parent, read_run_file, set_up_descriptors, set_up_logging
 
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
@@ -105,6 +105,7 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
     die_with_parent()
     with StopSignal() as stop:
+        set_up_descriptors()
         set_up_logging(role_id)
         home = run_dir() if run_dir_option is None else RunDir(run_dir_option.absolute())
         try:

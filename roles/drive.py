@@ -8,6 +8,10 @@ Sleeping is coarse and then fine. `epoll` knows what is readable but sleeps whol
 are a `select` on the epoll descriptor, which sleeps microseconds but cannot hold descriptors over 1023, which
 this one, made at the start, never is.
 
+The collector is off while a loop runs, as it would stop it at any moment for any time. Instead the loop collects: all,
+when it has time to spare; the young, as soon as there are many; and all at last, if it never has time to spare. So
+garbage is bounded and a pause is short: about a millisecond for the young, the live heap's share for all of it.
+
 ZeroMQ's descriptors are edge-triggered: they say that something *changed*, once, and a send can swallow the
 edge. So a source says by `has_more` whether it may have something that its descriptor does not tell, and the
 driver never sleeps then.
@@ -18,6 +22,7 @@ from __future__ import annotations
 import gc
 import select
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -34,6 +39,10 @@ COLLECT_EVERY_MS = 2_000.0
 COLLECT_IF_IDLE_MS = (
     20.0  # a full collection of a frozen heap takes a few ms: only with this much time to spare
 )
+COLLECT_AT_LAST_MS = 20_000.0  # a loop that has had no time to spare for so long collects all the same
+YOUNG_MAX = 10_000  # objects made and not gone again: collecting them takes about a millisecond
+YOUNG_TIMES_MAX = 3  # collections of the youngest, before those that outlived one are looked at with them
+RECENT_MAX = 1_024  # events that a role remembers, for the report of a defect
 SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 
 EventT = TypeVar("EventT")
@@ -134,11 +143,19 @@ class Role(Generic[EventT, ActionT]):
         self.on_turn_end = on_turn_end
         self.stats = DriverStats()
         """Of the loop that runs this role, with all that it runs."""
+        self.recent: deque[tuple[float, EventT | Tick]] = deque(maxlen=RECENT_MAX)
+        """What it took last, newest last, with the moments."""
+        self._remember = self.recent.append
         self._core = core
         self._perform = perform
         self._fed_at_ms = 0.0
         self._wanted_at_ms: float | None = None
         self._due_at_ms = 0.0
+
+    @property
+    def name(self) -> str:
+        """What its core is called."""
+        return type(self._core).__name__
 
     def begin(self, now_ms: float, stats: DriverStats) -> None:
         """A driver takes the role up. Moments before now are no lateness of its."""
@@ -153,6 +170,7 @@ class Role(Generic[EventT, ActionT]):
     def feed(self, event: EventT | Tick, now_ms: float) -> None:
         """Let the core take an event, and do what it decides."""
         self._fed_at_ms = now_ms
+        self._remember((now_ms, event))
         for action in self._core.handle(event, now_ms):
             self._perform(action)
 
@@ -173,18 +191,33 @@ class Role(Generic[EventT, ActionT]):
             self.feed(Tick(), at_ms)
 
 
+OnDefect = Callable[[Exception, Sequence[Role[Any, Any]]], object]
+
+
+def _ignored(error: Exception, roles: Sequence[Role[Any, Any]]) -> None:
+    """For loops whose errors are their caller's."""
+
+
 class Driver:
     """Runs `roles` until told to stop: mostly one; several of one process share turns, thread and sleep.
 
     What a role hands to another one of its process is heard in the same turn, and once what that one hands back.
-    `wakers`: descriptors that end a sleep and say nothing else, such as a signal's.
+    `wakers`: descriptors that end a sleep and say nothing else, such as a signal's. `on_defect` is told of what a turn
+    raised, before that goes on its way.
     """
 
-    def __init__(self, roles: Sequence[Role[Any, Any]], clock: Clock, wakers: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        roles: Sequence[Role[Any, Any]],
+        clock: Clock,
+        wakers: Sequence[int] = (),
+        on_defect: OnDefect = _ignored,
+    ) -> None:
         self.stats = DriverStats()
         self._roles = roles
         self._clock = clock
         self._epoll = select.epoll()
+        self._on_defect = on_defect
         self._collect_at_ms = 0.0
         self._order = [*roles, *roles[:-1]]
         self._sources: list[Source[Any]] = [source for role in roles for source in role.sources]
@@ -203,9 +236,13 @@ class Driver:
         gc.collect()
         gc.freeze()
         gc.disable()
+        self._collect_at_ms = self._clock.now_ms() + COLLECT_EVERY_MS
         try:
             while not is_stopping():
                 self.turn()
+        except Exception as error:
+            self._on_defect(error, self._roles)
+            raise
         finally:
             gc.enable()
             gc.unfreeze()
@@ -229,6 +266,9 @@ class Driver:
         now_ms = clock.now_ms()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, now_ms - began_ms)
+        young, older, _ = gc.get_count()
+        if young > YOUNG_MAX:
+            now_ms = self._collect(now_ms, 1 if older > YOUNG_TIMES_MAX else 0)
         self._ready = self._sleep(now_ms)
 
     def close(self) -> None:
@@ -256,8 +296,10 @@ class Driver:
                 wake_at_ms = min(wake_at_ms, at_ms)
         if ready:
             wake_at_ms = now_ms
-        elif wake_at_ms - now_ms > COLLECT_IF_IDLE_MS and now_ms >= self._collect_at_ms:
-            now_ms = self._collect(now_ms)
+        over_ms = now_ms - self._collect_at_ms
+        if over_ms >= 0 and (wake_at_ms - now_ms > COLLECT_IF_IDLE_MS or over_ms >= COLLECT_AT_LAST_MS):
+            now_ms = self._collect(now_ms, 2)
+            self._collect_at_ms = now_ms + COLLECT_EVERY_MS
         for descriptor, _ in self._readable(wake_at_ms, now_ms):
             heard = self._by_descriptor.get(descriptor)
             if heard is not None:
@@ -279,18 +321,17 @@ class Driver:
             select.select([self._epoll], [], [], wait_ms / 1e3)
         return self._epoll.poll(0)
 
-    def _collect(self, began_ms: float) -> float:
+    def _collect(self, began_ms: float, generation: int) -> float:
         """The moment at which that was done."""
-        gc.collect()
+        gc.collect(generation)
         now_ms = self._clock.now_ms()
-        self._collect_at_ms = began_ms + COLLECT_EVERY_MS
         self.stats.collect_ms_max = max(self.stats.collect_ms_max, now_ms - began_ms)
         return now_ms
 
 
-def run_roles(roles: Sequence[Role[Any, Any]], stop: StopSignal) -> None:
+def run_roles(roles: Sequence[Role[Any, Any]], stop: StopSignal, on_defect: OnDefect) -> None:
     """On one loop and the real clock, until a signal says stop."""
-    driver = Driver(roles, MonotonicClock(), (stop.fileno(),))
+    driver = Driver(roles, MonotonicClock(), (stop.fileno(),), on_defect)
     try:
         driver.run(lambda: stop.is_set)
     finally:

@@ -38,8 +38,8 @@ class RunDir:
         return f"ipc://{path}"
 
     def remove(self) -> None:
-        """Remove a temporary directory, unless another process still has its run file in it."""
-        if self.is_temporary and not any(self.path.glob("*.json")):
+        """Remove a temporary directory, unless another process still has its run file in it, or left a report."""
+        if self.is_temporary and not any(self.path.glob("*.json")) and not any(self.path.glob("*.defect")):
             shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from roles.process import write_whole
+
 _STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
 
 
@@ -51,7 +53,9 @@ def open_handle(identity: ProcessIdentity) -> int | None:
 
 def is_over(handle: int, within_s: float) -> bool:
     """Wait for the end of a process by its pidfd."""
-    return bool(select.select([handle], [], [], within_s)[0])
+    poll = select.poll()  # `select.select` cannot hold descriptors over 1023
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(within_s * 1e3))
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> None:
@@ -92,11 +96,9 @@ def processes_with(variable: str, value: str) -> Iterator[ProcessIdentity]:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write it whole or not at all; identities become mappings."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    """Write it whole or not at all, with OSError then; identities become mappings."""
     plain = {key: asdict(v) if isinstance(v, ProcessIdentity) else v for key, v in record.items()}
-    draft.write_text(json.dumps(plain), encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, json.dumps(plain))
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -12,7 +12,11 @@ as long as its beginning is there.
 
 from __future__ import annotations
 
+import logging
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,6 +34,8 @@ VERSION = 1
 BYTES_MAX = 256 << 20  # about a million events of a busy scheduler
 FLUSH_EVERY_MS = 100.0  # what a process that is killed may take with it
 VALUE_BYTES_MAX = 64 << 20
+
+log = logging.getLogger("tenuto")
 
 Event = Heard | Lost | Tick
 MessageCore = Core[Event, Send]
@@ -57,20 +63,30 @@ class Entry:
 
 
 class Journal:
-    """Writes one. `about` says whose core it is; an earlier journal of that name is replaced."""
+    """Writes one. `about` says whose core it is; an earlier journal of that name is replaced.
+
+    Where it cannot be written on, as on a full disk, it ends there: `events_lost` counts what came later.
+    """
 
     def __init__(self, path: Path, about: bytes, bytes_max: int = BYTES_MAX) -> None:
+        self.events_lost = 0
         self._path = path
         self._about = about
         self._bytes_max = bytes_max
         self._written = 0
         self._entries = 0
         self._flush_at_ms = 0.0
-        _rotated(path).unlink(missing_ok=True)
-        self._file = self._begin()
+        try:
+            _rotated(path).unlink(missing_ok=True)
+            self._file: BinaryIO | None = self._begin()
+        except OSError as error:
+            raise ConfigError(f"cannot write the journal {path}: {error.strerror}") from error
 
     def note(self, event: Event, now_ms: float, actions: Sequence[Send]) -> None:
         """Record one event and what came of it."""
+        if self._file is None:
+            self.events_lost += 1
+            return
         sent: list[tuple[str, bytes]] = []
         last: AnyMessage | None = None
         header = b""
@@ -85,33 +101,52 @@ class Journal:
                 fields = (_LOST, peer, 0.0, reason.encode())
             case Tick():
                 fields = (_TICK, "", 0.0, b"")
-        self._write((float(now_ms), *fields, sent))
-        self._entries += 1
-        if self._written >= self._bytes_max // 2:
-            self._file.close()
-            self._path.replace(_rotated(self._path))
-            self._file = self._begin()
-        elif now_ms >= self._flush_at_ms:
-            self._flush_at_ms = now_ms + FLUSH_EVERY_MS
-            self._file.flush()
+        try:
+            self._write(self._file, (float(now_ms), *fields, sent))
+            self._entries += 1
+            if self._written >= self._bytes_max // 2:
+                self._file.close()
+                self._path.replace(_rotated(self._path))
+                self._file = self._begin()
+            elif now_ms >= self._flush_at_ms:
+                self._flush_at_ms = now_ms + FLUSH_EVERY_MS
+                self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def set_aside(self) -> None:
+        """After its end: give it the name `kept_aside` says, so that the next journal does not replace it."""
+        aside = kept_aside(self._path)
+        for path, new in ((_rotated(self._path), _rotated(aside)), (self._path, aside)):
+            with suppress(OSError):  # the journal ended early, or had one part
+                path.replace(new)
+
+    def _give_up(self, error: OSError) -> None:
+        log.error("journal_ends path=%s events=%d reason=%r", self._path, self._entries, error.strerror)
+        self.events_lost += 1
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # it tries once more to write what it has
+                file.close()
 
     def _begin(self) -> BinaryIO:
-        try:
-            self._file = self._path.open("wb")
-        except OSError as error:
-            raise ConfigError(f"cannot write the journal {self._path}: {error.strerror}") from error
+        file = self._path.open("wb")
         self._written = 0
-        self._write((VERSION, WIRE_VERSION, self._entries, self._about))
-        return self._file
+        self._write(file, (VERSION, WIRE_VERSION, self._entries, self._about))
+        return file
 
-    def _write(self, value: object) -> None:
+    def _write(self, file: BinaryIO, value: object) -> None:
         data: bytes = msgpack.packb(value)
         self._written += len(data)
-        self._file.write(data)
+        file.write(data)
 
 
 class Recorded:
@@ -128,8 +163,11 @@ class Recorded:
 
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
         """See `roles.core.Core`."""
-        actions = self._core.handle(event, now_ms)
-        self._journal.note(event, now_ms, actions)
+        actions: Sequence[Send] = ()
+        try:
+            actions = self._core.handle(event, now_ms)
+        finally:  # an event that raises is the one that a replay is for
+            self._journal.note(event, now_ms, actions)
         return actions
 
 
@@ -149,16 +187,20 @@ class Difference:
 
 @dataclass(slots=True, frozen=True)
 class Replay:
-    """What a replay found. `is_cut`: the file ends within an event, as after a crash."""
+    """What a replay found. `is_cut`: the file ends within an event, as after a crash.
+
+    `defect`: the traceback of what the event after those raised.
+    """
 
     events: int
     actions: int
     difference: Difference | None
     is_cut: bool
+    defect: str = ""
 
 
 def replay(path: Path, core_from: Callable[[bytes], MessageCore]) -> Replay:
-    """Play a journal into a fresh core made from what it says of itself, up to the first difference.
+    """Play a journal into a fresh core made from what it says of itself, up to the first difference or defect.
 
     Raises ConfigError for a file that is no journal, or whose beginning is gone.
     """
@@ -166,7 +208,11 @@ def replay(path: Path, core_from: Callable[[bytes], MessageCore]) -> Replay:
     core = core_from(reader.about)
     events = actions = 0
     for entry in reader.entries():
-        played = [(send.peer, packed(send.message)) for send in core.handle(entry.event, entry.now_ms)]
+        try:
+            sent = core.handle(entry.event, entry.now_ms)
+        except Exception:  # noqa: BLE001  what a core raises is a defect, and this is how it is looked at
+            return Replay(events, actions, None, is_cut=False, defect=traceback.format_exc())
+        played = [(send.peer, packed(send.message)) for send in sent]
         for recorded, replayed in zip_longest(entry.sent, played):
             if recorded != replayed:
                 found = Difference(events, entry.now_ms, str(entry.event), _shown(recorded), _shown(replayed))
@@ -243,6 +289,11 @@ def _entry(value: object) -> Entry:
 
 def _shown(sent: tuple[PeerId, bytes] | None) -> str | None:
     return None if sent is None else f"to {sent[0]}: {unpacked(sent[1])}"
+
+
+def kept_aside(path: Path) -> Path:
+    """What becomes of this process's journal when a defect ends it."""
+    return path.with_name(f"{path.name}-{os.getpid()}")
 
 
 def _rotated(path: Path) -> Path:

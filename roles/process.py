@@ -1,6 +1,7 @@
 """What every role's process does at its start and at its end.
 
-It dies with its parent, ends in order on SIGTERM and SIGINT, logs as logfmt to stderr, and leaves a *run
+It dies with its parent, ends in order on SIGTERM and SIGINT, may have as many descriptors as the kernel lets it,
+logs as logfmt to stderr, and leaves a *run
 file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
 processes of one host find each other, and what `tenuto status` reads.
 """
@@ -12,6 +13,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from fabric.errors import ConfigError
+from fabric.errors import FabricError
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
@@ -54,6 +56,21 @@ def wake_exactly() -> None:
     a precise sleep is late, and it is what whoever sleeps seldom would have saved.
     """
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def set_up_descriptors() -> None:
+    """Let this process have as many descriptors as it may, the first three of them for what they stand for.
+
+    The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client. A
+    standard stream that is closed at the start would give its number, and what is printed there, to a socket.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def outlive_parent() -> tuple[int, float] | None:
@@ -150,22 +167,34 @@ class RunFile:
 
 
 def write_run_file(run_dir: Path, run_file: RunFile) -> Path:
-    """Write it whole or not at all; readers never see half a file."""
+    """Write it; FabricError where it cannot be written."""
     path = run_dir / f"{run_file.role_id}.json"
-    draft = path.with_suffix(f".{run_file.pid}.tmp")
-    draft.write_text(json.dumps(asdict(run_file)), encoding="utf-8")
-    draft.replace(path)
+    try:
+        write_whole(path, json.dumps(asdict(run_file)))
+    except OSError as error:
+        raise FabricError(f"cannot write the run file {path}: {error.strerror}") from error
     return path
 
 
-def read_run_file(path: Path) -> RunFile | None:
-    """None when the role is not (or no longer) there."""
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        return RunFile(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read_run_file(path: Path) -> RunFile | None:
+    """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
+    try:
+        found = RunFile(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is not a run file: {error}") from error
+    is_one = isinstance(found.pid, int) and found.pid > 0 and isinstance(found.addresses, dict)
+    return found if is_one and found.role_id == path.stem else None
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
@@ -186,8 +215,18 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def speak_to_nobody() -> None:
+    """From now on what this process prints goes nowhere: whoever read it is gone, and its end need not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def set_up_logging(role_id: str, level: str = "INFO") -> None:
     """Logfmt on stderr: ``level=info role=frontend-0 batch_sent model=resnet50 size=8``."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s level=%(levelname)s role={role_id} %(message)s"))
+    logging.raiseExceptions = (
+        False  # a full disk or a closed stream under a log takes its lines, and nothing else
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

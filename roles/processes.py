@@ -74,13 +74,17 @@ class Processes:
                 process_group=0,
             )
         except OSError as error:
-            self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
+            self.refuse(name, error)
             return
         assert process.stdout is not None, "asked for a pipe"
         child = _Child(name, process.pid, os.pidfd_open(process.pid), process, process.stdout.fileno())
         os.set_blocking(child.said_fd, False)
         self._watch(child)
         log.info("child_started name=%s pid=%d", name, process.pid)
+
+    def refuse(self, name: str, error: OSError) -> None:
+        """A child that the host does not let us start: it counts as one that ended at once."""
+        self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
 
     def adopt(self, name: str, identity: ProcessIdentity) -> bool:
         """Watch a process that somebody else started; False when it is gone."""
@@ -201,6 +205,8 @@ class Processes:
 
 
 def _pass_on(said: bytes) -> None:
+    if sys.stderr is None:
+        return  # it was closed before we started
     try:
         sys.stderr.buffer.write(said)
         sys.stderr.flush()

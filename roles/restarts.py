@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class RestartRule:
-    """Exponential back-off with an end.
+    """At once the first time, then exponential back-off with an end.
 
-    Quick enough that one crash costs a tenth of a second, slow enough that a process that dies at once does
-    not eat a core; five failures in a minute are no accident any more. Time in which a process was only getting ready
+    One failure is an accident, and every moment without the process costs requests. From the second failure within a
+    window on there is a pause, so that a process that dies at once does not eat a core; five failures in a minute are
+    no accident any more. Time in which a process was only getting ready
     is no part of that minute: who hangs at its start for two would be started for ever.
     """
 
@@ -35,7 +36,7 @@ class Restarts:
     def note_failure(self, now_ms: float, wasted_ms: float = 0.0) -> float | None:
         """The moment of the next start; None: give up.
 
-        A quiet window forgives: the back-off begins at its shortest again. `wasted_ms`: for how long it ran without
+        A quiet window forgives: the next start is at once again. `wasted_ms`: for how long it ran without
         ever being ready.
         """
         self._wasted_ms += wasted_ms
@@ -47,8 +48,10 @@ class Restarts:
         is_full = len(self._failed_at_ms) == self._rule.failures_max
         if is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
             return None
+        if self._in_a_row == 1:
+            return now_ms
         # The exponent is bounded before it is raised: a float overflows at 2 ** 1024.
-        doubled_ms = self._rule.first_ms * 2.0 ** min(self._in_a_row - 1, 30)
+        doubled_ms = self._rule.first_ms * 2.0 ** min(self._in_a_row - 2, 30)
         return now_ms + min(doubled_ms, self._rule.longest_ms)
 
     @property

@@ -73,7 +73,9 @@ class SchedulerDoor(Layer[Heard | Lost]):
         found = read_run_file(self._run_file)
         if found is None or found.incarnation == self._incarnation:
             return ()
-        addresses = tuple(found.addresses["control"])
+        addresses = tuple(found.addresses.get("control", ()))
+        if not addresses:
+            return ()
         self._door.open(addresses)
         self._incarnation = found.incarnation
         return (SchedulerFound(addresses),)

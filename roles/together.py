@@ -26,7 +26,8 @@ def run_together(
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()
             scheduler_shell.announce()
-            run_roles([frontend_shell.role, scheduler_shell.role], stop)
+            run_roles([frontend_shell.role, scheduler_shell.role], stop, scheduler_shell.on_defect.end)
+            scheduler_shell.serve_no_more()
         finally:
             frontend_shell.close()
     finally:

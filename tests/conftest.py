@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# A deadline per example would time the machine, not the code: a busy one must not fail a property.
-hypothesis.settings.register_profile("tenuto", deadline=None)
-hypothesis.settings.load_profile("tenuto")
+SEARCH_VARIABLE = "TENUTO_SEARCH"
+"""Set by `tests/fuzz.py`: properties look for new examples, instead of judging by the same ones every time."""
+
+# Nothing that times the machine may fail a property: no deadline for an example, no limit for drawing one.
+hypothesis.settings.register_profile(
+    "verdict",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "search",
+    hypothesis.settings.get_profile("verdict"),
+    derandomize=False,
+    max_examples=500,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+hypothesis.settings.load_profile("search" if SEARCH_VARIABLE in os.environ else "verdict")
+
+# What ignores a signal hands that on to every process it starts, as `make test &` does with SIGINT; what handles one by
+# doing nothing ignores it just as well, but its children do not.
+for number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # The suite leaves nothing outside the checkout: matplotlib would keep its font list in the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib"))

@@ -18,6 +18,7 @@ from fabric.outbox import Outbox
 from fabric.shared import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
 from roles.core import SCHEDULER
+from roles.defects import DefectReport
 from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.frontend.core import FrontendCore
@@ -217,7 +218,7 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
     shell = FrontendShell(options)
     try:
         shell.announce()
-        run_roles([shell.role], stop)
+        run_roles([shell.role], stop, DefectReport(options.frontend_id, options.run_dir).end)
     finally:
         shell.close()
 

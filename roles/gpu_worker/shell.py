@@ -24,6 +24,7 @@ from fabric.messages import (
 )
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
 from roles.core import NO_PAYLOAD, Heard, Send
+from roles.defects import DefectReport
 from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.batches import PartInputs
@@ -53,7 +54,9 @@ from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.gpu_worker.slices import EMULATED
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
-from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_logging
+from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_descriptors, set_up_logging
+
+RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
 log = logging.getLogger("tenuto")
 
@@ -81,6 +84,7 @@ def run_worker(
         die_with_parent()
     agent_pid, outlive_ms = outlived or (0, 0.0)
     options = options or WorkerOptions()
+    set_up_descriptors()
     set_up_logging(worker_id, options.log_level)
     with StopSignal() as stop:
         watch = AgentWatch(outlive_ms)
@@ -138,7 +142,9 @@ class _Worker:
             ],
             self._perform,
         )
-        self._driver = Driver([role], options.clock, (stop.fileno(),))
+        # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
+        report = DefectReport(worker_id, run_dir, before_end=lambda: self._thread.close(RUN_ON_S))
+        self._driver = Driver([role], options.clock, (stop.fileno(),), report.end)
 
     def run(self) -> int:
         log.info("worker_starts pid=%d", os.getpid())

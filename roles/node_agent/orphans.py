@@ -34,13 +34,19 @@ class WorkerRecords:
         self._directory = run_dir / f"workers-{host}"
 
     def write(self, orphan: Orphan, gpu: int | None) -> None:
-        """Write a living worker down; nothing if it has just ended."""
+        """Write a living worker down; nothing if it has just ended.
+
+        Where it cannot be written, as on a full disk, the worker serves on, but the next agent cannot adopt it.
+        """
         identity = identity_of(orphan.pid)
         if identity is None:
             return
-        self._directory.mkdir(mode=0o700, exist_ok=True)
         record = {"process": identity, "incarnation": orphan.incarnation, "gpu": gpu}
-        write_record(self._path(orphan.worker_id), record)
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            write_record(self._path(orphan.worker_id), record)
+        except OSError as error:
+            log.warning("worker_not_written_down worker=%s reason=%r", orphan.worker_id, error.strerror)
 
     def forget(self, worker_id: str) -> None:
         """It has ended."""

@@ -129,10 +129,15 @@ class Sharing:
         former = identity_in(read_record(place.record_file), "guard")
         if former is not None:
             send_signal(former, signal.SIGTERM)
-        write_record(place.owner_file, {"owner": own})
+        name = guard_name(self._node_id, gpu)
+        try:
+            write_record(place.owner_file, {"owner": own})
+        except OSError as error:
+            processes.refuse(name, error)
+            return
         command = [sys.executable, "-m", "roles.node_agent.mps_guard", str(place.directory)]
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
-        processes.spawn(guard_name(self._node_id, gpu), [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
+        processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 
     def check(self, gpu: int, aside: Aside[Answer]) -> None:
         """Ask for a sign of life."""

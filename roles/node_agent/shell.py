@@ -18,6 +18,7 @@ from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
 from roles.core import SCHEDULER, Heard, Send
+from roles.defects import DefectReport
 from roles.drive import Driver, Role
 from roles.environment import RunDir
 from roles.hearing import PlainSource, Translated
@@ -126,7 +127,7 @@ class _Agent:
             ],
             self._perform,
         )
-        self._driver = Driver([role], options.clock)
+        self._driver = Driver([role], options.clock, on_defect=DefectReport(role_id, run_dir).end)
         self._run_file = RunFile(role_id, os.getpid(), incarnation, {"control": list(self._link.addresses)})
 
     def run(self) -> None:

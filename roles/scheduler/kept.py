@@ -13,20 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fabric.clock import Clock
 from fabric.errors import ConfigError
-from roles.process import log
+from roles.process import log, write_whole
 from roles.scheduler.desired import ControllerSettings
 from roles.scheduler.recorded import settings_of
 from roles.scheduler.settings import SchedulerSettings
 
 PLAN_FILE = "scheduler-0.plan"
+AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
 
 
 class KeptPlan:
-    """A file that is good for one configuration. `settled`: the state of the controller it has."""
+    """A file that is good for one configuration. `failures`: how often it could not be written."""
 
     def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
-        self.settled = 0
+        self.failures = 0
+        self._settled = 0
+        self._again_at_ms = 0.0
         self._path = path
         self._digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -45,13 +49,21 @@ class KeptPlan:
         log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
         return None if planning is None else (settings, planning)
 
-    def write(self, about: bytes, settled: int) -> None:
-        """Keep it, whole or not at all."""
-        self.settled = settled
-        draft = self._path.with_suffix(".tmp")
+    def is_due(self, settled: int, clock: Clock) -> bool:
+        """Whether the plan changed since it was written. `settled`: the state of the controller that has it."""
+        return settled != self._settled and clock.now_ms() >= self._again_at_ms
+
+    def write(self, about: bytes, settled: int, now_ms: float) -> None:
+        """Keep it, whole or not at all; where it cannot be written, it is due again in a while."""
         kept = {"document": self._digest, "about": b64encode(about).decode()}
-        draft.write_text(json.dumps(kept), encoding="utf-8")
-        draft.replace(self._path)
+        try:
+            write_whole(self._path, json.dumps(kept))
+        except OSError as error:
+            self.failures += 1
+            self._again_at_ms = now_ms + AGAIN_AFTER_MS
+            log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
+            return
+        self._settled = settled
 
     def forget(self) -> None:
         """An end in order: whoever starts next begins with the file."""

@@ -1,6 +1,7 @@
 """The process that makes one plan: ``python -m roles.scheduler.plan_process``.
 
-One packed question on stdin, one packed answer on stdout.
+One packed question on stdin, one packed answer on what was stdout at the start. What a policy, a solver or a process
+of theirs prints goes to stderr: it is no part of the answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ NICENESS = 10  # batches come first, on cores that are shared with workers
 def main() -> None:
     """Answer and end."""
     import_gently("roles.scheduler.planning")
+    # Only now: an import that got no core begins the process anew, which must find its stdout as it was.
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     from fabric.messages import PlanAsked  # noqa: PLC0415  after the gentle way
     from roles.journal import packed, unpacked  # noqa: PLC0415  as above
     from roles.process import die_with_parent  # noqa: PLC0415  as above
@@ -25,7 +29,8 @@ def main() -> None:
     os.nice(NICENESS)
     asked = unpacked(sys.stdin.buffer.read())
     assert isinstance(asked, PlanAsked), "our own parent"
-    sys.stdout.buffer.write(packed(make_plan(asked)))
+    with open(answer, "wb") as out:  # noqa: PTH123  a descriptor, not a path
+        out.write(packed(make_plan(asked)))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,18 @@ from roles.journal import packed, unpacked
 from roles.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
+PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.plan_process")
 _WORDS_MAX = 300
+_READ_BYTES = 65_536
+_WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open
 
 
 class Planner:
-    """Makes one plan at a time, as a source of the driver."""
+    """Makes one plan at a time, as a source of the driver. Whatever becomes of the process, there is one answer."""
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, command: Sequence[str] = PLAN_COMMAND) -> None:
         self._limit_s = limit_s
+        self._command = command
         self._made: deque[PlanMade] = deque()
         self._ending = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -38,15 +42,27 @@ class Planner:
         """Begin; from the main thread, whose end ends the child. The answer comes as a message of `PLANNER`."""
         if self._thread is not None:
             self._thread.join()  # it has answered: the core asks one thing at a time
-        child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "roles.scheduler.plan_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=child_environment(),
-        )
-        self._thread = threading.Thread(target=self._wait, args=(child, asked), name="planner")
-        self._thread.start()
+            self._thread = None
+        try:
+            child = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=child_environment(),
+            )
+        except OSError as error:  # no memory, no descriptors, no processes left
+            self._post(PlanMade(asked.number, reason=f"the planner could not be started: {error}"))
+            return
+        self._child = child
+        thread = threading.Thread(target=self._wait, args=(child, asked), name="planner")
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            _end(child)
+            self._post(PlanMade(asked.number, reason=f"the planner could not be waited for: {error}"))
+            return
+        self._thread = thread
 
     def fileno(self) -> int:
         """Readable when a plan is made."""
@@ -78,26 +94,65 @@ class Planner:
         os.close(self._wake)
 
     def _wait(self, child: subprocess.Popen[bytes], asked: PlanAsked) -> None:  # on the thread
-        answer = _answer(child, asked, self._limit_s)
+        answer = PlanMade(asked.number, reason="the planner could not be heard")
+        try:
+            answer = _answer(child, asked, self._limit_s)
+        finally:  # whatever happened: a controller without an answer would plan for ever
+            self._post(answer)
+
+    def _post(self, answer: PlanMade) -> None:
         with self._ending:
             self._made.append(answer)
             os.eventfd_write(self._wake, 1)
 
 
 def _answer(child: subprocess.Popen[bytes], asked: PlanAsked, limit_s: float) -> PlanMade:
+    words = _Words(child)
     try:
-        out, errors = child.communicate(packed(asked), limit_s)
+        out, _ = child.communicate(packed(asked), limit_s)
     except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
         return PlanMade(asked.number, reason=f"the placement was not computed within {limit_s:g} s")
     except FabricError as error:  # a question too large to be asked
-        child.kill()
-        child.communicate()
         return PlanMade(asked.number, reason=str(error))
+    finally:
+        _end(child)
     if child.returncode:
-        words = errors.decode("utf-8", "replace").strip()[-_WORDS_MAX:]
-        return PlanMade(asked.number, reason=f"the planner ended with code {child.returncode}: {words}")
-    made = unpacked(out)
-    assert isinstance(made, PlanMade), "our own child"
+        why = f"the planner ended with code {child.returncode}: {words.last()}"
+        return PlanMade(asked.number, reason=why)
+    try:
+        made = unpacked(out)
+    except FabricError as error:
+        return PlanMade(asked.number, reason=f"what the planner answered is not a plan: {error}")
+    if not isinstance(made, PlanMade):
+        return PlanMade(asked.number, reason="what the planner answered is not a plan")
     return made
+
+
+class _Words:
+    """The last that a process says on stderr, however much it says: read on a thread of its own."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stderr is not None, "asked for a pipe"
+        self._pipe, child.stderr = child.stderr, None
+        self._last = b""
+        self._thread = threading.Thread(target=self._read, name="planner-words", daemon=True)
+        self._thread.start()
+
+    def last(self) -> str:
+        """Of a process that has ended."""
+        self._thread.join(_WORDS_WITHIN_S)
+        return self._last.decode("utf-8", "replace").strip()[-_WORDS_MAX:]
+
+    def _read(self) -> None:
+        with self._pipe:
+            while said := os.read(self._pipe.fileno(), _READ_BYTES):
+                self._last = (self._last + said)[-4 * _WORDS_MAX :]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """By force, if it has not ended: what it holds of ours is given back."""
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -16,10 +16,11 @@ from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.cluster import ClusterConfig
 from roles.core import PLANNER, SCHEDULER, Heard, Lost, Send
+from roles.defects import DefectReport
 from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.hearing import LinkSource
-from roles.journal import Journal, MessageCore, Recorded
+from roles.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired import ControllerSettings, controller_settings
@@ -74,20 +75,23 @@ class SchedulerShell:
         self._core = scheduler_core(settings, config.batching, planning)
         assert self._core.controller is not None, "it was made with one"
         self._controller = self._core.controller
+        self._clock = clock = MonotonicClock()
+        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
+        self.link = HubLink(router, SCHEDULER, clock)
+        # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         core: MessageCore = self._core
         self._journal: Journal | None = None
         if recording is not None:
             about = about_scheduler(settings, config.batching, planning)
             self._journal = Journal(recording.path, about, recording.bytes_max)
             core = Recorded(core, self._journal)
-        clock = MonotonicClock()
-        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
-        self.link = HubLink(router, SCHEDULER, clock)
         self._outbox = Outbox(self.link, self._refused)
         self._planner = Planner()
         self.role = Role[Heard | Lost, Send](
             core, [LinkSource(self.link, clock), self._planner], self._perform, self._end_turn
         )
+        journal = None if recording is None else kept_aside(recording.path)
+        self.on_defect = DefectReport(ROLE_ID, run_dir, journal, self._keep_journal)
         self._run_file = RunFile(
             ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
         )
@@ -104,13 +108,15 @@ class SchedulerShell:
         for model_id, reason in self._settings.unplaced.items():
             log.warning("model_unplaced model=%s reason=%r", model_id, reason)
 
-    def close(self) -> None:
-        """An end in order: a successor begins with the configuration's plan."""
+    def serve_no_more(self) -> None:
+        """An end in order: a successor begins with the configuration's plan. Any other leaves it the one that ran."""
         self._kept.forget()
+
+    def close(self) -> None:
+        """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
         self._planner.close()
-        if self._journal is not None:
-            self._journal.close()
+        self._close_journal()
         self.link.close()
 
     def _perform(self, action: Send) -> None:
@@ -120,9 +126,26 @@ class SchedulerShell:
             self._planner.start(message)
             return
         if isinstance(message, StatusListed):
-            message = replaced(message, counters={**message.counters, **self.link.counters})
+            message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
         self._outbox.put(action.peer, message)
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def _keep_journal(self) -> None:
+        """Whoever starts next with the same options begins a journal of that name."""
+        self._close_journal()
+        if self._journal is not None:
+            self._journal.set_aside()
+
+    def _lost(self) -> dict[str, float]:
+        """What a full disk cost."""
+        lost = {"plan_writes_failed": float(self._kept.failures)}
+        if self._journal is not None:
+            lost["journal_events_lost"] = float(self._journal.events_lost)
+        return lost
 
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.
@@ -135,11 +158,9 @@ class SchedulerShell:
         controller, kept = self._controller, self._kept
         while controller.unsaid:
             log.info("placement %s", controller.unsaid.popleft())
-        if controller.settled != kept.settled and controller.is_steady:
-            kept.write(
-                about_scheduler(self._core.settings(), self._config.batching, controller.settings()),
-                controller.settled,
-            )
+        if controller.is_steady and kept.is_due(controller.settled, self._clock):
+            about = about_scheduler(self._core.settings(), self._config.batching, controller.settings())
+            kept.write(about, controller.settled, self._clock.now_ms())
 
 
 def run_scheduler(
@@ -153,7 +174,8 @@ def run_scheduler(
     shell = SchedulerShell(written, run_dir, recording, control_addresses)
     try:
         shell.announce()
-        run_roles([shell.role], stop)
+        run_roles([shell.role], stop, shell.on_defect.end)
+        shell.serve_no_more()
     finally:
         shell.close()
 

@@ -16,7 +16,7 @@ from fabric.client import ask_status
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.messages import StatusListed
-from roles.process import is_alive, read_run_file
+from roles.process import is_alive
 from roles.supervisor.core import EXIT_CONFIG
 from roles.supervisor.home import LOG_FILE, UpFile, is_claimed, read_up_file, run_files, sweep
 from roles.supervisor.shell import endpoints_in
@@ -92,11 +92,10 @@ def scheduler_addresses(run_dir: Path) -> list[str]:
 
 def processes_in(run_dir: Path) -> list[ProcessReport]:
     """Every role that has a run file there."""
-    found = [read_run_file(path) for path in run_files(run_dir)] if run_dir.is_dir() else []
+    found = run_files(run_dir) if run_dir.is_dir() else []
     return [
         ProcessReport(run_file.role_id, run_file.pid, is_alive(run_file.pid), run_file.addresses)
         for run_file in found
-        if run_file is not None
     ]
 
 

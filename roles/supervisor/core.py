@@ -3,7 +3,8 @@
 Roles start by rank: the next rank starts when every role of the ones before serves (it has written its run
 file), so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
 served* has said why (a port in use, a wrong configuration), and would say it again: the whole stops with its
-words. One that is killed, or ends after it has served, starts again with back-off until `Restarts` gives up.
+words. One that is killed, ends with a defect of ours, or ends after it has served, starts again as `Restarts` says,
+until that gives up.
 
 Roles end in the opposite order of ranks, each rank with a time limit and then SIGKILL: frontends first, while
 what they have accepted can still be answered, then the agents with their workers, the scheduler last.
@@ -17,6 +18,7 @@ from enum import Enum, auto
 from typing import Final
 
 from roles.core import Tick
+from roles.defects import EXIT_DEFECT
 from roles.restarts import RestartRule, Restarts
 from roles.upkeep import ProcessExited, StopAsked, spoken
 
@@ -244,7 +246,8 @@ class SupervisorCore:
             return
         said = _said(last_words)
         role_id = role.plan.role_id
-        if code >= 0 and not role.has_served and not was_overdue:
+        has_a_reason = code >= 0 and code != EXIT_DEFECT
+        if has_a_reason and not role.has_served and not was_overdue:
             exit_code = EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILURE
             self._stop(Outcome(exit_code, f"{role_id} did not start: {said or f'it ended with code {code}'}"))
             return

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fabric.errors import ConfigError, FabricError
-from roles.process import is_alive, read_run_file
+from roles.process import RunFile, is_alive, read_run_file, write_whole
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "default.yaml"
 
@@ -33,10 +33,8 @@ class UpFile:
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:
-    """Write it whole or not at all."""
-    draft = run_dir / f"up.{up_file.pid}.tmp"
-    draft.write_text(json.dumps(asdict(up_file)), encoding="utf-8")
-    draft.replace(run_dir / UP_FILE)
+    """Write it whole or not at all, with OSError then."""
+    write_whole(run_dir / UP_FILE, json.dumps(asdict(up_file)))
 
 
 def read_up_file(run_dir: Path) -> UpFile | None:
@@ -111,9 +109,9 @@ def sweep(run_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def run_files(run_dir: Path) -> list[Path]:
-    """The run files of the roles in a directory."""
-    return sorted(path for path in run_dir.glob("*.json") if path.name != UP_FILE)
+def run_files(run_dir: Path) -> list[RunFile]:
+    """Of the roles in a directory, by name."""
+    return [found for path in sorted(run_dir.glob("*.json")) if (found := read_run_file(path)) is not None]
 
 
 def _lock(run_dir: Path) -> int | None:
@@ -145,10 +143,7 @@ def _remove_if_free(path: Path) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    try:
-        run_file = read_run_file(path)
-    except ConfigError:
-        return False  # not a run file: not ours to remove
+    run_file = read_run_file(path)  # not a run file: not ours to remove
     return run_file is not None and not _is_ours(run_file.pid)
 
 
@@ -164,14 +159,11 @@ def _is_ours(pid: int) -> bool:
 
 
 def _refuse_strangers(run_dir: Path) -> None:
-    for path in run_files(run_dir):
-        with contextlib.suppress(ConfigError):
-            run_file = read_run_file(path)
-            if run_file is not None:
-                raise FabricError(
-                    f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
-                    "end it first, or give this cluster another directory with --run-dir"
-                )
+    for run_file in run_files(run_dir):
+        raise FabricError(
+            f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
+            "end it first, or give this cluster another directory with --run-dir"
+        )
 
 
 def _is_listening(path: Path) -> bool:

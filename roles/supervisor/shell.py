@@ -14,9 +14,10 @@ from fabric.ids import new_incarnation, peer_id
 from fabric.messages import SliceReport, StatusAsked, StatusListed
 from roles.cluster import ClusterConfig, role_id_of_node
 from roles.core import Heard
+from roles.defects import DefectReport
 from roles.drive import Driver, Role
 from roles.hearing import Layer
-from roles.process import RunFile, StopSignal, StopSource, read_run_file
+from roles.process import StopSignal, StopSource, read_run_file
 from roles.processes import Processes
 from roles.scheduler_door import DoorEvent, SchedulerDoor
 from roles.supervisor.core import (
@@ -113,7 +114,7 @@ def supervise(
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
     endpoints: dict[str, list[str]] = {}
-    for run_file in _run_files(run_dir):
+    for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
             is_frontend = run_file.role_id.startswith("frontend-")
             is_scheduler = run_file.role_id.startswith("scheduler-")
@@ -122,10 +123,6 @@ def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
             ):
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints
-
-
-def _run_files(run_dir: Path) -> list[RunFile]:
-    return [found for path in run_files(run_dir) if (found := read_run_file(path)) is not None]
 
 
 class _RunFileWatch:
@@ -217,7 +214,7 @@ class _Supervisor:
         role = Role[SupervisorEvent, SupervisorAction](
             self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
         )
-        self._driver = Driver([role], clock)
+        self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
     def run(self) -> Outcome:
         self._driver.run(lambda: self._core.outcome is not None)
@@ -248,6 +245,6 @@ class _Supervisor:
         """A killed process leaves its run files; its successor's names must not stand beside a dead pid."""
         former = read_run_file(self._run_dir / f"{role_id}.json")
         if former is not None:
-            for found in _run_files(self._run_dir):
+            for found in run_files(self._run_dir):
                 if found.pid == former.pid:
                     (self._run_dir / f"{found.role_id}.json").unlink(missing_ok=True)

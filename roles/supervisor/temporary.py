@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import IO
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
+from roles.defects import SUFFIX
 from roles.process import child_environment
 
 START_LIMIT_MS = 150_000.0  # torch alone takes seconds to import on a cold disk
@@ -66,6 +68,7 @@ def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[Tempo
             yield TemporaryCluster(json.loads(line)["endpoints"], run_dir, process.pid)
         finally:
             _end(process)
+            _save_reports(run_dir)
 
 
 def _first_line(stdout: IO[bytes]) -> bytes:
@@ -95,6 +98,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     finally:
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _save_reports(run_dir: Path) -> None:
+    """Of defects: they outlive the directory."""
+    for report in run_dir.glob(f"*{SUFFIX}"):
+        saved = shutil.move(report, Path(tempfile.gettempdir(), report.name))
+        sys.stderr.write(f"tenuto: {report.name} is kept as {saved}\n")
 
 
 def _last_words(run_dir: Path) -> str:

@@ -67,3 +67,34 @@ def test_a_command_ends_with_its_code_and_a_readable_word(
     assert "Traceback" not in ended.stderr
     if "--json" in arguments:
         assert ended.stdout.count("\n") == 1, "stdout holds the JSON alone"
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
+    """Planted: a placement that raises."""
+    (tmp_path / "good.yaml").write_text(WORKLOAD, encoding="utf-8")
+    planted = (
+        "import sys, roles.cluster\n"
+        "roles.cluster.ClusterConfig.place = lambda *_: 1 / 0\n"
+        "from roles.cli import main\n"
+        "sys.argv = ['tenuto', 'scheduler', '--config', 'good.yaml']\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", planted],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "TENUTO_RUN_DIR": str(tmp_path / "run"),
+            "TMPDIR": str(tmp_path),
+        },
+    )
+    (report,) = tmp_path.glob("*.defect")
+    assert ended.returncode == 70
+    assert ended.stderr == (
+        f"tenuto: a defect of Tenuto ended scheduler (ZeroDivisionError); what is known of it is in {report}\n"
+    )
+    assert "ZeroDivisionError: division by zero" in report.read_text()

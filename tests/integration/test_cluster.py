@@ -168,7 +168,7 @@ def test_ten_thousand_requests_have_one_fate_each(tmp_path: Path) -> None:
         assert fates["answered"] > 1_000
         assert fates["ModelNotFound"] > 1_000
         clock = MonotonicClock()
-        until_ms = clock.now_ms() + 5_000
+        until_ms = clock.now_ms() + 60_000
         while True:  # the last cancellations are still on their way
             counters = Counter(ask_status(cluster.endpoints["client"][:1]).counters)
             if not counters["pending"]:
@@ -226,7 +226,7 @@ def test_nothing_is_left_of_a_cluster_whose_supervisor_is_killed(tmp_path: Path)
         below = descendants(cluster.pid)
         assert len(below) >= 4
         os.kill(cluster.pid, signal.SIGKILL)
-        until_ms = clock.now_ms() + 5_000
+        until_ms = clock.now_ms() + 60_000
         while any(Path(f"/proc/{pid}/exe").exists() for pid in below):
             assert clock.now_ms() < until_ms, "processes outlive their supervisor"
             signal.sigtimedwait([], 0.02)

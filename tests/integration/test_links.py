@@ -45,7 +45,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
 
 
-def until(is_true: Callable[[], bool], *links: Link, limit_ms: float = 5_000.0) -> None:
+def until(is_true: Callable[[], bool], *links: Link, limit_ms: float = 60_000.0) -> None:
     """Wait for a state, waking on the links' descriptors."""
     end_ms = CLOCK.now_ms() + limit_ms
     while not is_true():

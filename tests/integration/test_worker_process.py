@@ -178,10 +178,10 @@ def picture(value: float = 0.0) -> NamedTensor:
 
 
 def test_an_emulated_slice_answers_zeros_after_its_run_time(cluster: Cluster) -> None:
-    began_ms = cluster.clock.now_ms()
     cluster.start(slice_spec(EMULATED, [model_spec(exec_ms=(20.0, 30.0))]))
     cluster.introduce(1)
-    assert cluster.clock.now_ms() - began_ms < 5_000  # torch alone would take longer to import
+    assert cluster.process is not None
+    assert "libtorch" not in Path(f"/proc/{cluster.process.pid}/maps").read_text(encoding="utf-8")
     for batch_id in range(3):
         granted_ms = cluster.clock.now_ms()
         cluster.run(EMULATED, batch_id, [1, 2])

@@ -116,13 +116,13 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """A kernel that was launched cannot be called back."""
 
-    def close(self) -> None:
-        """End the thread if it ends within a second, else leave it to the end of the process."""
+    def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
+        """End the thread if it ends in time, else leave it to the end of the process."""
         if self._thread.ident is not None:
             self._put(_Close())
             with contextlib.suppress(queue.Full):
                 self._ahead.put_nowait(_Close())
-            self._thread.join(CLOSE_WITHIN_S)
+            self._thread.join(within_s)
         self._mailbox.close()
 
     def _put(self, work: _Work) -> None:

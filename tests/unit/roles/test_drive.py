@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from fabric.clock import MonotonicClock
 from fabric.messages import StatusListed
 from roles.core import Tick
-from roles.drive import TURN_LIMIT, Driver, DriverStats, Role
+from roles.drive import COLLECT_AT_LAST_MS, TURN_LIMIT, YOUNG_MAX, Driver, DriverStats, Role
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:
@@ -307,3 +309,99 @@ def test_a_waker_ends_a_sleep_and_says_nothing(pipes: tuple[Pipe, Pipe]) -> None
         driver.close()
     assert core.heard == []
     assert driver.stats.turns == 3
+
+
+class Knot:
+    """Refers to itself: only the collector frees it."""
+
+    __slots__ = ("me",)
+    living = 0
+
+    def __init__(self) -> None:
+        self.me = self
+        Knot.living += 1
+
+    def __del__(self) -> None:
+        Knot.living -= 1
+
+
+class Spinner:
+    """Makes garbage with every event; counts the most there was of it. It keeps each for `rest` events."""
+
+    wake_at_ms: float | None = None
+
+    def __init__(self, rest: int = 0) -> None:
+        self.kept: deque[Knot] = deque(maxlen=rest)
+        self.events = 0
+        self.most = 0
+
+    def handle(self, event: str | Tick, now_ms: float) -> Sequence[None]:
+        self.kept.append(Knot())
+        self.events += 1
+        self.most = max(self.most, Knot.living)
+        return ()
+
+
+class Endless(Post):
+    """Always has another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = ["."]
+
+    def take(self, limit: int, now_ms: float) -> Sequence[str]:
+        return self.waiting
+
+
+@pytest.mark.parametrize("rest", [0, 15_000])
+def test_a_loop_that_is_never_idle_collects_all_the_same(rest: int) -> None:
+    """Whether garbage is young when it becomes some, or has outlived collections before."""
+    gc.collect()
+    Knot.living = 0
+    core = Spinner(rest)
+    driver = Driver([Role[str, None](core, [Endless()], lambda _: None)], HandClock())
+    try:
+        driver.run(lambda: core.events >= 120_000)
+    finally:
+        driver.close()
+    assert core.most < rest + 12 * YOUNG_MAX
+    assert driver.stats.collect_ms_max > 0
+
+
+def test_a_loop_without_time_to_spare_collects_all_of_it_at_last() -> None:
+    gc.collect()
+    Knot.living = 0
+    core = Spinner()
+    clock = HandClock()
+    driver = Driver([Role[str, None](core, [Endless()], lambda _: None)], clock)
+    gone_at_ms: list[float] = []
+
+    def is_over() -> bool:
+        if Knot.living < core.events and not gone_at_ms:
+            gone_at_ms.append(clock.at_ms)
+        return bool(gone_at_ms) or core.events > 0.9 * YOUNG_MAX
+
+    began_ms = clock.at_ms
+    try:
+        driver.run(is_over)
+    finally:
+        driver.close()
+    assert gone_at_ms, "there was too little of it for the young, and never time for all"
+    assert COLLECT_AT_LAST_MS <= gone_at_ms[0] - began_ms < 1.5 * COLLECT_AT_LAST_MS
+
+
+def test_what_a_turn_raised_is_told_with_the_last_events_and_goes_on_its_way() -> None:
+    told: list[tuple[float, object]] = []
+
+    def fail(action: None) -> None:
+        raise ValueError("planted")
+
+    role: Role[str, None] = Role(Talker("a", 1e9), [Endless()], fail)  # type: ignore[arg-type]
+    driver = Driver([role], MonotonicClock(), on_defect=lambda _, roles: told.extend(roles[0].recent))
+    try:
+        with pytest.raises(ValueError, match="planted"):
+            driver.run(lambda: False)
+    finally:
+        driver.close()
+    assert [event for _, event in told] == ["."]
+    assert gc.isenabled()

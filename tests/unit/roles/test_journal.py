@@ -14,11 +14,14 @@ from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import Arrivals, Dropped, ModelSpec, NodeHello, Ping, Pong, SliceSpec, Want
 from roles.cluster import PolicyChoice
 from roles.commands_journal import replay as replay_command
+from roles.commands_journal import show
 from roles.core import Heard, Lost, Send, Tick
-from roles.journal import Event, Journal, JournalReader, Recorded, replay
+from roles.defects import EXIT_DEFECT
+from roles.journal import Event, Journal, JournalReader, Recorded, Replay, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.recorded import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
+from tests.scarcity import full_disk
 
 PEER = PeerId("agent/1")
 MODEL = ModelSpec(ModelId("m"), 20.0, 4, None, (6.0, 7.0, 8.0, 9.0))
@@ -158,3 +161,58 @@ def test_a_journal_of_somebody_else_is_refused(tmp_path: Path) -> None:
     record(tmp_path / "j", 1)
     with pytest.raises(ConfigError, match="does not say what scheduler"):
         replay(tmp_path / "j", scheduler_from)
+
+
+class Brittle(Echo):
+    """Does not take the ping of this number."""
+
+    def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
+        assert not isinstance(event, Heard) or event.message != Ping(2), "planted"
+        return super().handle(event, now_ms)
+
+
+def test_the_event_that_raised_is_the_last_of_the_journal_and_raises_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", b"brittle")
+    core = Recorded(Brittle(), journal)
+    for number in range(2):
+        core.handle(Heard(PEER, Ping(number)), float(number))
+    with pytest.raises(AssertionError, match="planted"):
+        core.handle(Heard(PEER, Ping(2)), 2.0)
+    journal.close()
+    played = replay(tmp_path / "j", lambda _: Brittle())
+    assert (played.events, played.actions, played.difference) == (2, 2, None)
+    assert "AssertionError: planted" in played.defect
+    mended = replay(tmp_path / "j", lambda _: Echo()).difference
+    assert mended is not None
+    assert (mended.number, mended.recorded) == (2, None)
+
+
+def test_the_command_shows_a_defect_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    played = Replay(3, 2, None, is_cut=False, defect="Traceback …\nAssertionError: planted\n")
+    assert show(played, is_json=False) == EXIT_DEFECT
+    assert capsys.readouterr().out == (
+        "a defect after 3 events and 2 actions\nTraceback …\nAssertionError: planted\n"
+    )
+    assert show(played, is_json=True) == EXIT_DEFECT
+    said = json.loads(capsys.readouterr().out)
+    assert (said["same"], said["difference"], said["defect"]) == (False, None, played.defect)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_role(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(Path("/dev/full"), b"echo")
+    core = Recorded(Echo(), journal)
+    for number in range(5):
+        assert core.handle(Heard(PEER, Ping(number)), 1_000.0 * number)
+    journal.close()
+    assert journal.events_lost == 5
+    assert caplog.text.count("journal_ends") == 1
+
+
+def test_a_disk_that_fills_up_when_a_part_is_full_ends_the_journal_and_not_the_role(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", b"echo", 4_000)
+    core = Recorded(Echo(), journal)
+    with full_disk():
+        for number in range(100):
+            assert core.handle(Heard(PEER, Ping(number), 0.5), float(number))
+    journal.close()
+    assert journal.events_lost > 0

@@ -189,14 +189,13 @@ def test_a_slice_for_another_kind_of_device_fails_with_the_reason() -> None:
 # ---------------------------------------------------------------- losing
 
 
-def test_a_lost_worker_is_reported_at_once_and_started_again_after_a_tenth_of_a_second() -> None:
+def test_a_lost_worker_is_reported_at_once_and_started_again_at_once() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))
     (report,) = reports(host.exit(started.worker_id))
     assert (report.status.state, report.status.reason) == ("lost", "its worker was killed by signal 9")
     assert report.status.incarnation == incarnation(started.worker_id)
-    assert spawns(host.until(99.0)) == []
-    (again,) = spawns(host.until(100.0))
+    (again,) = spawns(host.until(0.0))
     assert again.slices == started.slices
     assert again.worker_id != started.worker_id
 
@@ -229,11 +228,12 @@ def test_pauses_grow_and_the_fifth_failure_within_a_minute_is_given_up_with_a_re
     for _ in range(4):
         host.exit(started.worker_id, 1, "boom")
         failed_at_ms = host.now_ms
-        while not (again := spawns(host.until(host.now_ms + 50.0))):
-            pass
+        again = spawns(host.until(host.now_ms))
+        while not again:
+            again = spawns(host.until(host.now_ms + 50.0))
         (started,) = again
         pauses.append(host.now_ms - failed_at_ms)
-    assert pauses == [100, 200, 400, 800]
+    assert pauses == [0, 100, 200, 400]
     lost, failed = reports(host.exit(started.worker_id, 1, "boom"))
     assert (lost.status.state, failed.status.state) == ("lost", "failed")
     assert failed.status.reason == (

@@ -331,7 +331,7 @@ def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path
     about = about_scheduler(stage.scheduler.settings(), PolicyChoice("eager"), controller.settings())
     kept = KeptPlan(tmp_path / "plan", {"of": "this"})
     assert kept.read() is None
-    kept.write(about, 1)
+    kept.write(about, 1, 0.0)
     assert KeptPlan(tmp_path / "plan", {"of": "that"}).read() is None
     read = kept.read()
     assert read is not None

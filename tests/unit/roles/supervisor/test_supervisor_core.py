@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from roles.core import Tick
+from roles.defects import EXIT_DEFECT
 from roles.supervisor.core import (
     Announce,
     KillRole,
@@ -109,23 +110,37 @@ def test_a_role_that_ends_before_it_served_ends_everything_with_its_words(code: 
 
 def test_a_role_killed_while_it_starts_is_started_again() -> None:
     up = Up()
-    assert spawned(up.exit(SCHEDULER, -9)) == []
-    assert spawned(up.until(1_100.0)) == [SCHEDULER]
+    assert spawned(up.exit(SCHEDULER, -9)) == [SCHEDULER]
+
+
+def test_a_role_that_ends_with_a_defect_while_it_starts_is_started_again() -> None:
+    up = Up()
+    warning, again = up.exit(SCHEDULER, EXIT_DEFECT, "tenuto: a defect of Tenuto ended scheduler-0\n")
+    assert warning == Warn(
+        "scheduler-0 ended with code 70 (a defect of Tenuto ended scheduler-0); starting it again"
+    )
+    assert spawned([again]) == [SCHEDULER]
 
 
 @pytest.mark.parametrize("role_id", [SCHEDULER, AGENT, FRONTEND])
-def test_a_role_that_dies_is_started_again_after_a_pause_and_the_others_stay(role_id: str) -> None:
+def test_a_role_that_dies_is_started_again_at_once_and_then_after_a_pause_and_the_others_stay(
+    role_id: str,
+) -> None:
     up = Up()
     up.serve()
-    (warning,) = up.exit(role_id)
-    assert warning == Warn(f"{role_id} was killed by signal 9; starting it again")
+    start = SpawnRole(role_id, next(p.command for p in PLANS if p.role_id == role_id))
+    assert up.exit(role_id) == [Warn(f"{role_id} was killed by signal 9; starting it again"), start]
+    up.feed(RoleServes(role_id))
+    assert up.exit(role_id) == [Warn(f"{role_id} was killed by signal 9; starting it again")]
     assert up.until(1_099.0) == []
-    assert up.until(1_100.0) == [SpawnRole(role_id, next(p.command for p in PLANS if p.role_id == role_id))]
+    assert up.until(1_100.0) == [start]
 
 
 def test_two_roles_that_die_together_do_not_wait_for_each_other() -> None:
     up = Up()
     up.serve()
+    assert spawned(up.exit(SCHEDULER)) == [SCHEDULER]
+    assert spawned(up.exit(FRONTEND)) == [FRONTEND]
     up.exit(SCHEDULER)
     up.exit(FRONTEND)
     assert spawned(up.until(1_100.0)) == [SCHEDULER, FRONTEND]
@@ -135,9 +150,9 @@ def test_five_deaths_within_a_minute_end_everything_with_a_reason() -> None:
     up = Up()
     up.serve()
     for _ in range(4):
-        up.exit(FRONTEND, 1, "boom")
-        while FRONTEND not in spawned(up.until(up.now_ms + 10.0)):
-            pass
+        actions = up.exit(FRONTEND, 1, "boom")
+        while FRONTEND not in spawned(actions):
+            actions = up.until(up.now_ms + 10.0)
         up.feed(RoleServes(FRONTEND))
     assert terminated(up.exit(FRONTEND, 1, "boom")) == [AGENT]
     up.exit(AGENT, 0)
@@ -150,9 +165,9 @@ def test_five_deaths_within_a_minute_end_everything_with_a_reason() -> None:
 def test_a_role_that_never_serves_is_killed_and_started_again() -> None:
     up = Up()
     assert up.until(61_000.0) == [KillRole(SCHEDULER)]
-    (warning,) = up.exit(SCHEDULER)
+    warning, again = up.exit(SCHEDULER)
     assert warning == Warn("scheduler-0 did not serve within 60 s; starting it again")
-    assert spawned(up.until(61_100.0)) == [SCHEDULER]
+    assert spawned([again]) == [SCHEDULER]
 
 
 def test_a_stop_ends_frontends_then_agents_then_the_scheduler() -> None:
@@ -198,6 +213,8 @@ def test_a_stop_while_a_role_waits_for_its_restart_does_not_start_it() -> None:
     up = Up()
     up.serve()
     up.exit(FRONTEND)
+    up.feed(RoleServes(FRONTEND))
+    assert spawned(up.exit(FRONTEND)) == []
     assert terminated(up.feed(StopAsked())) == [AGENT]
     assert spawned(up.until(60_000.0)) == []
 
