@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.clock import MonotonicClock
+from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, new_incarnation
 from fabric.inproc import HubLink
 from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
@@ -122,7 +123,10 @@ class SchedulerShell:
         if isinstance(message, StatusListed):
             message = replaced(message, counters={**message.counters, **self.link.counters})
             message = self.role.stats.told_in(message)
-        self._outbox.put(action.peer, message)
+        try:
+            self._outbox.put(action.peer, message)
+        except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
+            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
 
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fabric.codec import PARCELS_MAX
 from fabric.ids import PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import AnyMessage, Ping
+from fabric.messages import PARCELS_MAX, AnyMessage, Ping
 from fabric.outbox import GATHERED_BYTES_MAX, Outbox
 
 A, B = PeerId("a/1"), PeerId("b/1")
