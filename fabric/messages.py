@@ -27,6 +27,8 @@ ItemT = TypeVar("ItemT")
 Listed = Annotated[tuple[ItemT, ...], msgspec.Meta(max_length=ITEMS_MAX)]
 """Lists in what anybody may send us: their length is looked at before anything of them is decoded."""
 
+Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
+
 # ---------------------------------------------------------------- values inside messages
 
 
@@ -54,7 +56,7 @@ class TensorSpec(Value, frozen=True):
 
     name: str
     dtype: str
-    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
+    shape: Shape
     at: SharedAt | None = None
 
 
@@ -63,7 +65,7 @@ class TensorInfo(Value, frozen=True):
 
     name: str
     dtype: str
-    shape: Listed[int]
+    shape: Shape
 
 
 class ImagePreprocess(Value, frozen=True):

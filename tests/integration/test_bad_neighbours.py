@@ -30,7 +30,7 @@ from fabric.errors import RequestError, TooLarge
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.link import NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Infer, ModelInfo, Parcel, Refusal, TensorSpec
-from fabric.sockets import DealerLink
+from fabric.sockets import DealerLink, LinkOptions
 from roles.process import child_environment, read_run_file
 from roles.supervisor.temporary import temporary_cluster
 from tests.integration.proc import forget_peak, peak_rss_mb, processes_naming, rss_mb, until
@@ -168,7 +168,7 @@ def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(frontend: Fr
 
 def test_a_worker_that_takes_nothing_costs_its_own_requests_and_no_others(frontend: Frontend) -> None:
     refused = frontend.counter("pushes_refused")
-    link = DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [frontend.tcp])
+    link = DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [frontend.tcp], LinkOptions())
     tensors = [NamedTensor("x", np.zeros(MB, np.uint8))]
     codes: Counter[str] = Counter()
     asked = 0
