@@ -445,7 +445,9 @@ def test_a_message_of_endless_frames_is_passed_over_in_turns_and_others_come_thr
             nonlocal turns
             began_ns = time.thread_time_ns()
             assert list(router.receive(64)) == []
-            assert time.thread_time_ns() - began_ns < TENTH_OF_A_SECOND_NS  # all at once it took half a second
+            assert (
+                time.thread_time_ns() - began_ns < TENTH_OF_A_SECOND_NS
+            )  # all at once it took half a second
             turns += 1
             return router.counters["garbage_in"] == 1 and not router.has_more
 
