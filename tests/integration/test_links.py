@@ -481,6 +481,7 @@ def test_a_control_socket_takes_no_payload_and_no_large_frame(address: str, open
     router, dealer = pair(address, opened, CONTROL)
     with context().socket(zmq.DEALER) as raw:
         raw.linger = 0
+        raw.identity = b"client/9"
         raw.connect(router.addresses[0])
         raw.send_multipart([codec.encode(Envelope(WIRE_VERSION, 0, 0.0, (Parcel((), Ping(1)),))), bytes(100)])
         until(lambda: not router.receive(1) and router.counters["garbage_in"] == 1, router)
