@@ -47,7 +47,7 @@ from fabric.errors import FabricError
 from fabric.ids import Epoch, ModelId, PeerId, new_incarnation, peer_id
 from fabric.link import NamedTensor
 from fabric.messages import Infer
-from fabric.sockets import DealerLink
+from fabric.sockets import DealerLink, LinkOptions
 from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.outcomes import nearest_rank
 
@@ -117,7 +117,7 @@ def _paced(rate_rps: float) -> Iterator[int]:
 
 
 def _link(address: str) -> DealerLink:
-    return DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [address])
+    return DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [address], LinkOptions())
 
 
 def _unnoticed(socket: zmq.Socket[bytes], address: str) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fabric.clock import Clock, MonotonicClock
+from fabric.codec import BULKY_HEADER_BYTES_MAX
 from fabric.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -35,7 +36,7 @@ from fabric.errors import (
     TooLarge,
     request_error,
 )
-from fabric.frames import SMALL_BELOW_BYTES
+from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
@@ -83,7 +84,7 @@ class ClientOptions:
     grace_ms: float = 500.0
     budget_unknown_ms: float = 60_000.0  # waited for a request without a budget of its own
     pending_max: int = 10_000
-    payload_bytes_max: int = 256 << 20
+    payload_bytes_max: int = ANSWER_BYTES_MAX
     shared_bytes_max: int = 256 << 20
     patience: Patience = field(default_factory=lambda: Patience(200.0, 600.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
@@ -124,8 +125,13 @@ class Client:
         self._addresses = (address,) if isinstance(address, str) else tuple(address)
         self._options = options or ClientOptions()
         self._clock = self._options.clock
-        self._liveness = Liveness(self._options.patience)
         self._link: DealerLink | None = None
+        self._requests = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing of a former connection is left."""
+        self._liveness = Liveness(self._options.patience)
         self._greeted = asyncio.Event()
         self._pending: dict[int, _Awaited] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; answered requests leave it when they come up
@@ -133,17 +139,19 @@ class Client:
         self._has_sent = False  # in this turn of the loop
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
         self._sharing = Sharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
-        self._requests = 0
         self._way = LearnedWay()  # there and back, our own event loop included
         self._tending: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Connect, and wait for a sign of life. Raises PeerLost when there is none in time."""
+        """Connect, and wait for a sign of life; after `close` too. Raises PeerLost when there is none in time."""
+        self.close()
+        self._begin()
         own = peer_id("client", new_incarnation())
         limits = LinkOptions(
             clock=self._clock,
             # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
             queue_messages_max=2 * self._options.pending_max + 1_000,
+            header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
             payload_bytes_max=self._options.payload_bytes_max,
         )
         link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits)
@@ -303,7 +311,11 @@ class Client:
             case Ping(number):
                 self._connected().send(_FRONTEND, Pong(number))
             case Pong(memory=memory):
-                self._outbox.is_sharing = self._options.shared_bytes_max > 0 and is_shared_with(memory)
+                self._outbox.is_sharing = (
+                    self._options.shared_bytes_max > 0
+                    and self._connected().is_by_ipc
+                    and is_shared_with(memory)
+                )
                 self._greeted.set()
             case _:  # nothing else is meant for a client, and a newer frontend may know more
                 pass
@@ -380,6 +392,7 @@ class Client:
         if self._liveness.lost(now_ms):
             self._fail_all(f"the frontend at {self._addresses[0]} is silent")
             self._link.reconnect()
+            self._outbox.is_sharing = False  # until we know who is there now
             self._greeted.clear()
             self._liveness.watch(_FRONTEND, now_ms)
         for peer, ping in self._liveness.due(now_ms):

@@ -29,6 +29,10 @@ class LocalProtocolError(ProtocolError):
     """We tried to send what the wire does not allow: a bug on our side."""
 
 
+class PayloadTooLarge(LocalProtocolError):
+    """The tensors of a message have more bytes than may go with it."""
+
+
 class RemoteProtocolError(ProtocolError):
     """Somebody sent us what the wire does not allow: count it and carry on."""
 
@@ -126,6 +130,11 @@ REQUEST_ERRORS: Final[dict[str, type[RequestError]]] = {
         Internal,
     )
 }
+
+
+def code_of_unsendable(error: LocalProtocolError) -> str:
+    """The wire code for a request whose inputs or outputs the wire does not allow."""
+    return TooLarge.code if isinstance(error, PayloadTooLarge) else Internal.code
 
 
 def request_error(code: str, reason: str) -> RequestError:

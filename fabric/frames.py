@@ -9,24 +9,33 @@ of its own that nobody copies, or lies in shared memory and has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from fabric import codec, tensors
 from fabric.codec import Buffer
-from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel, TensorSpec
-from fabric.shared import Borrowed, Place
+from fabric.messages import TENSORS_MAX, AnyMessage, Envelope, Parcel, SharedAt, TensorSpec
+from fabric.shared import Place
 
-TENSORS_MAX: Final = 4096  # of one message
 FRAMES_MAX: Final = TENSORS_MAX + 2
 SMALL_BELOW_BYTES: Final = 65_536
 ALIGNMENT: Final = 8  # numpy reads unaligned arrays, but slowly
 PAYLOAD_BYTES_MAX: Final = 1 << 30  # a batch of 512 images of 0.6 MB is 0.3 GB
+ANSWER_BYTES_MAX: Final = 256 << 20
+"""Of one request's inputs, and of its outputs: what passes between a client and a frontend."""
 ROUTE_BYTES_MAX: Final = 255  # what a ZeroMQ identity can hold
 
 _PADDING: Final = bytes(ALIGNMENT)
+
+
+class Lender(Protocol):
+    """Where a message may say that bytes lie instead of travelling; see `fabric.shared.Borrowed`."""
+
+    def place(self, at: SharedAt, size: int) -> Place:
+        """Raises RemoteProtocolError if they do not."""
+        ...
 
 
 def pack(
@@ -41,7 +50,7 @@ def pack(
     Raises LocalProtocolError for what the wire does not allow.
     """
     if not named:
-        return Packed(codec.checked(Parcel((), message)))
+        return _packed(Parcel((), message))
     if len(named) > TENSORS_MAX:
         raise LocalProtocolError(f"{len(named)} tensors in one message, at most {TENSORS_MAX} are allowed")
     specs: list[TensorSpec] = []
@@ -57,15 +66,15 @@ def pack(
             travelling.append(frame)
             size += len(frame)
     if size + shared_size > payload_bytes_max:
-        raise LocalProtocolError(
+        raise PayloadTooLarge(
             f"payload of {size + shared_size} bytes, at most {payload_bytes_max} are allowed"
         )
-    return Packed(codec.checked(Parcel(tuple(specs), message)), travelling, size, shared_size)
+    return _packed(Parcel(tuple(specs), message), travelling, size, shared_size)
 
 
 def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[Buffer]:
     """The frames of messages to one peer: the header, the small tensors, then each large one."""
-    header = codec.encode(Envelope(WIRE_VERSION, epoch, sent_at_ms, tuple(one.parcel for one in packed)))
+    header = codec.joined([one.header for one in packed], epoch=epoch, sent_at_ms=sent_at_ms)
     small: list[Buffer] = []
     large: list[Buffer] = []
     for one in packed:
@@ -84,8 +93,9 @@ def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[B
 def split(
     parts: Sequence[Buffer],
     *,
+    header_bytes_max: int = codec.BULKY_HEADER_BYTES_MAX,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
-    borrowed: Borrowed | None = None,
+    borrowed: Lender | None = None,
 ) -> tuple[Envelope, list[Sequence[NamedTensor]]]:
     """The messages in `parts` (without route), and the tensors of each: views of the frames or of shared memory.
 
@@ -93,7 +103,7 @@ def split(
     """
     if not parts or len(parts) > FRAMES_MAX:
         raise RemoteProtocolError(f"a message of {len(parts)} frames")
-    envelope = codec.decode(parts[0])
+    envelope = codec.decode(parts[0], header_bytes_max)
     described = [[(spec, tensors.size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
     if len(parts) == 1 and not any(described):
         return envelope, [() for _ in described]
@@ -110,7 +120,7 @@ class _Frames:
     """The bytes of a message's tensors, taken in order."""
 
     def __init__(
-        self, payload: Sequence[Buffer], specs: Sequence[tuple[TensorSpec, int]], borrowed: Borrowed | None
+        self, payload: Sequence[Buffer], specs: Sequence[tuple[TensorSpec, int]], borrowed: Lender | None
     ) -> None:
         travelling = [size for spec, size in specs if spec.at is None]
         large_count = sum(size >= SMALL_BELOW_BYTES for size in travelling)
@@ -169,6 +179,13 @@ def peer_from(route: Buffer) -> PeerId:
 def size_of(parts: Sequence[Buffer]) -> int:
     """Bytes in all frames; a memoryview here is always one of bytes."""
     return sum(map(len, parts))
+
+
+def _packed(
+    parcel: Parcel, travelling: Sequence[memoryview] = (), size: int = 0, shared_size: int = 0
+) -> Packed:
+    parcel = codec.checked(parcel)
+    return Packed(parcel, codec.encode_parcel(parcel), travelling, size, shared_size)
 
 
 def _is_name(text: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from fabric.errors import ConfigError
 from fabric.shared import SCHEME
 
+IPC: Final = "ipc://"
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path, less the closing zero
 
 

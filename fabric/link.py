@@ -51,10 +51,12 @@ class Received:
 class Packed:
     """A message that may travel: held against the limits, its tensors as bytes, except those in shared memory.
 
-    `size` is that of the bytes that travel, `shared_size` that of those which need not.
+    `header`: what there is to say in the header. `size` is that of the tensors that travel, `shared_size` that of those
+    which need not.
     """
 
     parcel: Parcel
+    header: bytes
     frames: Sequence[memoryview] = ()
     size: int = 0
     shared_size: int = 0

@@ -9,11 +9,25 @@ Tensors are not in here: they ride as raw frames behind the header, described by
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
+
+TENSORS_MAX: Final = 4_096
+"""Of one message."""
+RANK_MAX: Final = 8
+PARCELS_MAX: Final = 64
+"""Messages that may travel as one."""
+ITEMS_MAX: Final = 65_536
+"""In any tuple or dict of a message."""
+
+ItemT = TypeVar("ItemT")
+Listed = Annotated[tuple[ItemT, ...], msgspec.Meta(max_length=ITEMS_MAX)]
+"""Lists in what anybody may send us: their length is looked at before anything of them is decoded."""
+
+Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
 
 # ---------------------------------------------------------------- values inside messages
 
@@ -42,7 +56,7 @@ class TensorSpec(Value, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     at: SharedAt | None = None
 
 
@@ -51,7 +65,7 @@ class TensorInfo(Value, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class ImagePreprocess(Value, frozen=True):
@@ -72,8 +86,8 @@ class ModelInfo(Value, frozen=True):
 
     model_id: ModelId
     slo_ms: float
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
+    inputs: Listed[TensorInfo] = ()
+    outputs: Listed[TensorInfo] = ()
     image: ImagePreprocess | None = None
     replicas: int = 0
     """How many ready slices host it now."""
@@ -85,7 +99,7 @@ class SliceInfo(Value, frozen=True):
     slice_id: SliceId
     incarnation: Incarnation
     node_id: NodeId
-    addresses: tuple[str, ...]
+    addresses: Listed[str]
 
 
 class FrontendInfo(Value, frozen=True):
@@ -93,7 +107,7 @@ class FrontendInfo(Value, frozen=True):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: tuple[str, ...]
+    addresses: Listed[str]
 
 
 class SeqRun(Value, frozen=True):
@@ -107,7 +121,7 @@ class Part(Value, frozen=True):
     """What one frontend has in a batch. Its place in `RunBatch.parts` is the part number."""
 
     frontend_id: FrontendId
-    runs: tuple[SeqRun, ...]
+    runs: Listed[SeqRun]
 
 
 class LoaderSpec(Value, frozen=True):
@@ -130,7 +144,7 @@ class LoaderSpec(Value, frozen=True):
     channels_last: bool = False
     cuda_graphs: bool | None = None
     sequence_length: int = 512
-    config: tuple[tuple[str, str], ...] = ()
+    config: Listed[tuple[str, str]] = ()
     from_hub: bool = False
 
 
@@ -144,7 +158,7 @@ class ModelSpec(Value, frozen=True):
     slo_ms: float
     batch_size_max: int
     loader: LoaderSpec | None = None
-    exec_ms: tuple[float, ...] = ()
+    exec_ms: Listed[float] = ()
     memory_bytes: int = 0
     profile_ref: str = ""
 
@@ -166,7 +180,7 @@ class SliceSpec(Value, frozen=True):
     gpu: int
     device: str  # emulated | cpu | cuda
     share_percent: float | None
-    models: tuple[ModelSpec, ...]
+    models: Listed[ModelSpec]
     interference: InterferenceSpec | None = None
 
 
@@ -175,9 +189,9 @@ class ReplicaInfo(Value, frozen=True):
 
     model_id: ModelId
     batch_size_max: int
-    exec_ms: tuple[float, ...]
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
+    exec_ms: Listed[float]
+    inputs: Listed[TensorInfo] = ()
+    outputs: Listed[TensorInfo] = ()
     image: ImagePreprocess | None = None
     memory_bytes: int = 0
 
@@ -218,7 +232,7 @@ class GpuSample(Value, frozen=True):
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     temperature_c: int | None = None
-    throttle: tuple[str, ...] = ()  # why the clocks are lower than they could be, such as sw_power_cap
+    throttle: Listed[str] = ()  # why the clocks are lower than they could be, such as sw_power_cap
 
 
 class GpuReport(Value, frozen=True):
@@ -304,7 +318,7 @@ class ModelsAsked(Message, frozen=True, tag=5):
 class ModelsListed(Message, frozen=True, tag=6):
     """Frontend -> client."""
 
-    models: tuple[ModelInfo, ...]
+    models: Listed[ModelInfo]
 
 
 class Ping(Message, frozen=True, tag=7):
@@ -331,16 +345,16 @@ class FrontendHello(Message, frozen=True, tag=10):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: tuple[str, ...]
+    addresses: Listed[str]
 
 
 class Directory(Message, frozen=True, tag=11):
     """Scheduler -> frontends and workers: everything that exists now. A slice not listed is gone."""
 
     version: int
-    models: tuple[ModelInfo, ...]
-    slices: tuple[SliceInfo, ...]
-    frontends: tuple[FrontendInfo, ...]
+    models: Listed[ModelInfo]
+    slices: Listed[SliceInfo]
+    frontends: Listed[FrontendInfo]
 
 
 class Arrivals(Message, frozen=True, tag=12):
@@ -364,7 +378,7 @@ class Withdraw(Message, frozen=True, tag=13):
     """Frontend -> scheduler: these are dead (cancelled or expired); sent when half a run is."""
 
     model_id: ModelId
-    runs: tuple[SeqRun, ...]
+    runs: Listed[SeqRun]
 
 
 class Grant(Message, frozen=True, tag=14):
@@ -378,7 +392,7 @@ class Grant(Message, frozen=True, tag=14):
     incarnation: Incarnation
     model_id: ModelId
     part: int
-    runs: tuple[SeqRun, ...]
+    runs: Listed[SeqRun]
     batch_size: int
     start_in_ms: float
     waited_ms: float
@@ -389,7 +403,7 @@ class Dropped(Message, frozen=True, tag=15):
     """Scheduler -> frontend: these will not run. `code` is a request error's wire code."""
 
     model_id: ModelId
-    runs: tuple[SeqRun, ...]
+    runs: Listed[SeqRun]
     code: str
     reason: str
 
@@ -399,7 +413,7 @@ class Returned(Message, frozen=True, tag=16):
 
     batch_id: BatchId
     model_id: ModelId
-    runs: tuple[SeqRun, ...]
+    runs: Listed[SeqRun]
     reason: str
 
 
@@ -413,8 +427,8 @@ class SliceReady(Message, frozen=True, tag=20):
     incarnation: Incarnation
     node_id: NodeId
     gpu: int
-    addresses: tuple[str, ...]
-    replicas: tuple[ReplicaInfo, ...]
+    addresses: Listed[str]
+    replicas: Listed[ReplicaInfo]
 
 
 class RunBatch(Message, frozen=True, tag=21):
@@ -428,7 +442,7 @@ class RunBatch(Message, frozen=True, tag=21):
     slice_id: SliceId
     incarnation: Incarnation
     model_id: ModelId
-    parts: tuple[Part, ...]
+    parts: Listed[Part]
     start_in_ms: float
     latest_in_ms: float
     expires_in_ms: float
@@ -447,7 +461,7 @@ class Done(Message, frozen=True, tag=22):
     model_id: ModelId
     status: str
     ran: int
-    missing: tuple[Part, ...]
+    missing: Listed[Part]
     transfer_ms: float
     queue_ms: float
     exec_ms: float
@@ -480,7 +494,7 @@ class Inputs(Message, frozen=True, tag=30):
     model_id: ModelId
     frontend_id: FrontendId
     part: int
-    live_seqs: tuple[int, ...]
+    live_seqs: Listed[int]
 
 
 class Outputs(Message, frozen=True, tag=31):
@@ -489,7 +503,7 @@ class Outputs(Message, frozen=True, tag=31):
     batch_id: BatchId
     slice_id: SliceId
     model_id: ModelId
-    seqs: tuple[int, ...]
+    seqs: Listed[int]
     batch_size: int
     transfer_ms: float
     queue_ms: float
@@ -502,7 +516,7 @@ class BatchFailed(Message, frozen=True, tag=32):
     batch_id: BatchId
     slice_id: SliceId
     model_id: ModelId
-    seqs: tuple[int, ...]
+    seqs: Listed[int]
     code: str
     reason: str
 
@@ -527,8 +541,8 @@ class NodeHello(Message, frozen=True, tag=40):
 
     node_id: NodeId
     incarnation: Incarnation
-    gpus: tuple[GpuInfo, ...]
-    slices: tuple[SliceStatus, ...]
+    gpus: Listed[GpuInfo]
+    slices: Listed[SliceStatus]
     workers_outlive_agent: bool = False
 
 
@@ -536,7 +550,7 @@ class Want(Message, frozen=True, tag=41):
     """Scheduler -> agent: these slices should exist on your node, and no others."""
 
     version: int
-    slices: tuple[SliceSpec, ...]
+    slices: Listed[SliceSpec]
 
 
 class SliceChanged(Message, frozen=True, tag=42):
@@ -550,8 +564,8 @@ class Telemetry(Message, frozen=True, tag=43):
     """Agent -> scheduler: what its GPUs do, once a second, and when their sharing changes. NVIDIA GPUs only."""
 
     node_id: NodeId
-    samples: tuple[GpuSample, ...]
-    sharing: tuple[GpuSharing, ...]
+    samples: Listed[GpuSample]
+    sharing: Listed[GpuSharing]
 
 
 # worker <-> node agent
@@ -566,7 +580,7 @@ class WorkerHello(Message, frozen=True, tag=50):
     worker_id: str
     incarnation: Incarnation
     pid: int
-    slices: tuple[SliceSpec, ...] = ()
+    slices: Listed[SliceSpec] = ()
 
 
 class Host(Message, frozen=True, tag=51):
@@ -576,8 +590,8 @@ class Host(Message, frozen=True, tag=51):
     """
 
     node_id: NodeId
-    slices: tuple[SliceSpec, ...]
-    scheduler_addresses: tuple[str, ...]
+    slices: Listed[SliceSpec]
+    scheduler_addresses: Listed[str]
     agent_pid: int = 0
 
 
@@ -608,7 +622,7 @@ class SliceReport(Value, frozen=True):
     slice_id: SliceId
     state: str
     reason: str
-    models: tuple[ModelId, ...]
+    models: Listed[ModelId]
     batches: int
     requests: int
 
@@ -649,7 +663,7 @@ class CurrentSlice(Value, frozen=True):
     node_id: NodeId
     gpu: int
     share_percent: float | None
-    hints: tuple[ReplicaHint, ...]
+    hints: Listed[ReplicaHint]
     memory_bytes: int
 
 
@@ -657,7 +671,7 @@ class KeptSlice(Value, frozen=True):
     """A slice that stays as it is, with the new plan's hints."""
 
     slice_id: SliceId
-    hints: tuple[ReplicaHint, ...]
+    hints: Listed[ReplicaHint]
 
 
 class NewSlice(Value, frozen=True):
@@ -665,16 +679,16 @@ class NewSlice(Value, frozen=True):
 
     node_id: NodeId
     spec: SliceSpec
-    hints: tuple[ReplicaHint, ...]
-    after: tuple[SliceId, ...] = ()
+    hints: Listed[ReplicaHint]
+    after: Listed[SliceId] = ()
 
 
 class MoveInfo(Value, frozen=True):
     """All `starts` become ready, then the `ends` are drained. An earlier `wave` is over before it begins."""
 
     wave: int
-    starts: tuple[NewSlice, ...]
-    ends: tuple[SliceId, ...]
+    starts: Listed[NewSlice]
+    ends: Listed[SliceId]
 
 
 class ModelAdvice(Value, frozen=True):
@@ -696,11 +710,11 @@ class PlanReport(Value, frozen=True):
     reason: str
     gpus: int
     gpus_advised: int
-    models: tuple[ModelAdvice, ...]
+    models: Listed[ModelAdvice]
     moves_done: int
     moves_failed: int
-    unplaced: tuple[UnplacedInfo, ...] = ()
-    lately: tuple[str, ...] = ()
+    unplaced: Listed[UnplacedInfo] = ()
+    lately: Listed[str] = ()
 
 
 class StatusListed(Message, frozen=True, tag=61):
@@ -708,10 +722,10 @@ class StatusListed(Message, frozen=True, tag=61):
 
     role_id: str
     pid: int
-    slices: tuple[SliceReport, ...]
-    models: tuple[ModelInfo, ...]
+    slices: Listed[SliceReport]
+    models: Listed[ModelInfo]
     counters: dict[str, float]
-    gpus: tuple[GpuReport, ...] = ()
+    gpus: Listed[GpuReport] = ()
     plan: PlanReport | None = None
 
 
@@ -729,7 +743,7 @@ class ModelsRemove(Message, frozen=True, tag=63):
     """Operator -> scheduler: serve these no more."""
 
     request_no: int
-    model_ids: tuple[ModelId, ...]
+    model_ids: Listed[ModelId]
 
 
 class ModelSet(Message, frozen=True, tag=64):
@@ -764,7 +778,7 @@ class Changed(Message, frozen=True, tag=66):
     started: int = 0
     ended: int = 0
     kept: int = 0
-    unplaced: tuple[UnplacedInfo, ...] = ()
+    unplaced: Listed[UnplacedInfo] = ()
 
 
 class PlanAsked(Message, frozen=True, tag=70):
@@ -777,9 +791,9 @@ class PlanAsked(Message, frozen=True, tag=70):
     number: int
     document: str
     base_dir: str
-    current: tuple[CurrentSlice, ...]
+    current: Listed[CurrentSlice]
     rates_rps: dict[str, float]
-    gpus_out: tuple[GpuRef, ...] = ()
+    gpus_out: Listed[GpuRef] = ()
     grown: SliceId = SliceId("")
     share_percent: float | None = None
 
@@ -792,11 +806,11 @@ class PlanMade(Message, frozen=True, tag=71):
 
     number: int
     reason: str = ""
-    models: tuple[ModelSpec, ...] = ()
-    priorities: tuple[float, ...] = ()
-    kept: tuple[KeptSlice, ...] = ()
-    moves: tuple[MoveInfo, ...] = ()
-    unplaced: tuple[UnplacedInfo, ...] = ()
+    models: Listed[ModelSpec] = ()
+    priorities: Listed[float] = ()
+    kept: Listed[KeptSlice] = ()
+    moves: Listed[MoveInfo] = ()
+    unplaced: Listed[UnplacedInfo] = ()
     rates_rps: dict[str, float] = {}
 
 
@@ -846,7 +860,7 @@ AnyMessage = (
 class Parcel(Value, frozen=True):
     """One message and the tensors that ride with it, described in their order."""
 
-    tensors: tuple[TensorSpec, ...]
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(max_length=TENSORS_MAX)]
     body: AnyMessage
 
 
@@ -859,7 +873,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     version: int
     epoch: int
     sent_at_ms: float
-    parcels: tuple[Parcel, ...]
+    parcels: Annotated[tuple[Parcel, ...], msgspec.Meta(max_length=PARCELS_MAX)]
 
 
 WIRE_VERSION = 1

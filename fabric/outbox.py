@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from fabric import frames
-from fabric.codec import PARCELS_MAX
+from fabric.codec import are_too_long
 from fabric.ids import PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import AnyMessage
+from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage
 
 GATHERED_BYTES_MAX: Final = 1 << 20
 """Of tensors that travel together; a large tensor gains nothing by company."""
@@ -25,6 +25,30 @@ class Sending(Protocol):
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Queue messages that travel as one; False: none of them is queued."""
         ...
+
+
+class _Gathered:
+    """What goes to one peer as one."""
+
+    __slots__ = ("_header_size", "_size", "_tensors", "packed")
+
+    def __init__(self) -> None:
+        self.packed: list[Packed] = []
+        self._size = self._header_size = self._tensors = 0
+
+    def has_room(self, more: Packed) -> bool:
+        return (
+            len(self.packed) < PARCELS_MAX
+            and self._size + more.size <= GATHERED_BYTES_MAX
+            and self._tensors + len(more.parcel.tensors) <= TENSORS_MAX
+            and not are_too_long(self._header_size + len(more.header))
+        )
+
+    def add(self, more: Packed) -> None:
+        self.packed.append(more)
+        self._size += more.size
+        self._header_size += len(more.header)
+        self._tensors += len(more.parcel.tensors)
 
 
 class Outbox:
@@ -41,8 +65,7 @@ class Outbox:
         self._payload_bytes_max = payload_bytes_max
         self.is_sharing = False
         """Whether who is on the other side can read our shared memory."""
-        self._gathered: dict[PeerId, list[Packed]] = {}
-        self._sizes: dict[PeerId, int] = {}
+        self._gathered: dict[PeerId, _Gathered] = {}
 
     def put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> None:
         """Say it when the turn ends. Raises LocalProtocolError for what cannot be sent.
@@ -52,23 +75,21 @@ class Outbox:
         packed = frames.pack(
             message, tensors, payload_bytes_max=self._payload_bytes_max, is_sharing=self.is_sharing
         )
-        gathered = self._gathered.setdefault(peer, [])
-        size = self._sizes.get(peer, 0) + packed.size
-        if gathered and (len(gathered) == PARCELS_MAX or size > GATHERED_BYTES_MAX):
-            self._send(peer, gathered)
-            self._gathered[peer] = gathered = []
-            size = packed.size
-        gathered.append(packed)
-        self._sizes[peer] = size
+        gathered = self._gathered.get(peer)
+        if gathered is None:
+            gathered = self._gathered[peer] = _Gathered()
+        elif not gathered.has_room(packed):
+            self._send(peer, gathered.packed)
+            gathered = self._gathered[peer] = _Gathered()
+        gathered.add(packed)
 
     def flush(self) -> None:
         """The turn ends: send everything."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        self._sizes.clear()
-        for peer, packed in gathered.items():
-            self._send(peer, packed)
+        for peer, together in gathered.items():
+            self._send(peer, together.packed)
 
     def _send(self, peer: PeerId, packed: Sequence[Packed]) -> None:
         if not self._link.send_packed(peer, packed):

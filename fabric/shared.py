@@ -18,7 +18,9 @@ import contextlib
 import fcntl
 import mmap
 import os
+import re
 import secrets
+import stat
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from functools import cache
@@ -36,6 +38,9 @@ EPOCH_PUTS: Final = 512
 EPOCHS_KEPT: Final = 4  # pages that none of the last so many epochs needed go back to the system
 TRIM_BYTES_MAX: Final = 1 << 20  # with one put: it takes some 0.1 ms
 _NAME_PREFIX: Final = "tenuto-"
+_NAME: Final = re.compile(
+    rf"([1-9][0-9]{{0,9}})/(0|[1-9][0-9]{{0,9}})/([1-9][0-9]{{0,15}})/({_NAME_PREFIX}[0-9a-f]{{32}})"
+)
 _SEALS: Final = (
     getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
 )
@@ -190,13 +195,8 @@ class Borrowed:
 
 def _mapped(name: str) -> memoryview:
     path, size, own_name = _parsed(name)
+    fd = _opened(path, own_name)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RemoteProtocolError(f"shared memory {name!r:.80} cannot be opened: {error.strerror}") from error
-    try:
-        if _named(f"/proc/self/fd/{fd}") != own_name:
-            raise RemoteProtocolError(f"{name!r:.80} is not that memory")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
             raise RemoteProtocolError(f"shared memory {name!r:.80} is not sealed at its size")
         return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
@@ -206,11 +206,31 @@ def _mapped(name: str) -> memoryview:
         os.close(fd)
 
 
+def _opened(path: str, own_name: str) -> int:
+    """A descriptor to read it by, opened only once it is known to be what its name says.
+
+    The name is what somebody sent us, and to open a FIFO or a device may block, or do something.
+    """
+    try:
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            status = os.fstat(found)
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            if not is_ours or _named(f"/proc/self/fd/{found}") != own_name:
+                raise RemoteProtocolError(f"{path} is not that memory")
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+    except OSError as error:
+        raise RemoteProtocolError(f"shared memory at {path} cannot be opened: {error.strerror}") from error
+
+
 def _parsed(name: str) -> tuple[str, int, str]:
-    parts = name.split("/")
-    if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[:3]):
+    parts = _NAME.fullmatch(name)
+    if parts is None:
         raise RemoteProtocolError(f"{name!r:.80} cannot be the name of shared memory")
-    return f"/proc/{int(parts[0])}/fd/{int(parts[1])}", int(parts[2]), parts[3]
+    pid, fd, size, own_name = parts.groups()
+    return f"/proc/{pid}/fd/{fd}", int(size), own_name
 
 
 def _is_there(name: str) -> bool:

@@ -14,30 +14,37 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import os
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import zmq
 
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
-from fabric.codec import BULKY_HEADER_BYTES_MAX, Buffer
-from fabric.errors import ConfigError, RemoteProtocolError
+from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
+from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, Incarnation, PeerId
-from fabric.ipc import IpcPath, nearest
+from fabric.ipc import IPC, IpcPath, nearest
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
-from fabric.messages import AnyMessage
-from fabric.shared import Borrowed, is_shared_with, memory_address
+from fabric.messages import AnyMessage, SharedAt
+from fabric.shared import Borrowed, Place, is_shared_with, memory_address
 from fabric.tensors import Sharing
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
     frames.SMALL_BELOW_BYTES
 )  # below it a copy is cheaper than the book-keeping of a view
+RECEIVED_MAX: Final = 64
+"""Messages that ZeroMQ reads ahead of us, from each peer: what is over that waits at its sender."""
+TURN_HEADER_BYTES: Final = 64 << 10
+"""One `receive` decodes no more than so many bytes of headers and one header: what it takes grows with them."""
 FLUSH_MS: Final = 100
 RECONNECT_AFTER_MS: Final = 100.0
 KEEPALIVE_S: Final = 2
@@ -49,6 +56,9 @@ _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_IPC_PEER: Final = re.compile(
+    rf"[^:]*:{os.geteuid()}:\d+:\d+"
+)  # its user, group and process, as the kernel says
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
@@ -56,18 +66,34 @@ _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are fo
 
 @dataclass(slots=True, frozen=True)
 class LinkOptions:
-    """Bounds of one link. A queue of messages is per peer and direction; `payload_bytes_max` is per message.
+    """Bounds of one link. A queue of messages is per peer and direction; the others are per message.
 
-    `is_sharing`: tensors may come through memory that processes of this host share.
+    `header_bytes_max`: of those that come in, as the link's purpose needs. `payload_bytes_max` 0: no tensors.
+    `is_sharing`: tensors may come through memory that processes of this host share, from peers connected by ipc.
     `queue_bytes_max`: of a router, waiting for one peer, in messages of 64 kB and more; one message is always
     allowed into an empty queue, however large.
     """
 
     clock: Clock = field(default_factory=MonotonicClock)
     queue_messages_max: int = 1_000
+    header_bytes_max: int = LONG_HEADER_BYTES_MAX
     payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
     is_sharing: bool = False
     queue_bytes_max: int = 256 << 20
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Of a single frame; who sends a larger one loses the connection."""
+        return max(self.payload_bytes_max, self.header_bytes_max)
+
+    @property
+    def frames_max(self) -> int:
+        """Of a message without its route: more are not kept."""
+        return frames.FRAMES_MAX if self.payload_bytes_max else 1
+
+
+CONTROL: Final = LinkOptions(header_bytes_max=BULKY_HEADER_BYTES_MAX, payload_bytes_max=0)
+"""What roles say to one another: no tensors, but lists of a whole cluster."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,11 +124,12 @@ class _SocketLink(ABC):
 
     kind: ClassVar[int]
     routes: ClassVar[int] = 0  # frames before the header
+    default: ClassVar[LinkOptions] = CONTROL
 
     def __init__(self, options: LinkOptions | None = None) -> None:
         self.epoch = NO_EPOCH
         self.transit = TransitMeter()
-        self._options = options or LinkOptions()
+        self._options = options or self.default
         self._clock = self._options.clock
         self._counters = new_counters()
         self._claims: list[IpcPath] = []
@@ -110,6 +137,8 @@ class _SocketLink(ABC):
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._socket = _open(self.kind, self._options)
         self._borrowed = Borrowed() if self._options.is_sharing else None
+        self._frames_max = self.routes + self._options.frames_max
+        self._is_amid = False  # in a message that has more frames than were taken of it
         # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
         # have changed after something was done with the socket, or when the descriptor says so.
         self._is_touched = True
@@ -145,16 +174,20 @@ class _SocketLink(ABC):
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
         came, self._came = self._came, []
-        taken = 0
-        while len(came) + taken < limit and not self._socket.closed:
+        taken = headers_size = 0
+        while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES and not self._socket.closed:
             self._is_touched = True
+            if self._is_amid and not self._pass_over():
+                break
             try:
-                parts = _take_parts(self._socket)
+                whole = self._take_whole()
             except zmq.Again:
                 break
-            self._counters["bytes_in"] += frames.size_of(parts[self.routes :])
+            if len(whole.parts) > self.routes:
+                headers_size += len(whole.parts[self.routes])
+            self._counters["bytes_in"] += frames.size_of(whole.parts[self.routes :])
             try:
-                came.extend(self._open_up(parts))
+                came.extend(self._open_up(whole))
             except RemoteProtocolError:
                 self._counters["garbage_in"] += 1
                 taken += 1
@@ -180,12 +213,35 @@ class _SocketLink(ABC):
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Queue messages that travel as one; False: none of them is queued."""
 
-    def _open_up(self, parts: Sequence[Buffer]) -> list[Received]:
-        peer = self._peer(parts)
+    def _take_whole(self) -> _Whole:
+        """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
+        frame = self._socket.recv(_NOBLOCK, copy=False)
+        parts = [_content(frame)]
+        while frame.more:
+            if len(parts) > self._frames_max:
+                self._is_amid = True
+                break
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+            parts.append(_content(frame))
+        return _Whole(parts, frame)
+
+    def _pass_over(self) -> bool:
+        """Take what is left of a message that is too long; False: there is more of it than one turn may take."""
+        for _ in range(frames.FRAMES_MAX):
+            if not self._socket.recv(_NOBLOCK, copy=False).more:
+                self._is_amid = False
+                return True
+        return False
+
+    def _open_up(self, whole: _Whole) -> list[Received]:
+        if len(whole.parts) > self._frames_max:
+            raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
+        peer = self._peer(whole.parts)
         envelope, named = frames.split(
-            parts[self.routes :],
+            whole.parts[self.routes :],
+            header_bytes_max=self._options.header_bytes_max,
             payload_bytes_max=self._options.payload_bytes_max,
-            borrowed=self._borrowed,
+            borrowed=_ByIpc(self._borrowed, whole.last) if self._borrowed is not None else None,
         )
         if self._borrowed is not None:
             self._counters["shared_bytes_in"] += sum(
@@ -222,6 +278,33 @@ class _SocketLink(ABC):
             self.close()
             raise
         self._addresses.sort(key=lambda bound: not bound.startswith("ipc://"))
+
+
+class _Whole(NamedTuple):
+    """A message as it came."""
+
+    parts: list[Buffer]
+    last: zmq.Frame  # knows by which connection it came
+
+
+class _ByIpc:
+    """Lends what is in shared memory to peers that are connected by ipc: only they can be of our host and user."""
+
+    __slots__ = ("_borrowed", "_frame")
+
+    def __init__(self, borrowed: Borrowed, frame: zmq.Frame) -> None:
+        self._borrowed = borrowed
+        self._frame = frame
+
+    def place(self, at: SharedAt, size: int) -> Place:
+        """Raises RemoteProtocolError for another peer, and for bytes that are not there."""
+        try:
+            shown = str(self._frame.get("Peer-Address"))
+        except zmq.ZMQError:  # it had gone before its connection was looked at
+            shown = "an address unknown"
+        if not _IPC_PEER.fullmatch(shown):
+            raise RemoteProtocolError(f"a peer at {shown} cannot share memory with us")
+        return self._borrowed.place(at, size)
 
 
 @dataclass(slots=True)
@@ -361,6 +444,11 @@ class DealerLink(_SocketLink):
         self._connected_to = ""
         self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
 
+    @property
+    def is_by_ipc(self) -> bool:
+        """Whether the server can only be a process of this host."""
+        return self._connected_to.startswith(IPC)
+
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """False: not connected, or the queue is full, or `peer` is not the server."""
         if self._socket.closed or peer != self._server:
@@ -391,6 +479,7 @@ class PullLink(_SocketLink):
     """Takes payload from anybody; the messages themselves say whose they are."""
 
     kind = zmq.PULL
+    default = LinkOptions(queue_messages_max=64)
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -415,7 +504,8 @@ class PullLink(_SocketLink):
 class _Target:
     incarnation: Incarnation
     addresses: tuple[str, ...]
-    is_sharing: bool
+    is_known_here: bool  # its memory could be shared, by its addresses
+    is_sharing: bool = False
     socket: zmq.Socket[bytes] | None = None
     used_at_ms: float = 0.0
     in_flight: _InFlight = field(default_factory=_InFlight)
@@ -450,17 +540,25 @@ class PushPool:
         if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
             return
         self.drop(peer)
-        is_sharing = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
-        self._targets[peer] = _Target(incarnation, tuple(addresses), is_sharing)
+        is_known_here = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
+        self._targets[peer] = _Target(incarnation, tuple(addresses), is_known_here)
 
     def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
-        """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes)."""
+        """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes).
+
+        Raises LocalProtocolError for what cannot be sent.
+        """
         target = self._targets.get(peer)
         if target is None:
             return self._unroutable()
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
+        try:
+            socket = self._socket_to(target)
+        except (ConfigError, PeerLost):
+            # The directory holds what somebody said of himself; or there is no descriptor left, for the moment.
+            return self._unroutable()
         if target.is_sharing:
             self._sharing.share(tensors)
         packed = frames.pack(
@@ -474,10 +572,6 @@ class PushPool:
         if not target.in_flight.has_room(size, self._options.queue_bytes_max):
             return _refused(self._counters)
         target.used_at_ms = now_ms
-        try:
-            socket = self._socket_to(target)
-        except ConfigError:  # the directory holds what somebody said of himself
-            return self._unroutable()
         is_in, tracker = _send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
         if not is_in:
             return _refused(self._counters)
@@ -548,6 +642,7 @@ class PushPool:
                 opened.close()
                 raise
             target.socket = opened
+            target.is_sharing = target.is_known_here and address.startswith(IPC)
         return target.socket
 
 
@@ -571,11 +666,17 @@ def new_counters() -> dict[str, float]:
 
 
 def _open(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
-    opened = context().socket(kind)
+    """Raises PeerLost where there is no descriptor left for it."""
+    try:
+        opened = context().socket(kind)
+    except zmq.ZMQError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise PeerLost(f"no socket can be opened: {error.strerror}") from error
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.SNDHWM, options.queue_messages_max)
-    opened.setsockopt(zmq.RCVHWM, options.queue_messages_max)
-    opened.setsockopt(zmq.MAXMSGSIZE, max(options.payload_bytes_max, BULKY_HEADER_BYTES_MAX))
+    opened.setsockopt(zmq.RCVHWM, min(options.queue_messages_max, RECEIVED_MAX))
+    opened.setsockopt(zmq.MAXMSGSIZE, options.frame_bytes_max)
     # A host that vanished without a FIN is found by the kernel. ZeroMQ's own heartbeats stay off: libzmq 4.3.5
     # aborts the process ("!_io_error", stream_engine_base.cpp) when a peer leaves while our receive queue is full.
     opened.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -586,18 +687,6 @@ def _open(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
     opened.setsockopt(zmq.RECONNECT_IVL, 20)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     return opened
-
-
-def _take_parts(socket: zmq.Socket[bytes]) -> list[Buffer]:
-    """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
-    parts: list[Buffer] = []
-    frame = socket.recv(_NOBLOCK, copy=False)
-    parts.append(_content(frame))
-    while frame.more:
-        frame = socket.recv(_NOBLOCK, copy=False)
-        if len(parts) <= frames.FRAMES_MAX + 1:
-            parts.append(_content(frame))
-    return parts
 
 
 def _content(frame: zmq.Frame) -> Buffer:

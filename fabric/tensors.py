@@ -12,10 +12,9 @@ import numpy as np
 from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
-from fabric.messages import SharedAt, TensorSpec
+from fabric.messages import RANK_MAX, SharedAt, TensorSpec
 from fabric.shared import Arena
 
-RANK_MAX: Final = 8
 DTYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
     name: np.dtype(name).newbyteorder("<")
     for name in (

@@ -10,15 +10,17 @@ import select
 from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
+from fabric.errors import PeerLost
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.liveness import Patience
 from fabric.messages import AnyMessage
-from fabric.sockets import DealerLink
+from fabric.sockets import DealerLink, new_counters
 from roles.core import Heard, Lost
 from roles.hearing import LinkSource
 
-_NO_COUNTERS: Mapping[str, float] = {}
+OPEN_AGAIN_AFTER_MS = 100.0
+_NO_COUNTERS: Mapping[str, float] = new_counters()
 
 
 class ServerSource(LinkSource):
@@ -52,20 +54,34 @@ class ServerDoor:
         self._clock = clock
         self._patience = patience
         self._epoll = select.epoll()
+        self._addresses: Sequence[str] = ()
+        self._open_at_ms: float | None = None
         self._link: DealerLink | None = None
         self._source: ServerSource | None = None
 
     def open(self, addresses: Sequence[str]) -> None:
-        """Connect, instead of to where it was before. Raises ConfigError for what is no address."""
+        """Connect, instead of to where it was before. Raises ConfigError for what is no address.
+
+        While this process has no descriptor left, the server is not there, and it is tried again and again.
+        """
         self._close_link()
-        self._link = DealerLink.connect(self._own, self._server, addresses)
+        self._addresses = addresses
+        self._connect()
+
+    def _connect(self) -> None:
+        self._open_at_ms = None
+        try:
+            self._link = DealerLink.connect(self._own, self._server, self._addresses)
+        except PeerLost:
+            self._open_at_ms = self._clock.now_ms() + OPEN_AGAIN_AFTER_MS
+            return
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
         self._source = ServerSource(self._link, self._server, self._clock, self._patience)
 
     @property
     def is_open(self) -> bool:
         """Whether it was ever said where the server is."""
-        return self._link is not None
+        return bool(self._addresses)
 
     def send(self, message: AnyMessage) -> bool:
         """False: there is no connection, or its queue is full."""
@@ -94,11 +110,13 @@ class ServerDoor:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The next heartbeat."""
-        return None if self._source is None else self._source.wake_at_ms
+        """The next heartbeat, or attempt to connect."""
+        return self._open_at_ms if self._source is None else self._source.wake_at_ms
 
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
         """What it said, and what became of it."""
+        if self._open_at_ms is not None and self._open_at_ms <= now_ms:
+            self._connect()
         return () if self._source is None else self._source.take(limit, now_ms)
 
     def _close_link(self) -> None:

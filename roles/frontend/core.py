@@ -26,10 +26,13 @@ from fabric.errors import (
     ModelNotFound,
     Overloaded,
     RequestError,
+    TooLarge,
     WorkerLost,
 )
+from fabric.frames import PAYLOAD_BYTES_MAX
 from fabric.ids import ModelId, PeerId
 from fabric.messages import (
+    TENSORS_MAX,
     Answer,
     Arrivals,
     BatchFailed,
@@ -160,8 +163,8 @@ class FrontendCore:
                 self._on_batch_failed(message)
             case Unannounced(message):
                 self._on_unannounced(message)
-            case Unpushed(message):
-                self._on_unpushed(message)
+            case Unpushed(message, reason):
+                self._on_unpushed(message, reason)
             case SchedulerLost():
                 self._unlink()
             case Lost(peer):
@@ -293,6 +296,7 @@ class FrontendCore:
                 )
             return
         live: list[Request] = []
+        size_bytes = 0
         for request in announced:
             if not request.is_ready:
                 self._counts["missed_grants"] += 1
@@ -301,8 +305,15 @@ class FrontendCore:
             elif live and request.tensors != live[0].tensors:
                 # Only where a model declares no inputs. Frames are told apart by their number per request.
                 self._give_back(request, Overloaded, "its batch brought another number of tensors a request")
+            elif (len(live) + 1) * request.tensors > TENSORS_MAX or (
+                size_bytes + request.size_bytes > PAYLOAD_BYTES_MAX
+            ):  # only there too: a worker announces no batches that cannot be sent
+                self._give_back(
+                    request, TooLarge, f"its batch of {len(announced)} is over what one message may hold"
+                )
             else:
                 live.append(request)
+                size_bytes += request.size_bytes
         for request in live:
             self._leave_queue(request)
             request.step(Step.GRANT)
@@ -321,11 +332,14 @@ class FrontendCore:
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
         self._out.append(Push(inputs, tuple(request.payload for request in live), names))
 
-    def _on_unpushed(self, inputs: Inputs) -> None:
+    def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
         for request in self._granted(inputs.model_id, tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)):
-            reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
-            self._give_back(request, Overloaded, reason)
+            if unsendable:
+                self._give_back(request, TooLarge, unsendable)
+            else:
+                reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
+                self._give_back(request, Overloaded, reason)
 
     def _on_unannounced(self, arrivals: Arrivals) -> None:
         """A control queue is only full when its reader is stuck or not there: to us that is the same."""

@@ -126,9 +126,10 @@ class Unannounced:
 
 @dataclass(slots=True, frozen=True)
 class Unpushed:
-    """The slice's queue did not take these."""
+    """The slice's queue did not take these; or they can never be sent so, for a `reason`."""
 
     message: Inputs
+    reason: str = ""
 
 
 @dataclass(slots=True, frozen=True)

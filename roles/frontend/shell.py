@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fabric.clock import MonotonicClock
-from fabric.errors import LocalProtocolError
+from fabric.errors import LocalProtocolError, code_of_unsendable
+from fabric.frames import ANSWER_BYTES_MAX
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.link import Link, NamedTensor
-from fabric.messages import AnyMessage, Arrivals, StatusListed
+from fabric.messages import Answer, AnyMessage, Arrivals, Refusal, StatusListed
 from fabric.outbox import Outbox
 from fabric.shared import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
@@ -44,7 +45,6 @@ from roles.payloads import Payloads
 from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
-_CLIENT_BYTES_MAX = 256 << 20  # over the core's limit, so that too large a request gets a typed answer
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,7 +84,8 @@ class FrontendShell:
         run_dir = RunDir(options.run_dir)
         client_options = LinkOptions(
             queue_messages_max=_CLIENT_QUEUE_MAX,
-            payload_bytes_max=max(_CLIENT_BYTES_MAX, options.request_bytes_max),
+            # Over the core's limit, so that too large a request gets a typed answer.
+            payload_bytes_max=max(ANSWER_BYTES_MAX, options.request_bytes_max),
             is_sharing=True,
         )
         ipc = run_dir.ipc_address(f"{self._id}.client")
@@ -144,7 +145,7 @@ class FrontendShell:
                 self._payloads.release(payload)
                 self._decoding.forget(payload)
             case Tell(message):
-                self._to_scheduler.put(SCHEDULER, message)
+                self._tell(message)
             case Push():
                 self._push(action)
             case Preprocess(payload, image):
@@ -165,7 +166,23 @@ class FrontendShell:
             if action.payload
             else []
         )
-        self._to_clients.put(action.peer, action.message, rows)
+        try:
+            self._to_clients.put(action.peer, action.message, rows)
+        except (
+            LocalProtocolError
+        ) as error:  # what users' models and words make of an answer is no bug of ours
+            self._counts["answers_unsendable"] += 1
+            if isinstance(action.message, Answer):
+                reason = f"its outputs cannot be sent: {error}"
+                number, code = action.message.request_no, code_of_unsendable(error)
+                self._to_clients.put(action.peer, Refusal(number, code, reason, retryable=False))
+
+    def _tell(self, message: AnyMessage) -> None:
+        try:
+            self._to_scheduler.put(SCHEDULER, message)
+        except LocalProtocolError as error:
+            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
+            self._untold(SCHEDULER, message)
 
     def _end_turn(self) -> None:
         if self._core.has_gathered:
@@ -195,7 +212,8 @@ class FrontendShell:
             is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
         except LocalProtocolError as error:
             log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
-            is_sent = False
+            self._refused.put(Unpushed(action.message, f"its batch cannot be sent: {error}"))
+            return
         if not is_sent:
             self._refused.put(Unpushed(action.message))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fabric.errors import LocalProtocolError, PayloadTooLarge, code_of_unsendable
+from fabric.frames import ANSWER_BYTES_MAX
+from fabric.link import NamedTensor
 from fabric.messages import BatchFailed, Done, Outputs, RunBatch
 from roles.core import NO_PAYLOAD, Handle
 from roles.gpu_worker.batches import Batch
@@ -43,6 +46,20 @@ def answer_failure(batch: Batch, reason: str) -> list[WorkerAction]:
         Push(frontend_id, _failed(batch, part.live_seqs, "Internal", reason))
         for frontend_id, part in batch.live()
     ]
+
+
+def check_rows(outputs: Sequence[NamedTensor]) -> None:
+    """Raises PayloadTooLarge where a request's outputs are more than its frontend may send to its client."""
+    row_bytes = sum([tensor.array[0].nbytes for tensor in outputs])
+    if row_bytes > ANSWER_BYTES_MAX:
+        raise PayloadTooLarge(f"{row_bytes} bytes for one request, at most {ANSWER_BYTES_MAX} are allowed")
+
+
+def answer_unsendable(message: Outputs | BatchFailed, error: LocalProtocolError) -> BatchFailed:
+    """The model gave what the wire does not allow: nobody of these gets outputs."""
+    reason = f"outputs of model {message.model_id!r} cannot be sent: {error}"
+    code = code_of_unsendable(error)
+    return BatchFailed(message.batch_id, message.slice_id, message.model_id, message.seqs, code, reason)
 
 
 def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Done:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
+from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
 from fabric.link import NamedTensor, Received
 from fabric.messages import (
@@ -27,6 +28,7 @@ from roles.core import NO_PAYLOAD, Heard, Send
 from roles.defects import DefectReport
 from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
+from roles.gpu_worker.answers import answer_unsendable, check_rows
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import AGENT, WorkerCore
 from roles.gpu_worker.events import (
@@ -220,6 +222,13 @@ class _Worker:
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         """Refused, nothing is kept: the agent is asked again, the scheduler introduced to anew."""
+        try:
+            self._send_checked(peer, message)
+        except LocalProtocolError as error:  # of what users' models declare
+            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
+            self._core.counters["messages_unsendable"] += 1
+
+    def _send_checked(self, peer: PeerId, message: AnyMessage) -> None:
         if peer == AGENT:
             if isinstance(message, StatusListed):
                 message = self._driver.stats.told_in(message)
@@ -231,11 +240,18 @@ class _Worker:
             self._core.counters["messages_refused"] += 1
 
     def _push(self, push: Push) -> None:
-        """Refused, it is counted: the frontend answers by its own deadline timer."""
+        """Refused, it is counted: the frontend answers by its own deadline timer. What cannot be sent is answered."""
         rows = slice(push.first_row, push.first_row + len(push.message.seqs))
         kept = self._payloads.get(push.outputs) if push.outputs != NO_PAYLOAD else ()
         tensors = [NamedTensor(tensor.name, tensor.array[rows]) for tensor in kept]
-        if not self._frontends.send(PeerId(push.frontend_id), push.message, tensors):
+        peer, message = PeerId(push.frontend_id), push.message
+        try:
+            check_rows(tensors)
+            is_out = self._frontends.send(peer, message, tensors)
+        except LocalProtocolError as error:
+            self._core.counters["outputs_unsendable"] += 1
+            is_out = self._frontends.send(peer, answer_unsendable(message, error))
+        if not is_out:
             self._core.counters["outputs_refused"] += 1
 
     def _job(self, run: RunBatch, inputs: Sequence[PartInputs]) -> Job:

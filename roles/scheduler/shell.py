@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.clock import MonotonicClock
+from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, new_incarnation
 from fabric.inproc import HubLink
 from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
@@ -128,7 +129,10 @@ class SchedulerShell:
         if isinstance(message, StatusListed):
             message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
-        self._outbox.put(action.peer, message)
+        try:
+            self._outbox.put(action.peer, message)
+        except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
+            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
 
     def _close_journal(self) -> None:
         if self._journal is not None:

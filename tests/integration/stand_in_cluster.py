@@ -36,17 +36,24 @@ class StandInCluster:
     """Grants every run at once; the worker answers `2 * input + 1` under the name ``output``.
 
     `is_worker_silent`: inputs are taken and nothing comes back. `deaf_model` is granted to a second slice, which
-    never takes anything from its socket. Attributes may be set from the test's thread; links belong to the
+    never takes anything from its socket; `vast_model` is answered with a row of 257 MB. Attributes may be set from the test's thread; links belong to the
     stand-in's own.
     """
 
-    def __init__(self, control: str, models: Sequence[ModelInfo], deaf_model: ModelId | None = None) -> None:
+    def __init__(
+        self,
+        control: str,
+        models: Sequence[ModelInfo],
+        deaf_model: ModelId | None = None,
+        vast_model: ModelId | None = None,
+    ) -> None:
         self.is_worker_silent = False
         self.is_scheduler_silent = False
         self.seen: Counter[str] = Counter()
         self.control_bytes = 0.0
         self._models = tuple(models)
         self._deaf_model = deaf_model
+        self._vast_model = vast_model
         self._unread = PullLink.bind(["tcp://127.0.0.1:0"], LinkOptions(queue_messages_max=1))
         self._control = RouterLink.bind([control])
         self._inputs = PullLink.bind(["tcp://127.0.0.1:0"])
@@ -130,6 +137,8 @@ class StandInCluster:
         if self.is_worker_silent or inputs.incarnation != self._boot or not inputs.live_seqs:
             return
         rows = np.stack([2 * tensor.array + 1 for tensor in received.tensors])
+        if inputs.model_id == self._vast_model:
+            rows = np.zeros((len(inputs.live_seqs), 257 << 20), np.uint8)
         outputs = Outputs(
             inputs.batch_id,
             inputs.slice_id,

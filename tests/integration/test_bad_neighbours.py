@@ -30,7 +30,7 @@ from fabric.errors import RequestError, TooLarge
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.link import NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Infer, ModelInfo, Parcel, Refusal, TensorSpec
-from fabric.sockets import DealerLink
+from fabric.sockets import DealerLink, LinkOptions
 from roles.process import child_environment, read_run_file
 from roles.supervisor.temporary import temporary_cluster
 from tests.integration.proc import forget_peak, peak_rss_mb, processes_naming, rss_mb, until
@@ -41,7 +41,8 @@ from tests.integration.steady_load import steady_load
 MB = 1 << 20
 START_MS = 60_000.0
 SLOW_MS = 20_000.0  # a budget that nobody who behaves should come near
-GOOD, BAD, DEAF = (ModelInfo(ModelId(name), SLOW_MS, replicas=1) for name in ("good", "bad", "deaf"))
+NAMES = ("good", "bad", "deaf", "vast")
+GOOD, BAD, DEAF, VAST = (ModelInfo(ModelId(name), SLOW_MS, replicas=1) for name in NAMES)
 FRONTEND = PeerId("frontend")
 CONFIG = """
 models: [{name: good, slo_ms: 20000, profile: {alpha_ms: 1, beta_ms: 1}}]
@@ -68,7 +69,7 @@ def frontend() -> Iterator[Frontend]:
     (run_dir / "config.yaml").write_text(CONFIG, encoding="utf-8")
     command = [sys.executable, "-m", "roles.cli", "frontend", "--config", str(run_dir / "config.yaml")]
     command += ["--run-dir", str(run_dir), "--scheduler", control]
-    with StandInCluster(control, (GOOD, BAD, DEAF), deaf_model=DEAF.model_id):
+    with StandInCluster(control, (GOOD, BAD, DEAF, VAST), DEAF.model_id, VAST.model_id):
         process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.DEVNULL)
         try:
             run_file = run_dir / "frontend-0.json"
@@ -77,7 +78,7 @@ def frontend() -> Iterator[Frontend]:
             assert found is not None
             ipc, tcp = found.addresses["client"]
             with BlockingClient(ipc) as client:
-                until(lambda: len(client.models()) == 3, START_MS, what="the directory")
+                until(lambda: len(client.models()) == 4, START_MS, what="the directory")
                 client.infer("bad", {"x": np.zeros(MB, np.uint8)})
             yield Frontend(ipc, tcp, process.pid)
         finally:
@@ -110,6 +111,18 @@ def test_payload_over_the_limit_is_refused_and_not_kept(frontend: Frontend, addr
         for _ in range(4):
             with pytest.raises(TooLarge, match="67108864"):
                 client.infer("bad", {"x": too_large})
+
+
+def test_an_answer_over_the_limit_is_refused_and_the_frontend_serves_on(
+    frontend: Frontend, address: str
+) -> None:
+    """It ended the frontend: what a model gives is no bug of ours."""
+    with (
+        unharmed(frontend, 600.0),
+        BlockingClient(address) as client,
+        pytest.raises(TooLarge, match="269484032 bytes"),
+    ):
+        client.infer("vast", {"x": np.zeros(1, np.uint8)})
 
 
 def test_a_frame_over_the_limit_of_a_link_costs_its_sender_the_connection(
@@ -168,7 +181,7 @@ def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(frontend: Fr
 
 def test_a_worker_that_takes_nothing_costs_its_own_requests_and_no_others(frontend: Frontend) -> None:
     refused = frontend.counter("pushes_refused")
-    link = DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [frontend.tcp])
+    link = DealerLink.connect(peer_id("client", new_incarnation()), FRONTEND, [frontend.tcp], LinkOptions())
     tensors = [NamedTensor("x", np.zeros(MB, np.uint8))]
     codes: Counter[str] = Counter()
     asked = 0

@@ -7,6 +7,7 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
 )
-from fabric.sockets import RouterLink
+from fabric.shared import memory_address
+from fabric.sockets import LinkOptions, RouterLink
 
 CLOCK = MonotonicClock()
 QUICK = ClientOptions(connect_timeout_ms=200, grace_ms=50)
@@ -50,8 +52,9 @@ IMAGE = np.random.default_rng(1).random((3, 224, 224), np.float32)
 class Frontend:
     """Answers `echo` (and `noisy`, among other things) with its inputs and `missing` with ModelNotFound; never answers `never`."""
 
-    def __init__(self) -> None:
-        self.link = RouterLink.bind(["tcp://127.0.0.1:0"])
+    def __init__(self, address: str = "tcp://127.0.0.1:0", memory: str = "") -> None:
+        self._memory = memory
+        self.link = RouterLink.bind([address], LinkOptions(is_sharing=bool(memory)))
         self.address = self.link.addresses[0]
         self.seen: list[Received] = []
         self.is_mute = threading.Event()
@@ -80,7 +83,7 @@ class Frontend:
         peer = received.peer
         match received.message:
             case Ping(number):
-                self.link.send(peer, Pong(number))
+                self.link.send(peer, Pong(number, self._memory))
             case Infer(number, "echo"):
                 self.link.send(peer, Answer(number, Ledger(gpu_ms=1, total_ms=0.01)), received.tensors)
             case Infer(number, "late"):
@@ -387,3 +390,53 @@ def test_a_role_that_does_not_answer_is_said_to_be_lost(frontend: Frontend) -> N
     frontend.is_mute.set()
     with within(4_000), pytest.raises(PeerLost):
         ask_status(frontend.address, timeout_ms=100)
+
+
+def test_a_request_that_cannot_be_sent_is_refused_alone(frontend: Frontend) -> None:
+    """Its header was over the limit: the client was of no use any more, and said nothing."""
+    tiny = np.zeros(1, np.uint8)
+    inputs = {f"{number:x<500}": tiny for number in range(4_000)}
+    with BlockingClient(frontend.address, QUICK) as client:
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match="header of Infer"):
+                client.infer("echo", inputs)
+            assert client.infer("echo", {"x": IMAGE}).outputs["x"].shape == IMAGE.shape
+
+
+def test_a_client_opened_again_is_connected_only_if_somebody_is_there(frontend: Frontend) -> None:
+    async def again() -> None:
+        client = Client(frontend.address, QUICK)
+        await client.open()
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+        await client.open()
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+        frontend.end()
+        with pytest.raises(PeerLost, match="no frontend answers"):
+            await client.open()
+        with pytest.raises(PeerLost):
+            await client.infer("echo", {"x": IMAGE})
+
+    asyncio.run(again())
+
+
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+def test_a_client_opened_again_shares_memory_that_is_there(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/client"
+    frontend = Frontend(address, memory_address())
+
+    async def again() -> None:
+        client = Client(address, QUICK)
+        for _ in range(2):
+            await client.open()
+            result = await client.infer("echo", {"x": IMAGE})
+            np.testing.assert_array_equal(result.outputs["x"], IMAGE)
+            client.close()
+
+    try:
+        asyncio.run(again())
+        assert frontend.link.counters["shared_bytes_in"] == 2 * IMAGE.nbytes
+        assert frontend.link.counters["garbage_in"] == 0
+    finally:
+        frontend.end()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -158,3 +160,44 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
     stage.serve()
     stage.until(door, lambda _: door.send(StatusAsked()))  # the hello that follows
     stage.until(door, lambda _: any(isinstance(one.message, StatusAsked) for one in stage.at_server))
+
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, sys
+from fabric.clock import MonotonicClock
+from fabric.ids import PeerId
+from fabric.messages import Ping
+from fabric.sockets import RouterLink
+from roles.server_door import ServerDoor
+clock = MonotonicClock()
+server = RouterLink.bind(["tcp://127.0.0.1:0"])
+door = ServerDoor(PeerId("a/1"), PeerId("b/1"), clock)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+door.open(server.addresses)
+until_ms = clock.now_ms() + 300.0
+while clock.now_ms() < until_ms:
+    assert not door.take(1, clock.now_ms()) and not door.send(Ping(1))
+assert door.is_open and door.wake_at_ms > until_ms
+for descriptor in held:
+    os.close(descriptor)
+while not door.send(Ping(2)):
+    door.take(1, clock.now_ms())
+came = []
+while not came:
+    came = server.receive(1)
+print(came[0].message)
+"""
+
+
+def test_without_a_descriptor_left_a_server_is_tried_again() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, timeout=60, check=False, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip() == str(Ping(2))

@@ -7,6 +7,7 @@ import select
 import socket as plain
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,17 +15,32 @@ import numpy as np
 import pytest
 import zmq
 
+from fabric import codec, frames
 from fabric.clock import MonotonicClock
-from fabric.errors import ConfigError
-from fabric.ids import Epoch, Incarnation, PeerId
+from fabric.errors import ConfigError, LocalProtocolError
+from fabric.ids import Epoch, Incarnation, ModelId, PeerId
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.link import Link, NamedTensor, Received
-from fabric.messages import Ping, Pong
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink, context
+from fabric.messages import WIRE_VERSION, Envelope, Infer, Parcel, Ping, Pong, SeqRun, Withdraw
+from fabric.shared import Arena, memory_address
+from fabric.sockets import (
+    CONTROL,
+    TURN_HEADER_BYTES,
+    DealerLink,
+    LinkOptions,
+    PullLink,
+    PushOptions,
+    PushPool,
+    RouterLink,
+    context,
+)
+from fabric.tensors import share
 
 CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu0/0")
 TCP = "tcp://127.0.0.1:0"
 CLOCK = MonotonicClock()
+INFER = Infer(1, ModelId("m"))
+TENTH_OF_A_SECOND_NS = 100_000_000
 
 
 class Opened(list[Link]):
@@ -66,6 +82,8 @@ def take(link: Link, count: int) -> list[Received]:
 
 
 def pair(address: str, opened: Opened, options: LinkOptions | None = None) -> tuple[RouterLink, DealerLink]:
+    """Like a client and its frontend."""
+    options = options or LinkOptions()
     router = RouterLink.bind([address], options)
     opened(router)
     dealer = DealerLink.connect(CLIENT, SERVER, router.addresses, options)
@@ -115,7 +133,7 @@ def test_a_payload_arrives_bit_exact(address: str, opened: Opened) -> None:
         assert not there.array.flags.writeable
 
 
-def test_a_payload_goes_both_ways_over_a_control_connection(address: str, opened: Opened) -> None:
+def test_a_payload_goes_both_ways_between_client_and_frontend(address: str, opened: Opened) -> None:
     router, dealer = pair(address, opened)
     assert dealer.send(SERVER, Ping(1), image())
     request = take(router, 1)[0]
@@ -180,7 +198,7 @@ def test_a_full_queue_is_refused(address: str, opened: Opened) -> None:
 def test_what_waits_for_one_peer_of_a_router_is_bounded_in_bytes(address: str, opened: Opened) -> None:
     options = LinkOptions(queue_messages_max=16, queue_bytes_max=4_000_000)
     router, dealer = pair(address, opened, options)
-    other = DealerLink.connect(PeerId("client/2"), SERVER, router.addresses)
+    other = DealerLink.connect(PeerId("client/2"), SERVER, router.addresses, options)
     opened(other)
     until(lambda: other.send(SERVER, Ping(0)), other)
     take(router, 1)
@@ -411,6 +429,141 @@ def test_what_was_sent_last_is_flushed_by_close(opened: Opened) -> None:
         assert pool.send(SLICE, Ping(number), image())
     pool.close()
     assert len(take(pull, 20)) == 20
+
+
+def test_a_message_of_endless_frames_is_passed_over_in_turns_and_others_come_through(
+    address: str, opened: Opened
+) -> None:
+    router, dealer = pair(address, opened, CONTROL)
+    with context().socket(zmq.DEALER) as raw:
+        raw.linger = 1_000
+        raw.connect(router.addresses[0])
+        raw.send_multipart([b""] * 300_000)
+        turns = 0
+
+        def is_passed_over() -> bool:
+            nonlocal turns
+            began_ns = time.thread_time_ns()
+            assert list(router.receive(64)) == []
+            assert (
+                time.thread_time_ns() - began_ns < TENTH_OF_A_SECOND_NS
+            )  # all at once it took half a second
+            turns += 1
+            return router.counters["garbage_in"] == 1 and not router.has_more
+
+        until(is_passed_over, router)
+    assert turns > 300_000 // 4_098
+    assert dealer.send(SERVER, Ping(9))
+    assert [received.message for received in take(router, 1)] == [Ping(9)]
+    assert router.counters["garbage_in"] == 1
+
+
+def test_one_turn_decodes_a_bounded_number_of_header_bytes(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened, CONTROL)
+    long = Withdraw(ModelId("m"), tuple(SeqRun(1, 1) for _ in range(10_000)))  # 30 kB
+    sent = 40
+    for _ in range(sent):
+        assert dealer.send(SERVER, long)
+    came = 0
+
+    def is_all_in() -> bool:
+        nonlocal came
+        before = router.counters["bytes_in"]
+        came += len(router.receive(64))
+        assert router.counters["bytes_in"] - before < TURN_HEADER_BYTES + codec.HEADER_BYTES_MAX
+        return came == sent
+
+    until(is_all_in, router)
+    assert router.counters["bytes_in"] > 10 * TURN_HEADER_BYTES
+
+
+def test_a_control_socket_takes_no_payload_and_no_large_frame(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened, CONTROL)
+    with context().socket(zmq.DEALER) as raw:
+        raw.linger = 0
+        raw.identity = b"client/9"
+        raw.connect(router.addresses[0])
+        raw.send_multipart([codec.encode(Envelope(WIRE_VERSION, 0, 0.0, (Parcel((), Ping(1)),))), bytes(100)])
+        until(lambda: not router.receive(1) and router.counters["garbage_in"] == 1, router)
+        with raw.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+            raw.send(bytes(CONTROL.frame_bytes_max + 1))
+            assert monitor.poll(5_000), "it costs the connection"
+            raw.disable_monitor()
+    assert CONTROL.frame_bytes_max == 16 << 20
+    assert router.counters["bytes_in"] < 1 << 20
+    with pytest.raises(LocalProtocolError, match="payload"):
+        dealer.send(SERVER, Ping(1), image())
+
+
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+def test_shared_memory_is_lent_only_by_ipc(address: str, opened: Opened) -> None:
+    pull = PullLink.bind([address], LinkOptions(is_sharing=True))
+    opened(pull)
+    array = image()[0].array
+    arena = Arena(1 << 20)
+    lying = NamedTensor("x", array)
+    assert share(lying, arena)
+    sent = frames.join((frames.pack(INFER, [lying], is_sharing=True),), epoch=Epoch(0), sent_at_ms=0.0)
+    with context().socket(zmq.PUSH) as raw:
+        raw.linger = 1_000
+        raw.connect(pull.addresses[0])
+        raw.send_multipart(sent)
+        if address.startswith("ipc"):
+            np.testing.assert_array_equal(take(pull, 1)[0].tensors[0].array, array)
+            return
+        until(lambda: not pull.receive(1) and pull.counters["garbage_in"] == 1, pull)
+
+
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+def test_a_push_socket_shares_memory_only_by_ipc(address: str, opened: Opened) -> None:
+    pull = PullLink.bind([address], LinkOptions(is_sharing=True))
+    opened(pull)
+    pool = PushPool(PushOptions(shared_bytes_max=1 << 20))
+    opened(pool)
+    pool.know(SLICE, Incarnation("one"), pull.addresses)
+    assert pool.send(SLICE, Ping(1), image())
+    np.testing.assert_array_equal(take(pull, 1)[0].tensors[0].array, image()[0].array)
+    assert (pull.counters["shared_bytes_in"] > 0) is address.startswith("ipc")
+
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, sys
+from fabric.errors import PeerLost
+from fabric.ids import Incarnation, PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink, PullLink, PushPool
+pull = PullLink.bind(["tcp://127.0.0.1:0"])
+pool = PushPool()
+pool.know(PeerId("slice"), Incarnation("one"), pull.addresses)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+assert not pool.send(PeerId("slice"), Ping(1))
+assert pool.counters["unroutable_out"] == 1
+try:
+    DealerLink.connect(PeerId("a/1"), PeerId("b/1"), pull.addresses)
+except PeerLost as error:
+    print(error)
+for descriptor in held:
+    os.close(descriptor)
+assert pool.send(PeerId("slice"), Ping(2))
+came = []
+while not came:
+    came = pull.receive(1)
+print(came[0].message)
+"""
+
+
+def test_without_a_descriptor_left_a_peer_is_unreachable_for_now() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, timeout=60, check=False, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == ["no socket can be opened: Too many open files", str(Ping(2))]
 
 
 FLOODED = """

@@ -238,6 +238,48 @@ def test_a_loader_that_raises_fails_its_slice_and_the_other_serves(cluster: Clus
     assert cluster.hear(cluster.outputs, Outputs)
 
 
+def test_outputs_that_cannot_be_sent_are_refused_and_the_worker_serves_on(cluster: Cluster) -> None:
+    fickle = "tests.unit.roles.gpu_worker.executors.models_for_tests:Fickle"
+    cluster.start(digits_slice(fickle))
+    cluster.introduce(1)
+    for batch_id, (value, code, reason) in enumerate(
+        ((9.0, "Internal", "rank 9"), (257.0, "TooLarge", "269484032 bytes for one request"))
+    ):
+        x = NamedTensor("x", np.full(3, value, np.float32))
+        cluster.run(DIGITS, 10 + batch_id, [batch_id])
+        cluster.feed(DIGITS, 10 + batch_id, [batch_id], [x])
+        failed = cluster.hear(cluster.outputs, BatchFailed).message
+        assert isinstance(failed, BatchFailed)
+        assert (failed.seqs, failed.code) == ((batch_id,), code)
+        assert reason in failed.reason
+    cluster.run(DIGITS, 20, [20])
+    cluster.feed(DIGITS, 20, [20], [NamedTensor("x", np.ones(3, np.float32))])
+    assert rows(cluster.hear(cluster.outputs, Outputs))["x"].tolist() == [[2.0] * 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Deep", "output 'deep' has 8 axes"), ("Vast", "269484032 bytes a request")]
+)
+def test_warming_up_notices_outputs_that_cannot_be_sent(cluster: Cluster, name: str, reason: str) -> None:
+    cluster.start(digits_slice(f"tests.unit.roles.gpu_worker.executors.models_for_tests:{name}"))
+    failed = cluster.hear(cluster.agent, SliceFailed).message
+    assert isinstance(failed, SliceFailed)
+    assert reason in failed.reason
+
+
+def test_a_model_of_many_inputs_offers_only_batches_that_can_be_sent(cluster: Cluster) -> None:
+    broad = LoaderSpec(python="tests.unit.roles.gpu_worker.executors.models_for_tests:Broad")
+    spec = model_spec("broad", (), 64, broad, slo_ms=60_000.0)
+    cluster.start(slice_spec(DIGITS, [spec], device="cpu"))
+    cluster.introduce(1)
+    replica = cluster.ready[DIGITS].replicas[0]
+    assert (replica.batch_size_max, len(replica.exec_ms)) == (31, 31)
+    one = [NamedTensor(f"x{number}", np.ones(1, np.float32)) for number in range(130)]
+    cluster.run(DIGITS, 1, range(31))
+    cluster.feed(DIGITS, 1, range(31), one * 31)
+    assert rows(cluster.hear(cluster.outputs, Outputs))["sum"].tolist() == [[130.0]] * 31
+
+
 def loader_slice(name: str, loader: LoaderSpec) -> SliceSpec:
     return slice_spec(f"node-0/cpu0/{name}", [model_spec(name, (), 8, loader, slo_ms=60_000.0)], device="cpu")
 

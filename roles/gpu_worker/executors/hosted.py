@@ -23,6 +23,7 @@ from roles.gpu_worker.executors.base import JobPart, Rejected, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders import LoadedModel, NotAModel
 from roles.gpu_worker.executors.slots import InputSlots, Slot
+from roles.gpu_worker.executors.travel import travelling
 
 MEASUREMENTS_MAX = 5
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it
@@ -49,6 +50,8 @@ class HostedModel:
         self.exec_ms: tuple[float, ...] = ()
         self.no_memory_for: int | None = None
         """The batch size at which warming up ran out of memory."""
+        self.no_larger = ""
+        """Why batches as large as was asked for cannot be sent here; empty: they can."""
         self._name = name
         self._loaded = loaded
         self._batch_size_max = batch_size_max
@@ -114,6 +117,9 @@ class HostedModel:
             TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:])
             for output in self.run([example])
         )
+        travels = travelling(self.inputs, self.outputs, self._batch_size_max)
+        self.no_larger = travels.limit
+        self._batch_size_max = self._piece_max = min(self._piece_max, travels.batch_size_max)
         sizes, took_ms = self._measured(example, slo_ms)
         if self.buckets.problem is not None and len(sizes) > 1:  # the first ones may have been captured still
             sizes, took_ms = self._measured(example, slo_ms)

@@ -141,6 +141,13 @@ def _tell(model_id: ModelId, hosted: HostedModel) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
+    if hosted.no_larger:
+        log.warning(
+            "batch_size_limited model=%s batch_size_max=%d reason=%r",
+            model_id,
+            hosted.batch_size_max,
+            hosted.no_larger,
+        )
     if hosted.no_memory_for is not None:
         log.warning(
             "no_memory_for_batch model=%s batch_size=%d batch_size_max=%d",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import msgspec
@@ -142,12 +143,58 @@ def test_messages_about_a_whole_cluster_may_be_larger_than_others() -> None:
     assert codec.decode(header) == want
 
 
-def test_other_headers_end_at_a_megabyte() -> None:
+def test_what_lists_a_batch_or_what_is_pending_ends_at_a_megabyte() -> None:
     outputs = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 65_536, 1, 0.0, 0.0, 0.0)
-    assert len(codec.encode(envelope(outputs))) < codec.HEADER_BYTES_MAX
+    header = codec.encode(envelope(outputs))
+    assert codec.HEADER_BYTES_MAX < len(header) < codec.LONG_HEADER_BYTES_MAX
+    assert codec.decode(header).parcels[0].body == outputs
+    with pytest.raises(RemoteProtocolError, match="come by this link"):
+        codec.decode(header, codec.HEADER_BYTES_MAX)
+
+
+def test_other_headers_end_at_a_quarter_of_it() -> None:
     parts = tuple(Part(FrontendId("f" * 500), (SeqRun(1, 1),)) for _ in range(3_000))
     done = Done(BatchId(1), SliceId("s"), ModelId("m"), "ok", 1, parts, 0.0, 0.0, 0.0)
     with pytest.raises(LocalProtocolError, match="header of Done"):
         codec.encode(envelope(done))
-    with pytest.raises(RemoteProtocolError, match="header of Done"):
+    with pytest.raises(RemoteProtocolError, match="at most 262144 are allowed"):
         codec.decode(msgspec.msgpack.encode(envelope(done)))
+
+
+def header_of(*parcels: list[Any]) -> bytes:
+    return msgspec.msgpack.encode([WIRE_VERSION, 0, 0.0, list(parcels)])
+
+
+MB = 1 << 20
+SPEC = ["", "bool", []]
+RUNS = [[1, 1]] * (MB // 3)
+COSTLY = {
+    "12 MB of tensors": header_of([[SPEC] * (12 * MB // 8), [1, 1, "m"]]),
+    "a MB of tensors": header_of([[SPEC] * (MB // 8 - 100), [1, 1, "m"]]),
+    "64 messages of 4,000 tensors": header_of(*[[[SPEC] * 500, [1, 1, "m"]]] * 64),
+    "12 MB of a message that may not be so long": header_of([[], [13, "m", RUNS * 12]]),
+    "a MB of runs": header_of([[], [13, "m", RUNS[:-100]]]),
+    "64 messages of a MB of runs": header_of(*[[[], [13, "m", RUNS[: len(RUNS) // 64 - 10]]]] * 64),
+    "a MB of runs in parts": header_of(
+        [[], [22, 1, "s", "m", "ok", 1, [["f", RUNS[:20_000]]] * 16, 0, 0, 0]]
+    ),
+    "a MB of seqs": header_of([[], [30, 1, "s", "i", "m", "f", 0, [1] * (MB - 300)]]),
+    "a tensor of a million dimensions": header_of([[["", "bool", [1] * (MB - 300)]], [1, 1, "m"]]),
+    "15 MB of replicas": header_of([[], [20, "s", "i", "n", 0, [], [["m", 1, []]] * (5 * MB // 2)]]),
+    "12 MB of garbage": b"\xc1" * (12 * MB),
+    "12 MB that begin well": header_of([[], [11, 1]])[:-1] + b"\x90" * (12 * MB),
+    "nested without end": b"\x94\x01\x00\x00" + b"\x91" * (12 * MB),
+    "a quarter of a MB of runs": header_of([[], [13, "m", RUNS[: len(RUNS) // 4 - 100]]]),
+    "a quarter of a MB of tensors": header_of([[SPEC] * (MB // 32 - 100), [1, 1, "m"]]),
+}
+TENTH_OF_A_SECOND_NS = 100_000_000
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_is_refused_costs_next_to_nothing(name: str) -> None:
+    """Ten milliseconds on a machine of its own; before there was a limit, some of these took seconds."""
+    began_ns = time.thread_time_ns()
+    with pytest.raises(RemoteProtocolError) as caught:
+        codec.decode(COSTLY[name])
+    assert time.thread_time_ns() - began_ns < TENTH_OF_A_SECOND_NS
+    assert len(str(caught.value)) < 300

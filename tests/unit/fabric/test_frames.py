@@ -5,9 +5,9 @@ import pytest
 
 from fabric import frames
 from fabric.errors import LocalProtocolError, RemoteProtocolError
-from fabric.ids import Epoch, PeerId
+from fabric.ids import Epoch, ModelId, PeerId
 from fabric.link import NamedTensor
-from fabric.messages import Ping
+from fabric.messages import Infer, Ping
 
 IMAGE = NamedTensor("input", np.zeros((3, 4), np.float32))
 
@@ -92,3 +92,11 @@ def test_an_identity_that_is_no_name_is_the_senders_error(route: bytes) -> None:
 def test_a_name_that_is_no_identity_is_ours(name: str) -> None:
     with pytest.raises(LocalProtocolError):
         frames.route_to(PeerId(name))
+
+
+def test_a_header_that_is_too_long_is_known_before_anything_is_sent() -> None:
+    named = [NamedTensor(f"{number:x<500}", np.zeros(1, np.uint8)) for number in range(4_000)]
+    with pytest.raises(LocalProtocolError, match="header of Infer has 20"):
+        frames.pack(Infer(1, ModelId("m")), named)
+    with pytest.raises(LocalProtocolError, match="header of Ping"):
+        frames.pack(Ping(1), named[:1_000])

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fabric.codec import PARCELS_MAX
-from fabric.ids import PeerId
+from fabric import frames
+from fabric.ids import Epoch, ModelId, PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import AnyMessage, Ping
+from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage, Ping, SeqRun, Withdraw
 from fabric.outbox import GATHERED_BYTES_MAX, Outbox
 
 A, B = PeerId("a/1"), PeerId("b/1")
@@ -23,6 +23,8 @@ class Taking:
         self.sent: list[tuple[PeerId, list[AnyMessage]]] = []
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        parts = frames.join(packed, epoch=Epoch(1), sent_at_ms=1.0)
+        frames.split([bytes(part) for part in parts])  # raises where a receiver would
         if not self.is_full:
             self.sent.append((peer, [one.parcel.body for one in packed]))
         return not self.is_full
@@ -69,3 +71,25 @@ def test_each_message_that_was_not_taken_is_told_of() -> None:
     out.put(A, Ping(2))
     out.flush()
     assert refused == [(A, Ping(1)), (A, Ping(2))]
+
+
+def test_long_headers_do_not_travel_together_until_the_wire_would_refuse_them() -> None:
+    link, out, _ = outbox()
+    long = Withdraw(ModelId("m"), tuple(SeqRun(1 << 40, 1) for _ in range(9_000)))
+    longest = Withdraw(ModelId("m"), tuple(SeqRun(1 << 40, 1) for _ in range(65_536)))
+    for message in (long, long, long, longest, long, longest):
+        out.put(A, message)
+    out.flush()
+    assert [message for _, messages in link.sent for message in messages] == [
+        long, long, long, longest, long, longest,
+    ]  # fmt: skip
+    assert len(link.sent) == 5
+
+
+def test_no_more_tensors_travel_together_than_the_wire_allows() -> None:
+    link, out, _ = outbox()
+    tiny = NamedTensor("x", np.zeros(1, np.uint8))
+    for number in range(3):
+        out.put(A, Ping(number), [tiny] * (TENSORS_MAX // 2))
+    out.flush()
+    assert [messages for _, messages in link.sent] == [[Ping(0), Ping(1)], [Ping(2)]]

@@ -33,6 +33,7 @@ from fabric.tensors import share
 pytestmark = pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
 
 MESSAGE = Infer(1, ModelId("resnet50"))
+NAME = "tenuto-" + 32 * "0"  # such as arenas have
 LARGE = np.arange(100_000, dtype=np.float32)
 
 
@@ -132,7 +133,17 @@ def test_who_does_not_take_shared_memory_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1/2/3", "a/2/3/tenuto-x", "-1/2/3/tenuto-x", "1/2/3/4/5", "²/2/3/x", "../../etc/passwd"]
+    "name",
+    [
+        *("", "1/2/3", f"a/2/3/{NAME}", f"-1/2/3/{NAME}", "1/2/3/4/5", f"²/2/3/{NAME}", "../../etc/passwd"),
+        *(
+            f"1/2/3/{NAME}/x",
+            f"1/2/3/{NAME}\n",
+            f"01/2/3/{NAME}",
+            f"1/2/{'9' * 400}/{NAME}",
+            "1/2/3/tenuto-x",
+        ),
+    ],
 )
 def test_nonsense_is_no_arena(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match="cannot be the name"):
@@ -146,18 +157,38 @@ def test_a_place_beyond_the_arena_is_refused() -> None:
 
 
 def test_an_ordinary_file_is_not_taken_for_an_arena(tmp_path: Path) -> None:
-    file = tmp_path / "tenuto-secret"
+    file = tmp_path / NAME
     file.write_bytes(bytes(ALIGNMENT))
     with file.open("rb") as opened, pytest.raises(RemoteProtocolError, match="is not that memory"):
-        Borrowed().place(SharedAt(f"{os.getpid()}/{opened.fileno()}/{ALIGNMENT}/tenuto-secret", 0), 1)
+        Borrowed().place(SharedAt(f"{os.getpid()}/{opened.fileno()}/{ALIGNMENT}/{NAME}", 0), 1)
+
+
+def test_what_would_block_or_act_when_it_is_opened_is_never_opened(tmp_path: Path) -> None:
+    """A FIFO blocks whoever opens it until somebody writes; on the loop that is for ever."""
+    os.mkfifo(tmp_path / NAME)
+    fifo = os.open(tmp_path / NAME, os.O_RDONLY | os.O_NONBLOCK)
+    script = f"""
+from fabric.errors import RemoteProtocolError
+from fabric.messages import SharedAt
+from fabric.shared import Borrowed
+try:
+    Borrowed().place(SharedAt("{os.getpid()}/{fifo}/{ALIGNMENT}/{NAME}", 0), 1)
+except RemoteProtocolError as error:
+    print(error)
+"""
+    try:
+        told = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=20, check=True)
+    finally:
+        os.close(fifo)
+    assert b"is not that memory" in told.stdout
 
 
 def test_memory_that_could_shrink_under_a_reader_is_not_mapped() -> None:
-    fd = os.memfd_create("tenuto-unsealed", os.MFD_CLOEXEC)
+    fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     os.ftruncate(fd, ALIGNMENT)
     try:
         with pytest.raises(RemoteProtocolError, match="not sealed"):
-            Borrowed().place(SharedAt(f"{os.getpid()}/{fd}/{ALIGNMENT}/tenuto-unsealed", 0), 1)
+            Borrowed().place(SharedAt(f"{os.getpid()}/{fd}/{ALIGNMENT}/{NAME}", 0), 1)
     finally:
         os.close(fd)
 

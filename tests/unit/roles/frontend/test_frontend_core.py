@@ -462,6 +462,30 @@ def test_a_refused_push_gives_its_requests_back_once() -> None:
     assert refusals(core.handle(Unpushed(inputs), 2.0)) == [(1, "Overloaded")]
 
 
+def test_a_batch_with_more_tensors_than_a_message_holds_goes_as_far_as_it_fits() -> None:
+    """Of a model that declares no inputs: nobody but the requests themselves says how many there are."""
+    core = linked_core(model_info(inputs=()))
+    specs = [TensorSpec(f"x{number}", "uint8", (1,)) for number in range(130)]
+    for number in range(1, 33):
+        core.handle(asked(number, specs=specs), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    [inputs] = pushed(core.handle(grant((0, 32)), 1.0))
+    assert inputs.live_seqs == tuple(range(31))
+    [again] = told(core.handle(TurnEnded(), 1.0))
+    assert isinstance(again, Arrivals)
+    assert (again.first_seq, again.count) == (32, 1)
+
+
+def test_what_can_never_be_pushed_is_refused_with_the_reason() -> None:
+    core = linked_core()
+    announced(core, 1)
+    [inputs] = pushed(core.handle(grant((0, 1)), 1.0))
+    core.handle(Unpushed(inputs, "header of Inputs has 2000000 bytes"), 1.0)
+    core.handle(TurnEnded(), 1.0)
+    [inputs] = pushed(core.handle(grant((1, 1)), 2.0))
+    assert refusals(core.handle(Unpushed(inputs, "header"), 2.0)) == [(1, "TooLarge")]
+
+
 def test_what_cannot_be_announced_waits_for_a_scheduler_that_lists_this_frontend() -> None:
     core = linked_core()
     core.handle(asked(1), 0.0)

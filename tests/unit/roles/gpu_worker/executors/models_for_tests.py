@@ -116,3 +116,39 @@ class DiesInLoad(Doubler):
 
     def load(self, device: str) -> None:
         os._exit(7)
+
+
+class Deep(Doubler):
+    """Its output has more axes than the wire has."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"deep": batch["x"].reshape(-1, 3, *[1] * 7)}
+
+
+class Vast(Doubler):
+    """Its output is larger than what one answer may bring."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"vast": torch.empty((len(batch["x"]), 257 << 20), dtype=torch.uint8)}
+
+
+class Broad(Doubler):
+    """It has 130 inputs."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"sum": torch.stack(list(batch.values())).sum(dim=0)}
+
+    def example(self) -> dict[str, Tensor]:
+        return {f"x{number}": torch.zeros(1) for number in range(130)}
+
+
+class Fickle(Doubler):
+    """Modest when it is warmed; what it answers later cannot be sent: nine axes for 9, 257 MB for 257."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x = batch["x"]
+        if (x == 9).any():
+            return {"x": x.reshape(-1, 3, *[1] * 7)}
+        if (x == 257).any():
+            return {"x": torch.empty((len(x), 257 << 20), dtype=torch.uint8)}
+        return {"x": x * 2}
