@@ -114,6 +114,15 @@ class RunQueue:
             self.count -= removed
         return removed
 
+    def forget(self, frontend_id: FrontendId) -> int:
+        """Forget all of a frontend, and say how many they were."""
+        kept = [run for run in self.runs if run.frontend_id != frontend_id]
+        if len(kept) == len(self.runs):
+            return 0
+        before, self.count = self.count, sum(run.count for run in kept)
+        self.runs = deque(kept)
+        return before - self.count
+
     def _reseat_head(self) -> None:
         """What is left of a cut run may be looser than the runs behind it, and than the tail was."""
         runs = self.runs

@@ -120,8 +120,8 @@ class Fleet:
         """Whether some ready slice hosts the model."""
         return self.replicas[model_id] > 0
 
-    def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> None:
-        """A frontend (or its next incarnation) is there."""
+    def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> PeerId | None:
+        """A frontend is there; where it is the next incarnation of one: the former."""
         info = FrontendInfo(hello.frontend_id, hello.incarnation, hello.addresses)
         former = self.frontends.get(hello.frontend_id)
         if former is not None:
@@ -129,6 +129,7 @@ class Fleet:
         self.frontend_ids[peer] = hello.frontend_id
         self.frontends[hello.frontend_id] = (peer, info)
         self.version += 1
+        return former[0] if former is not None and former[0] != peer else None
 
     def frontend_lost(self, peer: PeerId) -> FrontendId | None:
         """Forget the frontend behind a peer; None when it was not one, or a newer incarnation took over."""
