@@ -60,6 +60,8 @@ from roles.scheduler.desired import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 OPERATOR = PeerId("operator/1")
+UNLISTED = PeerId("unlisted/1")
+"""A frontend that never says hello."""
 NODES = (NodeId("n"), NodeId("m"))
 GPUS = (GpuRef(NODES[0], 0), GpuRef(NODES[0], 1), GpuRef(NODES[1], 0))
 TURNS_MAX = 2_000  # of a core at one moment
@@ -457,6 +459,8 @@ class Cluster:
         assert sum(discipline.queued(model_id) for model_id in self.shapes) >= waiting
         for name in list(self.frontends):
             self.frontend_goes(name)
+        self._bury(UNLISTED)
+        self.handle(Lost(UNLISTED, "silent"))
         assert not any(discipline.queued(model_id) for model_id in self.shapes), "requests of the dead wait"
         for slice_id in list(self.workers):
             self.worker_goes(slice_id)

@@ -42,7 +42,7 @@ from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
 from roles.scheduler.desired import Change, ControllerSettings
-from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, NodeRecord, SliceRecord
+from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
 from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
 from roles.scheduler.news import News
@@ -70,7 +70,11 @@ class SchedulerCore:
         self._settings = settings
         self._discipline = discipline
         self._arrive = discipline.arrive
-        self._fleet = Fleet(settings.slices, {model.model_id: model.slo_ms for model in settings.models})
+        self._fleet = Fleet(
+            settings.slices,
+            {model.model_id: model.slo_ms for model in settings.models},
+            () if planning is None else {gpu.node_id for gpu in planning.desired.gpus},
+        )
         self._replicas = self._fleet.replicas
         self._beliefs = Beliefs(settings)
         self._news = News(self._fleet)
@@ -254,8 +258,7 @@ class SchedulerCore:
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
         del late_ms
-        self._fleet.nodes[message.node_id] = peer
-        self._fleet.devices[message.node_id] = NodeRecord(message.gpus, message.workers_outlive_agent)
+        self._fleet.node_joined(peer, message)
         alive = {status.slice_id: status for status in message.slices}
         gone = []
         for record in self._fleet.slices_on(message.node_id):
@@ -317,17 +320,15 @@ class SchedulerCore:
         return actions
 
     def _on_lost(self, peer: PeerId, reason: str, now_ms: float) -> Sequence[Send]:
+        self._batches.forget_frontend(peer, now_ms)  # also what came before it said hello
         if self._fleet.frontend_lost(peer) is not None:
-            self._batches.forget_frontend(peer, now_ms)
             self._news.came(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)
         nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]
         agents = [peer] if nodes else []
         for node_id in nodes:
-            del self._fleet.nodes[node_id]
-            if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
-                gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
+            gone.extend(self._fleet.node_lost(node_id))
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
         actions = self._slices_down(gone, LOST, reason, now_ms)

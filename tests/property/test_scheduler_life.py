@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric.ids import ModelId, PeerId, SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import DrainAsked, ModelsAdd, ModelSet, ModelsRemove
 from policies.batching import DISCIPLINES
 from roles.cluster import PolicyChoice
-from tests.scheduler_stage import BUDGETS, NODES, SHAPES, SLOS_MS, WAITS_MS, Cluster
+from tests.scheduler_stage import BUDGETS, NODES, SHAPES, SLOS_MS, UNLISTED, WAITS_MS, Cluster
 
 MODELS = tuple(ModelId(name) for name in "abcd")
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -25,7 +25,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("shepherd", {"preempt_ratio": 1.5}),
 ]
 KINDS = (
-    ("arrive",) * 12
+    ("arrive",) * 10
+    + ("burst",) * 2
     + ("wait",) * 6
     + ("end",) * 3
     + ("slice comes",) * 2
@@ -45,9 +46,11 @@ KINDS = (
     )
 )
 
+EXAMPLES = int(__import__('os').environ.get('LIFE','100'))
 Step = tuple[str, int]
 steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 12)), max_size=50)
-shapes = st.tuples(*[st.sampled_from(sorted(SHAPES))] * len(MODELS))
+one_shape = st.sampled_from(sorted(SHAPES))
+shapes = st.one_of(one_shape.map(lambda one: (one,) * len(MODELS)), st.tuples(*[one_shape] * len(MODELS)))
 slos = st.tuples(*[st.sampled_from(SLOS_MS)] * len(MODELS))
 
 
@@ -61,12 +64,18 @@ def take(on: Cluster, step: Step) -> None:
     model_id = draw.choice(MODELS)
     match kind:
         case "arrive":
-            peer = draw.choice(peers) if peers and draw.random() < 0.95 else PeerId("unlisted/1")
+            peer = draw.choice(peers) if peers and draw.random() < 0.95 else UNLISTED
             model_id = draw.choice(MODELS[:2] + MODELS)
             budget_ms = on.slo_ms(model_id) * draw.choice(BUDGETS)
             count = draw.choice((1, 1, 2, 7, 40))
             ready_in_ms = draw.choice((0.0, 0.0, 0.0, 3.0, 1e6))
             on.arrive(peer, model_id, count, budget_ms, draw.choice((0.0, 0.5)), ready_in_ms)
+        case "burst" if peers:
+            of = [(draw.choice(peers), draw.choice(MODELS[:2])) for _ in range(draw.randint(1, 2))]
+            for _ in range(draw.choice((4, 15))):
+                for peer, model_id in of:
+                    on.arrive(peer, model_id, draw.choice((1, 9, 60)), on.slo_ms(model_id), 0.0, 0.0)
+                on.wait(5.0)
         case "wait":
             on.wait(draw.choice(WAITS_MS))
         case "end":
@@ -126,7 +135,7 @@ def play(batching: PolicyChoice, chosen: tuple[str, ...], slo_ms: tuple[float, .
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 @given(chosen=shapes, slo_ms=slos, script=steps)
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 def test_nothing_raises_each_request_has_one_fate_and_nothing_remains_for_the_dead(
     name: str, options: dict[str, Any], chosen: tuple[str, ...], slo_ms: tuple[float, ...], script: list[Step]
 ) -> None:
