@@ -320,10 +320,11 @@ class Batches:
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
+        granted = {run.frontend_id for run in flight.runs}
         for part in message.missing:
             found = self._fleet.frontends.get(part.frontend_id)
-            if found is None:
-                continue
+            if found is None or found[0] not in granted:
+                continue  # it is gone, or another incarnation, which has other requests under these seqs
             count = sum(run.count for run in part.runs)
             self.counters.requests_returned += count
             self.tallies[flight.model_id].returned += count
