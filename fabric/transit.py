@@ -5,7 +5,7 @@ same for every message of a link, so the smallest value seen is taken for them: 
 queueing. The way itself is half the smallest round trip. Both minima slide over a window, because clocks drift.
 
 They hold for one clock of the peer. Messages of a link come in the order in which they were sent, so one that seems
-sent before the last one was stamped by another clock (its host started anew), and the peer is measured from the
+sent long before the last one was stamped by another clock (its host started anew), and the peer is measured from the
 beginning. So is one that was lost and is heard again (`forget`): its host may have slept, which stops its clock.
 """
 
@@ -19,6 +19,7 @@ from fabric.ids import PeerId
 
 WINDOW_MS = 60_000.0
 PEERS_MAX = 10_000
+STEP_MS = 1_000.0  # more than any line could reorder, less than a host needs to start anew
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class TransitMeter:
     def late_ms(self, peer: PeerId, sent_at_ms: float, now_ms: float) -> float:
         """How late this message is, at least 0; it counts for the minimum as well."""
         way = self._way(peer)
-        if sent_at_ms < way.sent_at_ms:
+        if sent_at_ms < way.sent_at_ms - STEP_MS:
             way = self._ways[peer] = _Way()
         way.sent_at_ms = sent_at_ms
         passed_ms = now_ms - sent_at_ms
