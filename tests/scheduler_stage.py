@@ -371,7 +371,10 @@ class Cluster:
         self.handle(Heard(peer, message, late_ms))
 
     def handle(self, event: Heard | Lost | Tick) -> None:
-        self._under_way.extend(self.core.handle(event, self.now_ms))
+        self.deliver(self.core.handle(event, self.now_ms))
+
+    def deliver(self, actions: Sequence[Send]) -> None:
+        self._under_way.extend(actions)
         if self._is_delivering:
             return
         self._is_delivering = True

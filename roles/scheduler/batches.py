@@ -343,8 +343,8 @@ class Batches:
     def _learn(self, message: Done, flight: Flight, way_ms: float, now_ms: float) -> bool:
         """Take the measured times; True when l(b) of that slice has to be replaced."""
         model_id = flight.model_id
-        is_news = self._beliefs.learn_way(model_id, way_ms, message.ran)
-        if is_news and model_id in self._fleet.replicas:
+        is_served = model_id in self._fleet.replicas
+        if is_served and self._beliefs.learn_way(model_id, way_ms, message.ran):
             self._discipline.add_model(self._beliefs.model(model_id), now_ms)
         return self._beliefs.learn_speed(flight.record, model_id, message)
 

@@ -60,7 +60,8 @@ class Beliefs:
 
     def forget_model(self, model_id: ModelId) -> None:
         """It is no longer told of, though slices may still host it, and batches of it still end."""
-        del self._slo_ms[model_id]
+        del self._slo_ms[model_id], self._way[model_id]
+        self._priorities.pop(model_id, None)
         self._hosted.clear()
 
     def put_hint(self, slice_id: SliceId, model_id: ModelId, batch: int | None, weight: float) -> bool:
