@@ -116,12 +116,17 @@ class RunQueue:
 
     def forget(self, frontend_id: FrontendId) -> int:
         """Forget all of a frontend, and say how many they were."""
-        kept = [run for run in self.runs if run.frontend_id != frontend_id]
-        if len(kept) == len(self.runs):
-            return 0
-        before, self.count = self.count, sum(run.count for run in kept)
-        self.runs = deque(kept)
-        return before - self.count
+        removed = 0
+        kept: deque[RequestRun] = deque()
+        for run in self.runs:
+            if run.frontend_id == frontend_id:
+                removed += run.count
+            else:
+                kept.append(run)
+        if removed:
+            self.runs = kept
+            self.count -= removed
+        return removed
 
     def _reseat_head(self) -> None:
         """What is left of a cut run may be looser than the runs behind it, and than the tail was."""
