@@ -4,6 +4,11 @@ Arrivals are drawn in *operational time*, where the mean gap is 1, and then bent
 rate. So one seed gives the same burst pattern at every rate (a goodput search compares like with like), rate
 steps need no restart of the process, and a longer run begins with the shorter one. Each model has its own
 generator, seeded by the run's seed and the model's name: adding a model changes nobody else's arrivals.
+
+A run looks in on arrivals that have long been under way, so every window, the first one too, expects the rate
+asked for. The first arrival is therefore what is left of a gap met at a random moment. Long gaps are met more
+often, in proportion to their length: of gamma gaps with shape k the one met is gamma with shape k + 1, and
+the moment lies anywhere in it (Cox, Renewal Theory, 5.2; for Poisson this is again an exponential).
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ class Source:
 
     `steps` are (from_ms, rps), ascending, from run start; before the first the rate is 0. `shape`: of the
     gamma gaps of a renewal process, whose squared coefficient of variation is 1/shape. `phase`: the first
-    arrival in mean gaps after the start; None draws it from U(0, 1). A trace has neither rate nor phase:
+    arrival in mean gaps after the start; None draws it. A trace has neither rate nor phase:
     `time_scale` 2 plays it twice as fast.
     """
 
@@ -72,18 +77,20 @@ class Source:
             return np.empty(0)
         # random.Random hashes a text seed the same way in every process; the hash() of a str would not.
         own = random.Random(f"{seed}/arrivals/{self.model_id}")
-        start = own.random()
-        start = self.phase if self.phase is not None else start
-        return rate.moment_of(self._operational(own, start, end))
+        return rate.moment_of(self._operational(own, end))
 
-    def _operational(self, own: random.Random, start: float, end: float) -> Moments:
-        """Arrivals with a mean gap of 1, from `start` on, before `end`."""
+    def _operational(self, own: random.Random, end: float) -> Moments:
+        """Arrivals with a mean gap of 1, before `end`."""
+        left_of_gap = own.random()  # as a share of the gap that is under way
         if self.process == "uniform":
+            start = self.phase if self.phase is not None else left_of_gap
             # Multiples rather than a running sum: a thousand gaps of 0.1 end where they should.
             moments = start + np.arange(max(0, int(np.ceil(end - start)) + 1), dtype=np.float64)
             return moments[moments < end]
         # RandomState is numpy's frozen stream (NEP 19): a seed means the same history with every numpy.
         draws = np.random.RandomState([own.getrandbits(32) for _ in range(8)])
+        gap_under_way = float(draws.standard_gamma(self.shape + 1)) / self.shape
+        start = self.phase if self.phase is not None else left_of_gap * gap_under_way
         blocks = [np.array([start])]
         while blocks[-1][-1] < end:
             size = 1024 + int((end - blocks[-1][-1]) * 1.02)

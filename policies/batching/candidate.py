@@ -17,12 +17,7 @@ from policies.batching.drop import fallback_target, target_size
 from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
 from policies.batching.pools import Pool
 from policies.batching.run_queue import RunQueue
-from policies.rates import SAMPLE_MS, RateMeter
-
-# The credit of a model that loses everything: 3 ms for each percent. From 30 to 3000 the goodput of mixes in
-# overload differs by 1 %; without it a model may fall to a third of what it got at capacity (ADR 0011).
-CREDIT_MS = 300.0
-
+from policies.rates import RateMeter
 
 @dataclass(slots=True, frozen=True)
 class Want:
@@ -56,10 +51,10 @@ class ModelState:
     """One model: its queue, its rate, its plan if it has one, its candidates (the fastest class first)."""
 
     __slots__ = (
-        "_credit_ms",
-        "_credit_until_ms",
         "alone_ms",
+        "armed_at_ms",
         "candidates",
+        "credit_ms",
         "drops",
         "model",
         "per_ms",
@@ -76,8 +71,8 @@ class ModelState:
         self.queue = RunQueue()
         self.rate = RateMeter()
         self.drops = RateMeter()
-        self._credit_ms = 0.0
-        self._credit_until_ms = 0.0
+        self.credit_ms = 0.0
+        self.armed_at_ms = NEVER_MS  # when its credit is worked out anew
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
         self.ready_at_ms = 0.0  # when the last of the queued requests is ready
@@ -110,19 +105,17 @@ class ModelState:
         self.sole = self.candidates[0] if len(self.candidates) == 1 else None
         self.alone_ms = min(candidate.cost[1] for candidate in self.candidates)
 
-    def credit_ms(self, now_ms: float) -> float:
-        """How much sooner than its latest moment says the model is served among those that wait.
+    def review_credit(self, whole_ms: float, now_ms: float) -> bool:
+        """Set `credit_ms` from the losses of the last seconds; False when there were none, so it stays 0.
 
-        It grows with the share of requests lost in the last seconds: else an overload would fall on whoever
-        batches badly or is asked for most, as every model gets its turn however much it needs. Nobody has
-        credit where nothing is dropped. Computed again once per sample.
+        So much sooner than its latest moment says the model is served among those that wait. It grows with the
+        share of requests lost: else an overload would fall on whoever batches badly or is asked for most, as every
+        model gets its turn however much it needs. `whole_ms`: the credit of a model that loses everything.
         """
-        if now_ms >= self._credit_until_ms:
-            self._credit_until_ms = now_ms + SAMPLE_MS
-            arrived_rps = self.rate.rate_rps(now_ms)
-            lost_rps = self.drops.rate_rps(now_ms)
-            self._credit_ms = CREDIT_MS * lost_rps / arrived_rps if arrived_rps and lost_rps else 0.0
-        return self._credit_ms
+        arrived_rps = self.rate.rate_rps(now_ms)
+        lost_rps = self.drops.rate_rps(now_ms)
+        self.credit_ms = whole_ms * lost_rps / arrived_rps if arrived_rps and lost_rps else 0.0
+        return bool(lost_rps or self.drops.counted)
 
     def refresh_rate(self, now_ms: float) -> None:
         """Take over the rate if a sample was completed since."""

@@ -61,6 +61,7 @@ class Central(Matchmaker):
         if state is None:
             return NOTHING
         runs = state.queue.pop(state.queue.count)
+        state.armed_at_ms = NEVER_MS
         self._reset(state)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
@@ -159,8 +160,10 @@ class Central(Matchmaker):
             target.armed_at_ms = NEVER_MS
             if isinstance(target, Pool):
                 self._serve(target, now_ms, out)
-            elif self._step(target, now_ms, out):
-                self._advance(target.model, now_ms, out)
+            elif isinstance(target, ModelState):
+                self._review_credit(target, now_ms)
+            elif target.model.sole is None or self._step(target, now_ms, out):
+                self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
         return out or NOTHING
 
     @property
@@ -186,11 +189,17 @@ class Central(Matchmaker):
                 self._arm(candidate, now_ms)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
-        """These models have gained or lost a pool."""
-        for model_id in sorted(model_ids):
-            state = self._models.get(model_id)
-            if state is not None:
-                self._reset(state)
-                state.set_pools(self._fleet.pools_of(model_id), self._want)
-                self._reset(state)
-                self._advance(state, now_ms, out)
+        """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
+        states = [self._models[model_id] for model_id in sorted(model_ids) if model_id in self._models]
+        for state in states:
+            self._reset(state)
+            state.set_pools(self._fleet.pools_of(state.model.model_id), self._want)
+            self._reset(state)
+        self._is_gathering = True
+        for state in states:
+            self._advance(state, now_ms, out)
+        self._is_gathering = False
+        pools = {id(pool): pool for state in states for one in state.candidates for pool in one.pools}
+        for pool in pools.values():
+            if pool.waiting or pool.early:
+                self._serve(pool, now_ms, out)

@@ -144,8 +144,18 @@ class Pool(Generic[WaiterT]):
         """Queue a candidate by the last moment it can start; among equals by priority, then first come."""
         heappush(self.waiting, (latest_at_ms, -priority, serial, candidate.stamp, candidate))
 
+    def first_waiting(self) -> WaiterT | None:
+        """The candidate that is served next, as far as its queued moment says."""
+        waiting = self.waiting
+        while waiting:
+            candidate = waiting[0][4]
+            if waiting[0][3] == candidate.stamp:
+                return candidate
+            heappop(waiting)
+        return None
+
     def wait_again(self, latest_at_ms: float) -> bool:
-        """Correct the first waiter's moment; True if it is still the first."""
+        """Correct the first candidate's moment to a later one; True if it is still the first."""
         waiting = self.waiting
         _, priority, serial, stamp, candidate = waiting[0]
         heapreplace(waiting, (latest_at_ms, priority, serial, stamp, candidate))

@@ -1,0 +1,262 @@
+"""What a plain reference and one of our disciplines are both played on: models, slices, requests, and what was sent.
+
+A reference knows single requests, never runs. It keeps no heap and no timer: after every event it looks at everything
+afresh. So it is slow, and it shares no line with `policies/batching`; what it needs of the world is here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import FrontendId, ModelId, SliceId
+from policies.batching.base import (
+    BatchModel,
+    BatchSlice,
+    Decision,
+    Delay,
+    Discipline,
+    Dispatch,
+    Drop,
+    HostedModel,
+    Preempt,
+    RequestRun,
+)
+
+MARGIN_MS = 1e-5
+"""Ours sends a batch so much before the moment after which it would be late (`policies/batching/moments.py`)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """`delay_ms`: from the decision until a batch is on the device, the same for every batch."""
+
+    name: str
+    slo_ms: float
+    delay_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A slice. `run_ms[model][b - 1]` is l(b) there; `weight[model]` its part of the model's requests in a plan."""
+
+    name: str
+    run_ms: Mapping[str, Sequence[float]]
+    weight: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request; `number` is unique."""
+
+    number: int
+    model: str
+    arrived_at_ms: float
+    deadline_at_ms: float
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch as it was sent."""
+
+    at_ms: float
+    gpu: str
+    model: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What there is to serve on, and what comes."""
+
+    models: tuple[Model, ...]
+    gpus: tuple[Gpu, ...]
+    requests: tuple[Request, ...]
+
+
+@dataclass
+class Played:
+    """`sent` in order, less what was preempted; every other request was given up or is still in `waiting`."""
+
+    sent: list[Sent] = field(default_factory=list)
+    given_up: set[int] = field(default_factory=set)
+    preempted: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Reference(ABC):
+    """Plays a setting: after each event `look` does what is to be done now, until nothing is."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.models = {model.name: model for model in setting.models}
+        self.gpus = setting.gpus
+        self.free_at_ms = {gpu.name: 0.0 for gpu in setting.gpus}
+        self.played = Played()
+        self._requests = setting.requests
+
+    def play(self) -> Played:
+        """All of it."""
+        left = list(reversed(self._requests))
+        now_ms = 0.0
+        while True:
+            at_ms = min(
+                (moment for moment in self.moments(now_ms) if moment > now_ms),
+                default=math.inf,
+            )
+            if left and left[-1].arrived_at_ms <= at_ms:
+                request = left.pop()
+                now_ms = request.arrived_at_ms
+                self.arrive(request, now_ms)
+            elif at_ms == math.inf:
+                return self.played
+            else:
+                now_ms = at_ms
+            self.look(now_ms)
+
+    @abstractmethod
+    def arrive(self, request: Request, now_ms: float) -> None:
+        """A request has come."""
+
+    @abstractmethod
+    def look(self, now_ms: float) -> None:
+        """Do all that is to be done now."""
+
+    @abstractmethod
+    def moments(self, now_ms: float) -> list[float]:
+        """When something may have to be done, if nothing comes; those that have passed do not matter."""
+
+    def hosts(self, model: str) -> list[Gpu]:
+        """The slices that host a model."""
+        return [gpu for gpu in self.gpus if model in gpu.run_ms]
+
+    def fastest_ms(self, model: str) -> float:
+        """What a request needs at least: its run alone on the best of its slices, and the way there."""
+        runs_ms = [gpu.run_ms[model][0] for gpu in self.hosts(model)]
+        return min(runs_ms, default=math.inf) + self.models[model].delay_ms
+
+
+def largest_fitting(run_ms: Sequence[float], left_ms: float) -> int:
+    """The largest batch that runs in the time left; 0: none."""
+    size = 0
+    while size < len(run_ms) and run_ms[size] <= left_ms:
+        size += 1
+    return size
+
+
+def play_ours(discipline: Discipline, setting: Setting) -> Played:
+    """The same setting, played at one of our disciplines."""
+    played = Played()
+    running: dict[str, Sent] = {}
+    for model in setting.models:
+        discipline.add_model(BatchModel(ModelId(model.name), model.slo_ms, Delay(model.delay_ms)), 0.0)
+
+    def take(decisions: Sequence[Decision], now_ms: float) -> None:
+        for decision in decisions:
+            if isinstance(decision, Dispatch):
+                sent = Sent(now_ms, decision.slice_id, decision.model_id, numbers_of(decision.runs))
+                assert len(sent.numbers) == decision.batch_size
+                played.sent.append(sent)
+                running[decision.slice_id] = sent
+            elif isinstance(decision, Drop):
+                played.given_up.update(numbers_of(decision.runs))
+            else:
+                assert isinstance(decision, Preempt)
+                played.preempted.append((now_ms, decision.slice_id))
+                played.sent.remove(running.pop(decision.slice_id))
+
+    for order, gpu in enumerate(setting.gpus):
+        hosted = tuple(
+            HostedModel(ModelId(name), tuple(run_ms), None, gpu.weight.get(name, 1.0))
+            for name, run_ms in gpu.run_ms.items()
+        )
+        take(discipline.add_slice(BatchSlice(SliceId(gpu.name), order, hosted), 0.0), 0.0)
+    now_ms = 0.0
+    left = list(reversed(setting.requests))
+    while True:
+        wake_at_ms = discipline.wake_at_ms
+        if left and (wake_at_ms is None or left[-1].arrived_at_ms <= wake_at_ms):
+            request = left.pop()
+            now_ms = request.arrived_at_ms
+            run = RequestRun(FrontendId("f"), request.number, 1, request.deadline_at_ms, now_ms)
+            take(discipline.arrive(ModelId(request.model), run, now_ms), now_ms)
+        elif wake_at_ms is None:
+            return played
+        else:
+            now_ms = max(now_ms, wake_at_ms)
+            take(discipline.tick(now_ms), now_ms)
+
+
+def numbers_of(runs: Sequence[RequestRun]) -> tuple[int, ...]:
+    """The requests in them."""
+    return tuple(number for run in runs for number in range(run.first_seq, run.first_seq + run.count))
+
+
+def differences(theirs: Played, ours: Played) -> list[str]:
+    """What the reference did and ours did not, in order; empty where they agree."""
+    found = []
+    for number, (one, other) in enumerate(zip(theirs.sent, ours.sent, strict=False)):
+        is_same = (one.gpu, one.model, one.numbers) == (other.gpu, other.model, other.numbers)
+        if not is_same or abs(one.at_ms - other.at_ms) > MARGIN_MS * 10:
+            found.append(f"batch {number}: reference {one}, ours {other}")
+            break
+    if not found and len(theirs.sent) != len(ours.sent):
+        found.append(f"{len(theirs.sent)} batches of the reference, {len(ours.sent)} of ours")
+    if not found and theirs.given_up != ours.given_up:
+        found.append(f"given up by one only: {sorted(theirs.given_up ^ ours.given_up)}")
+    if not found and theirs.preempted != ours.preempted:
+        found.append(f"preempted: reference {theirs.preempted}, ours {ours.preempted}")
+    return found
+
+
+def random_setting(seed: int, *, requests: int = 300, classes: int | None = None) -> Setting:
+    """One to twelve models with Zipf weights and bursts on slices of one to three speeds, from idle to overload.
+
+    Everything lies at random floats, so no two things happen at one moment.
+    """
+    rng = random.Random(seed)
+    count = rng.randint(1, 12)
+    delay_ms = rng.choice((0.0, 0.0, rng.uniform(0.1, 1.0)))
+    models, tables = [], {}
+    for rank in range(count):
+        alpha_ms, beta_ms = rng.uniform(0.05, 3.0), rng.uniform(0.0, 12.0)
+        slo_ms = rng.uniform(1.2, 6.0) * (alpha_ms + beta_ms) + delay_ms
+        name = f"m{rank}"
+        models.append(Model(name, slo_ms, delay_ms))
+        size_max = rng.choice((1, 2, 5, 16, 64))
+        tables[name] = [alpha_ms * size + beta_ms for size in range(1, size_max + 1)]
+    speeds = [1.0, rng.uniform(1.3, 2.0), rng.uniform(2.2, 4.0)][: classes or rng.choice((1, 1, 2, 3))]
+    gpus = []
+    for order in range(rng.randint(1, 10)):
+        speed = rng.choice(speeds)
+        is_whole = order == 0 or rng.random() < 0.8  # every model is hosted somewhere
+        hosted = sorted(tables if is_whole else rng.sample(sorted(tables), max(1, count // 2)))
+        gpus.append(Gpu(f"g{order}", {name: [speed * ms for ms in tables[name]] for name in hosted}))
+    weights = [(rank + 1) ** -rng.choice((0.0, 0.9, 1.5)) for rank in range(count)]
+    work_ms = sum(
+        weight * tables[model.name][min(4, len(tables[model.name])) - 1] / min(4, len(tables[model.name]))
+        for weight, model in zip(weights, models, strict=True)
+    ) / sum(weights)
+    rate = rng.uniform(0.1, 2.5) * len(gpus) / work_ms  # a millisecond
+    is_bursty = rng.random() < 0.5
+    came = []
+    at_ms = 0.0
+    for _ in range(requests):
+        at_ms += rng.gammavariate(0.2, 5.0 / rate) if is_bursty else rng.expovariate(rate)
+        (model,) = rng.choices(models, weights)
+        came.append((at_ms, model))
+    is_varied = rng.random() < 0.3
+    return Setting(
+        tuple(models),
+        tuple(gpus),
+        tuple(
+            Request(
+                number,
+                model.name,
+                at_ms,
+                at_ms + model.slo_ms * (rng.uniform(0.5, 1.5) if is_varied else 1.0),
+            )
+            for number, (at_ms, model) in enumerate(came)
+        ),
+    )
