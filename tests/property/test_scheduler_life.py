@@ -48,7 +48,8 @@ KINDS = (
 
 EXAMPLES = int(__import__('os').environ.get('LIFE','100'))
 Step = tuple[str, int]
-steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 12)), max_size=50)
+step = st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 12))
+steps = st.one_of(st.lists(step, max_size=10), st.lists(step, min_size=25, max_size=60))
 one_shape = st.sampled_from(sorted(SHAPES))
 shapes = st.one_of(one_shape.map(lambda one: (one,) * len(MODELS)), st.tuples(*[one_shape] * len(MODELS)))
 slos = st.tuples(*[st.sampled_from(SLOS_MS)] * len(MODELS))
