@@ -59,7 +59,7 @@ MB = 1e6
 
 
 @dataclass
-class Line_:
+class Stage:
     """A core, its slices, and what became of the requests of the frontend that stays."""
 
     core: SchedulerCore
@@ -86,9 +86,21 @@ class Line_:
                 size = sum(run.count for part in batch.parts for run in part.runs)
                 begins_ms = max(self.now_ms + batch.start_in_ms, self.free_at_ms.get(batch.slice_id, 0.0))
                 ends_ms = self.free_at_ms[batch.slice_id] = begins_ms + EXEC_MS[size - 1]
-                done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", size, (), 0.0, 0.0, EXEC_MS[size - 1])
+                done = Done(
+                    batch.batch_id,
+                    batch.slice_id,
+                    batch.model_id,
+                    "ok",
+                    size,
+                    (),
+                    0.0,
+                    0.0,
+                    EXEC_MS[size - 1],
+                )
                 heappush(self.ends, (ends_ms, next(self.ties), done))
-                right = sum(run.count for part in batch.parts if part.frontend_id == "frontend-1" for run in part.runs)
+                right = sum(
+                    run.count for part in batch.parts if part.frontend_id == "frontend-1" for run in part.runs
+                )
                 self.in_time += right if ends_ms <= SLO_MS else 0
                 self.missed += right if ends_ms > SLO_MS else 0
             case Dropped() as dropped if action.peer == RIGHT:
@@ -110,11 +122,11 @@ class Line_:
         self.now_ms = until_ms
 
 
-def line(batching: str) -> Line_:
+def stage(batching: str) -> Stage:
     """Eight slices that host four models, and two frontends."""
     specs = tuple(ModelSpec(one, SLO_MS, len(EXEC_MS), None, EXEC_MS) for one in MODELS)
     slices = tuple((NODE, SliceSpec(one, n, "emulated", None, specs)) for n, one in enumerate(SLICES))
-    made = Line_(
+    made = Stage(
         SchedulerCore(SchedulerSettings(specs, slices), make_discipline(batching, OPTIONS.get(batching, {})))
     )
     for number, peer in enumerate((LEFT, RIGHT)):
@@ -132,9 +144,9 @@ def ready(slice_id: SliceId, boot: str, exec_ms: tuple[float, ...]) -> SliceRead
     return SliceReady(slice_id, Incarnation(boot), NODE, 0, ("ipc:///w",), replicas)
 
 
-def lose(batching: str, queued: int, event: Event) -> Line_:
+def lose(batching: str, queued: int, event: Event) -> Stage:
     """`queued` requests of each frontend, then the event."""
-    made = line(batching)
+    made = stage(batching)
     gc.collect()
     gc.freeze()
     gc.disable()  # as a scheduler does
@@ -157,7 +169,7 @@ def resident() -> float:
     raise RuntimeError("the kernel does not say")
 
 
-def restart(made: Line_, draws: random.Random, first: int, last: int) -> None:
+def restart(made: Stage, draws: random.Random, first: int, last: int) -> None:
     """Slices start again and nodes come and go, the numbers of which are from `first` to `last`."""
     for number in range(first, last):
         slice_id = SLICES[number % len(SLICES)]
@@ -184,14 +196,18 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=10_000)
     add_json_option(parser)
     asked = parser.parse_args()
-    figures = Figures(f"{asked.queued:,} queued requests of a frontend that is lost; {asked.restarts:,} restarts")
+    figures = Figures(
+        f"{asked.queued:,} queued requests of a frontend that is lost; {asked.restarts:,} restarts"
+    )
     events = {
         "silent": Lost(LEFT, "silent"),
         "next incarnation": Heard(
             PeerId("frontend-0/1"), FrontendHello(FrontendId("frontend-0"), Incarnation("1"), ())
         ),
     }
-    table = figures.table("the loss of one of two frontends", "discipline", "how", "longest turn ms", "in time", "missed")
+    table = figures.table(
+        "the loss of one of two frontends", "discipline", "how", "longest turn ms", "in time", "missed"
+    )
     longest_ms, missed = 0.0, 0
     for batching in DISCIPLINES:
         for how, event in events.items():
@@ -200,7 +216,7 @@ def main() -> None:
             if batching == "tenuto":
                 longest_ms, missed = max(longest_ms, made.longest_ms), missed + made.missed
     draws = random.Random(1)
-    made = line("tenuto")
+    made = stage("tenuto")
     restart(made, draws, 1, FEW)
     gc.collect()
     before_mb = resident()
@@ -211,7 +227,9 @@ def main() -> None:
     restart(made, draws, 2 * FEW, asked.restarts)
     gc.collect()
     many, many_mb = tracemalloc.get_traced_memory()[0], resident()
-    memory = figures.table("memory of the core's process, MB", "after", "resident", "of it allocated since restart 100")
+    memory = figures.table(
+        "memory of the core's process, MB", "after", "resident", "of it allocated since restart 100"
+    )
     memory.rows += [
         (f"{FEW} restarts", before_mb, None),
         (f"{2 * FEW} restarts", few_mb, few / MB),

@@ -103,7 +103,9 @@ class Worker:
 class Cluster:
     """`shapes`: l(b) of each model. `draws` decide the details of each step."""
 
-    def __init__(self, batching: PolicyChoice, shapes: Mapping[ModelId, str], slo_ms: Sequence[float]) -> None:
+    def __init__(
+        self, batching: PolicyChoice, shapes: Mapping[ModelId, str], slo_ms: Sequence[float]
+    ) -> None:
         self.now_ms = 0.0
         self.fates: dict[RequestKey, str] = {}
         self.batches = 0
@@ -254,7 +256,13 @@ class Cluster:
             self.handle(Lost(worker.peer, "silent"))
 
     def arrive(
-        self, peer: PeerId, model_id: ModelId, count: int, budget_ms: float, span_ms: float, ready_in_ms: float
+        self,
+        peer: PeerId,
+        model_id: ModelId,
+        count: int,
+        budget_ms: float,
+        span_ms: float,
+        ready_in_ms: float,
     ) -> None:
         first_seq = self._seqs.get((peer, model_id), 0)
         self._seqs[peer, model_id] = first_seq + count
@@ -293,7 +301,9 @@ class Cluster:
             hosted = draw.sample(models, draw.randint(1, len(models))) if models else []
             spec = self._spec(gpu, "new", hosted)
             after = ends if draw.random() < 0.3 else ()
-            starts = (NewSlice(gpu.node_id, spec, _hints(spec), after),) if hosted and draw.random() < 0.8 else ()
+            starts = (
+                (NewSlice(gpu.node_id, spec, _hints(spec), after),) if hosted and draw.random() < 0.8 else ()
+            )
             moves.append(MoveInfo(wave, starts, ends))
         self.hear(
             PLANNER,
@@ -303,7 +313,10 @@ class Cluster:
                 tuple(map(self._model, models)),
                 (0.0,) * len(models),
                 tuple(
-                    KeptSlice(one, tuple(ReplicaHint(m.model_id, draw.choice((None, 2, 40)), 1.0) for m in spec.models))
+                    KeptSlice(
+                        one,
+                        tuple(ReplicaHint(m.model_id, draw.choice((None, 2, 40)), 1.0) for m in spec.models),
+                    )
                     for one, (_, spec) in self.wanted.items()
                     if one in current
                 ),
@@ -356,7 +369,9 @@ class Cluster:
             return
         count = sum(run.count for part in batch.parts for run in part.runs)
         ran = count if status == "ok" else 0
-        exec_ms = min(1e9, SHAPES[self.shapes[batch.model_id]][max(0, ran - 1)] * worker.slower) if ran else 0.0
+        exec_ms = (
+            min(1e9, SHAPES[self.shapes[batch.model_id]][max(0, ran - 1)] * worker.slower) if ran else 0.0
+        )
         missing = batch.parts if status == "expired" else ()
         if status != "expired":
             self._settle(batch, "ran" if ran else "failed")
@@ -411,7 +426,7 @@ class Cluster:
                     self.fates[key] = "returned"
 
     def _want(self, peer: PeerId, want: Want) -> None:
-        (node_id,) = [one for one, known in self.agents.items() if known == peer] or [None]
+        node_id = next((one for one, known in self.agents.items() if known == peer), None)
         if node_id is None:
             return
         self.wanted = {one: known for one, known in self.wanted.items() if known[0] != node_id}
@@ -502,7 +517,11 @@ def objects_within(root: object, is_wanted: Callable[[object], bool]) -> list[An
     pending: list[object] = [root]
     while pending:
         one = pending.pop()
-        if id(one) in seen or isinstance(one, type) or type(one).__name__ in {"module", "builtin_function_or_method"}:
+        if (
+            id(one) in seen
+            or isinstance(one, type)
+            or type(one).__name__ in {"module", "builtin_function_or_method"}
+        ):
             continue
         seen.add(id(one))
         if is_wanted(one):

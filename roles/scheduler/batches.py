@@ -320,7 +320,7 @@ class Batches:
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
-        granted = {run.frontend_id for run in flight.runs}
+        granted = {PeerId(run.frontend_id) for run in flight.runs}
         for part in message.missing:
             found = self._fleet.frontends.get(part.frontend_id)
             if found is None or found[0] not in granted:

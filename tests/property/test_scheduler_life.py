@@ -46,7 +46,7 @@ KINDS = (
     )
 )
 
-EXAMPLES = int(__import__('os').environ.get('LIFE','100'))
+EXAMPLES = 40
 Step = tuple[str, int]
 step = st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 12))
 steps = st.one_of(st.lists(step, max_size=10), st.lists(step, min_size=25, max_size=60))
@@ -120,7 +120,9 @@ def take(on: Cluster, step: Step) -> None:
             draw.choice((on.say_stale, on.ask_status, on.stranger_comes_and_goes))()
 
 
-def play(batching: PolicyChoice, chosen: tuple[str, ...], slo_ms: tuple[float, ...], script: list[Step]) -> Cluster:
+def play(
+    batching: PolicyChoice, chosen: tuple[str, ...], slo_ms: tuple[float, ...], script: list[Step]
+) -> Cluster:
     on = Cluster(batching, dict(zip(MODELS, chosen, strict=True)), slo_ms)
     for name in "fg":
         on.frontend_comes(name)

@@ -172,7 +172,10 @@ def test_a_model_may_go_while_others_wait(batching: str) -> None:
             hear(core, FRONTEND, Arrivals(model_id, seq, 1, 300.0), 10.0)
     refused = core._batches.retire(MODEL, "ModelNotFound", "it was removed", 11.0)
     assert queued(core) == 0
-    assert {send.message.model_id for send in refused if hasattr(send.message, "model_id")} <= {MODEL, OTHER_MODEL}
+    assert {send.message.model_id for send in refused if hasattr(send.message, "model_id")} <= {
+        MODEL,
+        OTHER_MODEL,
+    }
 
 
 def test_a_batch_larger_than_those_a_slice_runs_now_says_nothing_of_its_promise() -> None:
@@ -196,5 +199,3 @@ def done(batch: RunBatch, status: str = "ok") -> Done:
 def batch_size(batch: RunBatch, frontend_id: str | None = None) -> int:
     parts = [part for part in batch.parts if frontend_id in (None, part.frontend_id)]
     return sum(run.count for part in parts for run in part.runs)
-
-
