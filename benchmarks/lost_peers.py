@@ -55,6 +55,7 @@ OPTIONS = {"timeout": {"timeout_ms": 5_000.0}}
 TURN_MAX_MS = 20.0
 GROWTH_MAX = 0.02
 FEW = 100
+IDLE_EVERY = 20
 MB = 1e6
 
 
@@ -192,6 +193,8 @@ def restart(made: Stage, draws: random.Random, first: int, last: int) -> None:
         for model_id in MODELS:
             made.hear(Heard(LEFT, Arrivals(model_id, number * 4, 4, 50.0)))
         made.run(made.now_ms + 100.0)
+        if number % IDLE_EVERY == 0:
+            gc.collect()  # as a scheduler does when it is idle
 
 
 def main() -> None:
@@ -208,6 +211,8 @@ def main() -> None:
     )
     memory = figures.table("memory of the core's process", "after", "MB resident")
     made, draws = stage("tenuto"), random.Random(1)
+    gc.freeze()
+    gc.disable()
     sizes_mb: list[float] = []
     for first, last in ((1, FEW), (FEW, asked.restarts)):
         restart(made, draws, first, last)
