@@ -7,7 +7,6 @@ its options once; reading a configuration, the registry and `tenuto config show`
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,31 +30,31 @@ class Choice:
         """The word, or ConfigError with the closest one."""
         if isinstance(value, str) and value in self.names:
             return value
-        raise ConfigError(f"{where} is {value!r}; it must be one of {', '.join(self.names)}")
+        raise ConfigError(f"{where} is {shown(value)}; it must be one of {', '.join(self.names)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number over `minimum` (or at it); `default` None means the option may be absent."""
+    """A number over `minimum` (or at it), up to `maximum`; `default` None means the option may be absent."""
 
     default: float | None
     minimum: float = 0.0
-    maximum: float = math.inf
+    maximum: float = 1e9
     is_minimum_allowed: bool = False
     is_whole: bool = False
 
     def check(self, value: Any, where: str) -> float:
         """The number, or ConfigError with its range."""
-        kind = "a whole number" if self.is_whole else "a number"
-        bound = "at least" if self.is_minimum_allowed else "over"
-        right = f"it must be {kind}, {bound} {self.minimum:g}"
-        if math.isfinite(self.maximum):
-            right += f" and at most {self.maximum:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{where} is {value!r}; {right}")
-        is_low = value < self.minimum or (value == self.minimum and not self.is_minimum_allowed)
-        if is_low or value > self.maximum or (self.is_whole and value != int(value)):
-            raise ConfigError(f"{where} is {value:g}; {right}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_over = is_number and (value > self.minimum or (value == self.minimum and self.is_minimum_allowed))
+        # NaN is over nothing, and an int may be too large for every function that takes a float.
+        if not is_over or value > self.maximum or (self.is_whole and value != int(value)):
+            kind = "a whole number" if self.is_whole else "a number"
+            bound = "at least" if self.is_minimum_allowed else "over"
+            raise ConfigError(
+                f"{where} is {shown(value)}; it must be {kind}, {bound} {shown(self.minimum)}"
+                f" and at most {shown(self.maximum)}"
+            )
         return int(value) if self.is_whole else float(value)
 
 
@@ -69,7 +68,7 @@ class Flag:
         """The flag; ConfigError for anything else, 0 and 1 too."""
         if isinstance(value, bool):
             return value
-        raise ConfigError(f"{where} is {value!r}; it must be true or false")
+        raise ConfigError(f"{where} is {shown(value)}; it must be true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def checked_options(schema: Schema, given: Mapping[str, Any], where: str) -> dic
     """
     for name in given:
         if name not in schema:
-            raise ConfigError(f"{where}.{name}: unknown option{suggestion(name, schema)}")
+            raise ConfigError(f"{where}.{brief(name)}: unknown option{suggestion(name, schema)}")
     options: dict[str, Any] = {}
     for name, option in schema.items():
         if name in given:
@@ -102,6 +101,19 @@ def checked_options(schema: Schema, given: Mapping[str, Any], where: str) -> dic
         elif option.default is not None:
             options[name] = option.default
     return options
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    if isinstance(value, float):
+        return f"{value:,.12g}" if abs(value) < 1e12 else f"{value:g}"
+    return brief(repr(value))
+
+
+def brief(text: object) -> str:
+    """A text in a message, cut where it is long."""
+    whole = str(text)
+    return whole if len(whole) <= 60 else f"{whole[:40]}… ({len(whole)} characters)"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -189,7 +189,9 @@ def table_of(entries: Mapping[str | int, float], source: str = "given as a table
     for key, value in entries.items():
         text = str(key)
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= BATCH_SIZE_LIMIT):
-            raise ProfileError(f"{key!r} is not a batch size (a whole number from 1 to {BATCH_SIZE_LIMIT})")
+            raise ProfileError(
+                f"{text[:40]!r} is not a batch size (a whole number from 1 to {BATCH_SIZE_LIMIT})"
+            )
         if int(text) in points:
             raise ProfileError(f"batch {text} is in the table twice")
         points[int(text)] = value

@@ -74,10 +74,14 @@ class BandwidthTable:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is known of a model beside its run time and its memory; empty where the source is silent."""
+    """What is known of a model beside its run time and its memory; empty where the source is silent.
+
+    `batching_overhead_ms`: what putting a batch of b together takes, at index b - 1.
+    """
 
     requirements: Mapping[int, Requirements] = field(default_factory=dict)
     bandwidths: BandwidthTable | None = None
+    batching_overhead_ms: Sequence[float] = ()
 
 
 def _between(keys: Sequence[float], key: float) -> tuple[int, int, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from policies.batching import discipline_options
+from policies.options import shown
 from roles.cluster import PolicyChoice, placement_choice
 from roles.documents import read_value
 
@@ -64,7 +65,7 @@ def _written(text: str, where: str) -> list[tuple[str, Mapping[str, Any] | None]
             ((name, options),) = item.items()
         if not isinstance(name, str) or not isinstance(options, dict | None):
             raise ConfigError(
-                f"{where}: {item!r} is not a policy; write a name, or a name with options: "
+                f"{where}: {shown(item)} is not a policy; write a name, or a name with options: "
                 "'{symphony: {subclusters: 2}}'"
             )
         found.append((name, options))

@@ -17,7 +17,7 @@ import click
 from roles.gently import import_gently
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint, EntryPoints
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 5, 130
 
@@ -69,9 +69,27 @@ class LazyGroup(click.Group):
             found = [point for point in _others() if point.name == cmd_name]
             if not found:
                 return None
-            command = found[0].load()
+            command = _loaded(found[0])
         assert isinstance(command, click.Command)
         return command
+
+
+def _loaded(point: EntryPoint) -> click.Command:
+    """Another distribution's command. One that cannot be loaded says so when it is called, and hides no other."""
+    try:
+        command = point.load()
+    except Exception as error:  # noqa: BLE001  # somebody else's code, which may raise anything
+        problem = f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+    else:
+        if isinstance(command, click.Command):
+            return command
+        problem = f"{point.value} is no click command"
+
+    def refuse() -> None:
+        raise click.ClickException(problem)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(point.name, callback=refuse, help=problem, context_settings=settings)
 
 
 def _others() -> EntryPoints:

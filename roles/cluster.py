@@ -14,7 +14,7 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
-from policies.options import Number, Schema, checked_options, suggestion
+from policies.options import Number, Schema, checked_options, shown, suggestion
 from policies.placement import placement_options, placement_policy
 from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
@@ -223,6 +223,12 @@ class ClusterConfig:
             policy = policy.under(self.conditions())
         return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
 
+    @property
+    def is_planned_for_its_batching(self) -> bool:
+        """Whether the placement's policy looks at what its plan will run under."""
+        policy = placement_policy(self.placement.name, self.placement.options)
+        return isinstance(policy, ConditionedPolicy)
+
     def conditions(self) -> Conditions:
         """What a placement of this cluster will run under.
 
@@ -277,6 +283,8 @@ def placement_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
 def interference_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
     """An interference model's name with checked options; ConfigError where there is none of that name."""
     if name not in INTERFERENCE_NAMES:
-        raise ConfigError(f"cluster.interference: there is no {name!r}{suggestion(name, INTERFERENCE_NAMES)}")
+        raise ConfigError(
+            f"cluster.interference: there is no {shown(name)}{suggestion(name, INTERFERENCE_NAMES)}"
+        )
     schema = INTERFERENCE_OPTIONS.get(name, {})
     return PolicyChoice(name, checked_options(schema, options, f"cluster.interference.{name}"))

@@ -2,36 +2,124 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 
+from policies.options import shown
+from roles.config_checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
+
 EXIT_SLO_MISSED, EXIT_PARTIAL = 4, 6
-POSITIVE = click.FloatRange(min=0, min_open=True)
+PROCESSES_MAX = 64
+WORKERS_MAX = 1024
+
+
+class FloatRange(click.FloatRange):
+    """click's with both ends, for numbers only: its own lets NaN through, and repeats all digits of what it refuses."""
+
+    def __init__(self, low: float, high: float, *, is_low_allowed: bool = True) -> None:
+        super().__init__(min=low, max=high, min_open=not is_low_allowed)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or a usage error with the range."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (self.min or 0) <= number <= (self.max or 0) or (self.min_open and number == self.min):
+            low = f"over {shown(self.min)}, up" if self.min_open else f"from {shown(self.min)}"
+            self.fail(f"{shown(value)} is not a number {low} to {shown(self.max)}", param, ctx)
+        return number
+
+
+class IntRange(click.IntRange):
+    """The same for whole numbers."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(min=low, max=high)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or a usage error with the range."""
+        try:
+            number = int(value)
+        except ValueError:  # also of more digits than Python reads
+            number = None
+        if number is None or not (self.min or 0) <= number <= (self.max or 0):
+            self.fail(f"{shown(value)} is not a whole number from {self.min:,} to {self.max:,}", param, ctx)
+        return number
+
+
+class OutputPath(click.Path):
+    """A file to be written at the end of a command: whether it can be is asked before the work."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or a usage error that names what is wrong with its folder."""
+        path = super().convert(value, param, ctx)
+        folder = Path(os.fsdecode(path)).absolute().parent
+        if not folder.is_dir():
+            self.fail(f"{shown(str(path))}: there is no folder {folder}", param, ctx)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            self.fail(f"{shown(str(path))}: the folder {folder} cannot be written to", param, ctx)
+        return path
+
+
+POSITIVE_S = FloatRange(0, MOMENT_S_MAX, is_low_allowed=False)
+BUDGET_MS = FloatRange(0, DURATION_MS_MAX, is_low_allowed=False)
+RATE_RPS = FloatRange(0, RATE_RPS_MAX)
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else."
 )
-plot_option = click.option(
-    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG."
-)
+plot_option = click.option("--plot", "plot_path", type=OutputPath(), help="Draw a PNG.")
 warmup_option = click.option(
     "--warmup",
     "warmup_s",
-    type=click.FloatRange(min=0),
+    type=FloatRange(0, MOMENT_S_MAX),
     default=5.0,
     show_default=True,
     help="Before it, in s.",
 )
 duration_option = click.option(
-    "--duration", "duration_s", type=POSITIVE, default=60.0, show_default=True, help="Window in s."
+    "--duration", "duration_s", type=POSITIVE_S, default=60.0, show_default=True, help="Window in s."
 )
-seed_option = click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
+seed_option = click.option("--seed", type=IntRange(0, SEED_MAX), help="Instead of the file's.")
 workers_option = click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes.  [default: one per core]"
+    "--workers", type=IntRange(1, WORKERS_MAX), help="Processes.  [default: one per core]"
 )
+
+
+def remark(lines: Iterable[str]) -> None:
+    """Say on stderr what a user should know beside the result."""
+    for line in lines:
+        click.echo(f"tenuto: {line}", err=True)
+
+
+def echo_json(value: object, default: Callable[[Any], str] | None = None) -> None:
+    """Print a result as JSON; `default` writes what JSON has no form for.
+
+    NaN and Infinity are null: JSON has no words for them, and strict readers refuse the whole answer.
+    """
+    click.echo(json.dumps(_finite(value), allow_nan=False, default=default))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
 
 
 def painters() -> ModuleType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -11,11 +10,13 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import GpuReport, SliceReport
 from roles.cluster import role_id_of_node
+from roles.command_parts import echo_json
 from roles.config import load_config
 from roles.environment import RunDir, run_dir
 from roles.node_agent.shell import run_node_agent
@@ -130,7 +131,7 @@ def status(run_dir_option: Path | None, is_json: bool) -> None:  # noqa: FBT001 
             "counters": listed.counters,
             "roles": report.counters,
         }
-        click.echo(json.dumps(_plain(plain)))
+        echo_json(_plain(plain))
     else:
         _print_status(report)
 
@@ -188,7 +189,7 @@ def _show_start(
             "processes": processes_in(path),
             "slices": slices,
         }
-        click.echo(json.dumps(_plain(plain)))
+        echo_json(_plain(plain))
         return
     clients = " ".join(endpoints.get("client", ()))
     click.echo(f"tenuto is up (process {pid}); clients connect to {clients}", err=True)
@@ -216,7 +217,9 @@ def _print_status(report: ClusterReport) -> None:
     slices = Table("slice", "state", "models", "batches", "requests", title="Slices", title_justify="left")
     for item in report.scheduler.slices:
         state = f"{item.state}: {item.reason}" if item.reason else item.state
-        slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
+        slices.add_row(
+            item.slice_id, escape(state), ", ".join(item.models), str(item.batches), str(item.requests)
+        )
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))

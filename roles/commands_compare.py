@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +14,12 @@ from rich.table import Table
 from roles.choices import batching_choices, placement_choices
 from roles.command_parts import (
     duration_option,
+    echo_json,
     file_argument,
     json_option,
     painters,
     plot_option,
+    remark,
     seed_option,
     warmup_option,
     workers_option,
@@ -68,12 +69,13 @@ def compare(
     batched = batching_choices(batching or config.batching.name, config.batching, "--batching")
     workload = workload_of(config, seed)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+    remark(workload.remarks(window.until_ms))
     with executor_of(workers) as (executor, _), progress("comparing") as on_step:
         rows = play_all(config, workload, window, (placed, batched), executor, on_step)
     if plot_path is not None and plots is not None:
         plots.plot_comparison(plot_path, rows)
     if as_json:
-        click.echo(json.dumps([row.as_json() for row in rows]))
+        echo_json([row.as_json() for row in rows])
     else:
         _print_rows(rows)
 
@@ -88,10 +90,15 @@ def _print_rows(rows: Sequence[Compared]) -> None:
     for row in rows:
         if row.error is not None:
             console.print(f"{escape(row.placement)} with {escape(row.batching)}: {escape(row.error)}")
-    plans = {row.placement: row.plan for row in rows if row.plan is not None}
-    for placement, plan in plans.items():
-        for one in plan.unplaced:
-            console.print(f"{escape(placement)}: unplaced: {escape(one.model_id)}: {escape(one.reason)}")
+    unplaced = {
+        (row.placement, one.model_id, one.reason): None
+        for row in rows
+        if row.plan is not None
+        for one in row.plan.unplaced
+    }
+    for texts in unplaced:
+        placement, model_id, reason = map(escape, texts)
+        console.print(f"{placement}: unplaced: {model_id}: {reason}")
 
 
 def _summary(rows: Sequence[Compared]) -> Table:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from roles.command_parts import echo_json
 from roles.config import config_origins, load_config
 
 
@@ -24,7 +24,7 @@ def show(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Print every value of FILE with its origin: the file, or a default."""
     settings = config_origins(load_config(file))
     if is_json:
-        click.echo(json.dumps([{"path": p, "value": v, "origin": o} for p, v, o in settings], default=str))
+        echo_json([{"path": p, "value": v, "origin": o} for p, v, o in settings], default=str)
         return
     table = Table("path", "value", "origin")
     for path, value, origin in settings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from rich.table import Table
 from fabric.client import Client, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
+from roles.command_parts import BUDGET_MS, echo_json
 from roles.environment import run_dir
 from roles.supervisor.home import read_up_file
 
@@ -29,7 +29,7 @@ ROWS_SHOWN = 8
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", help="A frontend's address (default: the cluster of this host).")
-@click.option("--budget-ms", type=click.FloatRange(min=0, min_open=True), help="Instead of the model's SLO.")
+@click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")
 @click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")
 def infer(model: str, input_path: Path, target: str | None, budget_ms: float | None, is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Send one request to MODEL and print the answer and where its time went.
@@ -41,7 +41,7 @@ def infer(model: str, input_path: Path, target: str | None, budget_ms: float | N
     result = asyncio.run(_infer(addresses, model, input_path, budget_ms))
     if is_json:
         outputs = {name: array.tolist() for name, array in result.outputs.items()}
-        click.echo(json.dumps({"outputs": outputs, "ledger": ledger_of(result)}))
+        echo_json({"outputs": outputs, "ledger": ledger_of(result)})
         return
     console = Console()
     for name, array in result.outputs.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from roles.command_parts import echo_json
 
 EXIT_DIFFERS = 1
 
@@ -23,16 +24,14 @@ def replay(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     played = play(file, scheduler_from)
     found = played.difference
     if is_json:
-        click.echo(
-            json.dumps(
-                {
-                    "same": found is None,
-                    "events": played.events,
-                    "actions": played.actions,
-                    "cut": played.is_cut,
-                    "difference": None if found is None else asdict(found),
-                }
-            )
+        echo_json(
+            {
+                "same": found is None,
+                "events": played.events,
+                "actions": played.actions,
+                "cut": played.is_cut,
+                "difference": None if found is None else asdict(found),
+            }
         )
     elif found is None:
         cut = "; the file ends within an event" if played.is_cut else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove
-from roles.command_parts import POSITIVE
+from policies.options import brief, shown
+from roles.command_parts import BUDGET_MS, RATE_RPS, echo_json
 from roles.config import parse_config
 from roles.documents import read_file, read_value
 from roles.environment import RunDir, run_dir
@@ -64,10 +66,8 @@ def remove(*, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool
 
 @models.command("set")
 @click.argument("name")
-@click.option("--slo-ms", type=POSITIVE, help="Its SLO from now on.")
-@click.option(
-    "--rate", "rate_rps", type=click.FloatRange(min=0), help="Requests per second to plan for at least."
-)
+@click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
+@click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
 @_RUN_DIR
 @_JSON
 def set_(
@@ -89,10 +89,9 @@ def set_(
 def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty."""
     node, slash, gpu = where.rpartition("/")
-    number = gpu.removeprefix("gpu")
-    if (slash and not number.isascii()) or (slash and not number.isdigit()):
-        raise ConfigError(f"{where!r} is no GPU; write it like {node or 'local'}/gpu0")
-    node_id, local = (NodeId(node), int(number)) if slash else (NodeId(where), None)
+    if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
+        raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
+    node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
 
 
@@ -103,7 +102,7 @@ def _carry_out(change: Callable[[int], Change], run_dir_option: Path | None, *, 
     finally:
         home.remove()
     if as_json:
-        click.echo(json.dumps(_plain(answer)))
+        echo_json(_plain(answer))
     elif answer.status in ("ok", "partial"):
         click.echo(
             f"{answer.started} slices started, {answer.ended} ended, {answer.kept} not touched", err=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from rich.table import Table
 from policies.placement.base import Decision, Placement
 from roles.choices import placement_choices
 from roles.cluster import ClusterConfig
-from roles.command_parts import EXIT_SLO_MISSED, file_argument, json_option, painters, plot_option
+from roles.command_parts import EXIT_SLO_MISSED, echo_json, file_argument, json_option, painters, plot_option
 from roles.config import load_config
 from roles.plan import cost_per_hour, missed_slos, plan_json
 
@@ -54,7 +53,7 @@ def plan(
     if plot_path is not None and plots is not None:
         plots.plot_placement(plot_path, placement, config.gpus, name)
     if as_json:
-        click.echo(json.dumps(plan_json(config, name, placement, with_why=why)))
+        echo_json(plan_json(config, name, placement, with_why=why))
     else:
         _print_plan(config, placement)
         if why:

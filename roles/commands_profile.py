@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,30 @@ from rich.table import Table
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
+from policies.options import shown
 from profiles.measured import MeasuredProfile
+from profiles.model import BATCH_SIZE_LIMIT
 from profiles.profilers.plan import powers_of_two
 from profiles.store import write_measured
-from roles.command_parts import POSITIVE, json_option, painters, plot_option
+from roles.command_parts import (
+    WORKERS_MAX,
+    FloatRange,
+    IntRange,
+    OutputPath,
+    echo_json,
+    json_option,
+    painters,
+    plot_option,
+)
 from roles.config import load_config
+from roles.config_checks import finite, whole
 from roles.config_loaders import DTYPES, loader_spec
 from roles.config_sections import LoaderSection
 from roles.profiling.session import Ask, Session
 from roles.progress import progress
 
 BATCH_MAX_DEFAULT = 32
+SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 
 
 @click.command()
@@ -38,28 +50,28 @@ BATCH_MAX_DEFAULT = 32
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, …")
 @click.option("--batches", help="Batch sizes, such as 1,4,16.  [default: powers of two up to --max-batch]")
-@click.option("--max-batch", type=click.IntRange(1, 65_536), default=BATCH_MAX_DEFAULT, show_default=True)
+@click.option("--max-batch", type=IntRange(1, BATCH_SIZE_LIMIT), default=BATCH_MAX_DEFAULT, show_default=True)
 @click.option("--shares", help="MPS shares in percent, such as 20,50; the whole GPU is always measured.")
 @click.option("--igniter", is_flag=True, help="Also iGniter's configurations, groups and coefficients.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the weights, instead of the file's.")
 @click.option(
     "--gpu-type", help="The word for this device in workload files.  [default: cpu, or the GPU's name]"
 )
-@click.option("--seconds", type=POSITIVE, default=1.0, show_default=True, help="For each measurement.")
+@click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="For each measurement.")
 @click.option(
     "--limit",
     "limit_s",
-    type=POSITIVE,
+    type=SECONDS,
     default=300.0,
     show_default=True,
     help="For each, in s; then it is given up.",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, on a CPU."
+    "--threads", type=IntRange(1, WORKERS_MAX), default=1, show_default=True, help="Of torch, on a CPU."
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="The JSON file.  [default: MODEL-TYPE.json]",
 )
 @plot_option
@@ -106,7 +118,7 @@ def profile(
     if painter is not None and plot_path is not None:
         painter.plot_profile(plot_path, measured)
     if as_json:
-        click.echo(json.dumps(measured.document()))
+        echo_json(measured.document())
         return
     _print(measured)
     click.echo(f"written to {path}; in a workload file: profile: {{ref: {path}}}")
@@ -144,16 +156,18 @@ def _checked_device(device: str) -> str:
 
 def _whole(word: str) -> int:
     try:
-        return int(word)
+        number = int(word)
     except ValueError as error:
-        raise ConfigError(f"--batches: {word!r} is no whole number") from error
+        raise ConfigError(f"--batches: {shown(word)} is no whole number") from error
+    return whole(number, "--batches", 1, BATCH_SIZE_LIMIT)
 
 
 def _number(word: str) -> float:
     try:
-        return float(word)
+        number = float(word)
     except ValueError as error:
-        raise ConfigError(f"--shares: {word!r} is no number") from error
+        raise ConfigError(f"--shares: {shown(word)} is no number") from error
+    return finite(number, "--shares", over=0, at_most=100)
 
 
 def _print(measured: MeasuredProfile) -> None:

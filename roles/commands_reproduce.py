@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from roles.command_parts import EXIT_PARTIAL, json_option, painters, plot_option
+from roles.command_parts import EXIT_PARTIAL, OutputPath, echo_json, json_option, painters, plot_option
 from roles.progress import progress
 from roles.reproduce import EXPERIMENTS, check_name, run_experiment
 from roles.reproduce.document import as_json as experiment_json
@@ -37,7 +36,7 @@ from roles.reproduce.report import Reproduction
 @click.option(
     "--write",
     "write_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="Write each result into a Markdown document as soon as it is there; other chapters stay.",
 )
 @click.option(
@@ -93,7 +92,7 @@ def reproduce(
         plots.plot_reproduction(plot_path, found[0])
     if as_json:
         documents = [experiment_json(one) for one in found]
-        click.echo(json.dumps(documents[0] if len(names) == 1 and documents else documents))
+        echo_json(documents[0] if len(names) == 1 and documents else documents)
     else:
         for one in found:
             _print_experiment(one)
@@ -105,7 +104,7 @@ def reproduce(
 
 def _list_names(*, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(list(EXPERIMENTS)))
+        echo_json(list(EXPERIMENTS))
         return
     for name in EXPERIMENTS:
         click.echo(name)

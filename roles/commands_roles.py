@@ -11,10 +11,13 @@ import click
 
 from fabric.errors import ConfigError
 from fabric.ids import FrontendId
+from roles.command_parts import IntRange, OutputPath
 from roles.config import load_config, parse_config
 from roles.documents import read_document
 from roles.environment import RunDir, run_dir
 from roles.process import StopSignal, die_with_parent, read_run_file, set_up_logging
+
+JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
 _RUN_DIR = click.option(
@@ -30,12 +33,12 @@ _RUN_DIR = click.option(
 @_RUN_DIR
 @click.option(
     "--journal",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="Record every event and action there, for `tenuto replay`.",
 )
 @click.option(
     "--journal-mb",
-    type=click.IntRange(min=1),
+    type=IntRange(1, JOURNAL_MB_MAX),
     default=256,
     show_default=True,
     help="What the journal may take.",
@@ -72,9 +75,7 @@ def scheduler(
 @click.command()
 @_CONFIG
 @_RUN_DIR
-@click.option(
-    "--index", type=click.IntRange(min=0), default=0, help="Which of cluster.frontends this one is."
-)
+@click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
 @click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
 def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
     """Run a frontend: it owns requests and their payload, and gives each its one answer."""

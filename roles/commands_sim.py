@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,16 @@ from policies.scaling import BAD_RATE_ALLOWED
 from roles.batch_trace import write_trace
 from roles.command_parts import (
     EXIT_SLO_MISSED,
-    POSITIVE,
+    POSITIVE_S,
+    IntRange,
+    OutputPath,
     duration_option,
+    echo_json,
     file_argument,
     json_option,
     painters,
     plot_option,
+    remark,
     seed_option,
     warmup_option,
     workers_option,
@@ -47,7 +50,7 @@ from roles.workload import workload_of
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="Write every batch, for chrome://tracing or Perfetto.",
 )
 @click.option(
@@ -56,7 +59,7 @@ from roles.workload import workload_of
     is_flag=True,
     help="Let the placement follow the load, as a live cluster does; what it did goes to stderr, and into --json.",
 )
-@click.option("--check", is_flag=True, help="Exit 4 if a model's bad rate is 1 % or more.")
+@click.option("--check", is_flag=True, help="Exit 4 if a model is unplaced or its bad rate is 1 % or more.")
 @json_option
 def simulate(
     *,
@@ -76,12 +79,14 @@ def simulate(
     config = parse_config(document, file.parent, source=str(file))
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     workload = workload_of(config, seed)
+    remark(workload.remarks(window.until_ms))
     if is_replanned:
         run = simulate_replanning(config, document, str(file.parent), workload, window)
         for line in run.log or ("the plan did not change",):
             click.echo(line, err=True)
     else:
         run = play(config, workload, window)
+    remark(f"unplaced: {model_id}: {reason}" for model_id, reason in run.unplaced.items())
     if trace_path is not None:
         write_trace(trace_path, run.batches, run.slices)
     if plot_path is not None and plots is not None:
@@ -89,10 +94,11 @@ def simulate(
             plots.plot_run(plot_path, run, play_loads(config, workload, window, on_step))
     if as_json:
         replanning = {"replanning": list(run.log)} if is_replanned else {}
-        click.echo(json.dumps({**run.outcome.as_json(), **replanning}))
+        echo_json({**run.outcome.as_json(), **replanning})
     else:
         print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
-    if check and run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED:
+    is_left_out = any(config.model(model_id).rate_rps != 0 for model_id in run.unplaced)
+    if check and (is_left_out or run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED):
         sys.exit(EXIT_SLO_MISSED)
 
 
@@ -100,7 +106,7 @@ def simulate(
 @file_argument
 @click.option(
     "--seeds",
-    type=click.IntRange(min=1, max=1000),
+    type=IntRange(1, 1000),
     default=3,
     show_default=True,
     help="How many, from the file's.",
@@ -108,7 +114,7 @@ def simulate(
 @click.option(
     "--duration",
     "duration_s",
-    type=POSITIVE,
+    type=POSITIVE_S,
     default=DURATION_S_MIN,
     show_default=True,
     help="Shortest window in s; it grows to 2,000 arrivals of the rarest model.",
@@ -117,7 +123,11 @@ def simulate(
 @workers_option
 @click.option("--dask", metavar="ADDRESS", help="Run on this Dask cluster instead (extra: sweep).")
 @click.option("--live", "is_live", is_flag=True, help="Start the cluster on this host and really send.")
-@click.option("--check", is_flag=True, help="Exit 4 if the file's own total is over the goodput.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit 4 if the file's own total is over the goodput, or a model with a rate is unserved.",
+)
 @json_option
 def goodput(
     *,
@@ -136,6 +146,7 @@ def goodput(
         raise click.UsageError("--live sends one load at a time: it takes neither --workers nor --dask")
     config = load_config(file)
     question = question_of(config, warmup_s, duration_s)
+    remark(question.workload.remarks())
     wanted = [config.seed + number for number in range(seeds)]
     if is_live:
         found = _live_goodput(file, question, wanted)
@@ -143,10 +154,10 @@ def goodput(
         with executor_of(workers, dask) as (executor, size), progress("bisecting") as on_step:
             found = find_goodput(question, wanted, executor, size, on_step)
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        echo_json(found.as_json())
     else:
         _print_goodput(found)
-    if check and question.total_rps > found.goodput_rps:
+    if check and (question.total_rps > found.goodput_rps or question.is_anybody_left_out):
         sys.exit(EXIT_SLO_MISSED)
 
 

@@ -1,7 +1,7 @@
 """Placements and batching disciplines on one workload: `tenuto compare`.
 
-Every placement is planned once; every combination plays the same arrivals (one seed) on the same cluster, with the
-interference that the file names. A plan that leaves models out is played with what it placed: the requests of the
+Every combination plays the same arrivals (one seed) on the same cluster, with the interference that the file names,
+and with the plan that the file would get if it named these two. A policy that does not look at the batching plans once. A plan that leaves models out is played with what it placed: the requests of the
 others are dropped. A combination that cannot be built is a row with the reason, so that one missing solver or
 batch size does not hide the others' results.
 """
@@ -94,26 +94,29 @@ def compare(
     placements, batchings = choices
     for gpu_type in config.gpu_types:
         config.device_model(gpu_type)
-    steps = len(placements) * (1 + len(batchings))
-    plans: dict[str, Placement | str] = {}
     asked = {
-        executor.submit(plan_one, replace(config, placement=choice.policy)): choice for choice in placements
+        (placement.label, batching.label): replace(
+            config, placement=placement.policy, batching=batching.policy
+        )
+        for placement in placements
+        for batching in batchings
     }
-    for done, planned in enumerate(as_completed(asked), start=1):
-        plans[asked[planned].label] = planned.result()
+    planning = {
+        plan_key: executor.submit(plan_one, own)
+        for plan_key, own in {_plan_key(key, own): own for key, own in asked.items()}.items()
+    }
+    steps = len(planning) + len(asked)
+    for done, _ in enumerate(as_completed(planning.values()), start=1):
         on_step(done / steps)
     rows: dict[tuple[str, str], Compared] = {}
     playing = {}
-    for placement in placements:
-        found = plans[placement.label]
-        for batching in batchings:
-            key = (placement.label, batching.label)
-            if isinstance(found, str):
-                rows[key] = Compared(*key, error=found)
-                continue
-            rows[key] = Compared(*key, plan=found, cost_per_hour=cost_per_hour(config, found))
-            own = replace(config, placement=placement.policy, batching=batching.policy)
-            playing[executor.submit(play_one, own, workload, window, found)] = key
+    for key, own in asked.items():
+        found = planning[_plan_key(key, own)].result()
+        if isinstance(found, str):
+            rows[key] = Compared(*key, error=found)
+            continue
+        rows[key] = Compared(*key, plan=found, cost_per_hour=cost_per_hour(config, found))
+        playing[executor.submit(play_one, own, workload, window, found)] = key
     for done, played in enumerate(as_completed(playing), start=steps - len(playing) + 1):
         key, came = playing[played], played.result()
         if isinstance(came, str):
@@ -122,6 +125,12 @@ def compare(
             rows[key] = replace(rows[key], outcome=came)
         on_step(done / steps)
     return list(rows.values())
+
+
+def _plan_key(key: tuple[str, str], config: ClusterConfig) -> tuple[str, str]:
+    """Combinations with the same key have the same plan."""
+    placement, batching = key
+    return placement, batching if config.is_planned_for_its_batching else ""
 
 
 def plan_one(config: ClusterConfig) -> Placement | str:

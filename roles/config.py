@@ -16,8 +16,9 @@ import msgspec
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.batching import discipline_options
+from policies.options import shown
 from profiles.gpu import GIB, MIB, gpu_profile
-from profiles.model import BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
+from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
 from profiles.store import read_profile, shipped_profile
 from roles.cluster import (
     ArrivalConfig,
@@ -30,7 +31,16 @@ from roles.cluster import (
     interference_choice,
     placement_choice,
 )
-from roles.config_checks import check_endpoint, finite, name_like, one_of, translated
+from roles.config_checks import (
+    DURATION_MS_MAX,
+    SEED_MAX,
+    check_endpoint,
+    finite,
+    name_like,
+    one_of,
+    translated,
+    whole,
+)
 from roles.config_loaders import loader_spec
 from roles.config_origins import policy_settings, section_settings
 from roles.config_rates import Steps, model_rates
@@ -50,6 +60,14 @@ __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load
 
 DEVICES = ("emulated", "cpu", "cuda")
 GPUS_LIMIT = 65_536
+NETWORK_MS_MAX = 60_000.0
+MEMORY_GB_MAX = 1e6
+PRICE_MAX = 1e9
+PIN_CORES_MAX = 4096
+PRIORITY_MAX = 1_000_000
+PHASE_MAX = 1e9  # gaps
+SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
+RUN_MS_MIN = 1e-6  # what results are rounded to
 
 
 def load_config(path: Path) -> ClusterConfig:
@@ -90,13 +108,11 @@ def _cluster_config(
         _model(section, f"models[{place}]", rates[place], base_dir)
         for place, section in enumerate(read.models)
     )
-    if not 1 <= read.cluster.frontends <= 1024:
-        raise ConfigError(f"cluster.frontends: is {read.cluster.frontends}; it must be from 1 to 1024")
-    if not 0 <= read.seed < 2**63:
-        raise ConfigError(f"seed: is {read.seed}; it must be a whole number, 0 or more")
+    whole(read.cluster.frontends, "cluster.frontends", 1, 1024)
+    whole(read.seed, "seed", 0, SEED_MAX)
     network = read.cluster.network
     for field in network.__struct_fields__:
-        finite(getattr(network, field), f"cluster.network.{field}", at_least=0)
+        finite(getattr(network, field), f"cluster.network.{field}", at_most=NETWORK_MS_MAX)
     batching = _policy(read.batching, "batching")
     placement = _policy(read.placement, "placement")
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
@@ -134,7 +150,7 @@ def _cluster_config(
 def _model(
     section: ModelSection, where: str, rate: tuple[Steps, float | None], base_dir: Path
 ) -> ModelConfig:
-    finite(section.slo_ms, f"{where}.slo_ms", over=0)
+    finite(section.slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
     if section.profile is None and section.loader is None:
         raise ConfigError(
             f"{where}: has neither profile nor loader; an emulated device needs a profile "
@@ -143,7 +159,9 @@ def _model(
     profile, by_type = _profiles(section.profile, f"{where}.profile", base_dir)
     memory_bytes = None
     if section.memory_mb is not None:
-        memory_bytes = int(finite(section.memory_mb, f"{where}.memory_mb", at_least=0) * MIB)
+        memory_bytes = int(
+            finite(section.memory_mb, f"{where}.memory_mb", at_most=MEMORY_GB_MAX * 1024) * MIB
+        )
     steps, weight = rate
     return ModelConfig(
         model_id=ModelId(section.name),
@@ -155,7 +173,7 @@ def _model(
         profiles_by_type=by_type,
         loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
-        priority=section.priority,
+        priority=whole(section.priority, f"{where}.priority", -PRIORITY_MAX, PRIORITY_MAX),
     )
 
 
@@ -174,13 +192,15 @@ def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConf
     if section.process == "trace" and section.path is None:
         raise ConfigError(f"{where}.path: is missing; a trace needs the CSV file to play")
     if section.phase is not None:
-        finite(section.phase, f"{where}.phase", at_least=0)
+        finite(section.phase, f"{where}.phase", at_most=PHASE_MAX)
     trace_path = None
     if section.path is not None:
         trace_path = base_dir / section.path
         if not trace_path.is_file():
             raise ConfigError(f"{where}.path: there is no file {trace_path}")
-    shape = 1.0 if section.shape is None else finite(section.shape, f"{where}.shape", over=0)
+    shape = 1.0
+    if section.shape is not None:
+        shape = finite(section.shape, f"{where}.shape", at_least=SHAPE_MIN, at_most=SHAPE_MAX)
     return ArrivalConfig(section.process, shape, section.phase, trace_path)
 
 
@@ -203,6 +223,17 @@ def _profiles(
 
 
 def _profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfile:
+    profile = _written_profile(section, where, base_dir)
+    ends_ms = profile.exec_ms(1), profile.exec_ms(profile.batch_size_max)
+    if not RUN_MS_MIN <= ends_ms[0] <= ends_ms[1] <= DURATION_MS_MAX:
+        raise ConfigError(
+            f"{where}: batches take from {shown(ends_ms[0])} to {shown(ends_ms[1])} ms; "
+            f"they must take from {RUN_MS_MIN:f} ms to {shown(DURATION_MS_MAX)} ms"
+        )
+    return profile
+
+
+def _written_profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfile:
     _one_kind(section, where)
     try:
         if section.table is not None:
@@ -213,7 +244,11 @@ def _profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfil
         if section.alpha_ms is None or section.beta_ms is None:
             missing = "alpha_ms" if section.alpha_ms is None else "beta_ms"
             raise ConfigError(f"{where}.{missing}: is missing; a line needs alpha_ms and beta_ms")
-        max_batch = BATCH_SIZE_MAX_DEFAULT if section.max_batch is None else section.max_batch
+        finite(section.alpha_ms, f"{where}.alpha_ms", at_most=DURATION_MS_MAX)
+        finite(section.beta_ms, f"{where}.beta_ms", at_most=DURATION_MS_MAX)
+        max_batch = BATCH_SIZE_MAX_DEFAULT
+        if section.max_batch is not None:
+            max_batch = whole(section.max_batch, f"{where}.max_batch", 1, BATCH_SIZE_LIMIT)
         return LinearProfile(section.alpha_ms, section.beta_ms, max_batch, source=f"line at {where}")
     except ProfileError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -250,17 +285,16 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
         where = "cluster" if section.nodes is None else f"cluster.nodes[{place}]"
         name_like(node.host, f"{where}.host")
         one_of(node.device, DEVICES, f"{where}.device")
-        if not 0 <= node.gpus <= GPUS_LIMIT:
-            raise ConfigError(f"{where}.gpus: is {node.gpus}; it must be from 0 to {GPUS_LIMIT}")
+        whole(node.gpus, f"{where}.gpus", 0, GPUS_LIMIT)
         memory_bytes = gpu_profile(node.type).memory_bytes
         if node.memory_gb is not None:
-            memory_bytes = int(finite(node.memory_gb, f"{where}.memory_gb", over=0) * GIB)
-        if node.price_per_hour is not None:
-            finite(node.price_per_hour, f"{where}.price_per_hour", at_least=0)
-        if node.pin_cores is not None and node.pin_cores < 1:
-            raise ConfigError(
-                f"{where}.pin_cores: is {node.pin_cores}; it must be 1 or more cores for each worker process"
+            memory_bytes = int(
+                finite(node.memory_gb, f"{where}.memory_gb", over=0, at_most=MEMORY_GB_MAX) * GIB
             )
+        if node.price_per_hour is not None:
+            finite(node.price_per_hour, f"{where}.price_per_hour", at_most=PRICE_MAX)
+        if node.pin_cores is not None:
+            whole(node.pin_cores, f"{where}.pin_cores", 1, PIN_CORES_MAX)
         nodes.append(
             NodeConfig(
                 node.host,

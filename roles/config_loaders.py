@@ -9,13 +9,14 @@ from typing import Final
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
-from roles.config_checks import one_of
+from roles.config_checks import SEED_MAX, one_of, whole
 from roles.config_sections import LoaderSection
 
 ZOOS: Final = ("torchvision", "transformers")
 DTYPES: Final = ("float32", "bfloat16", "float16")
 SEQUENCE_LENGTH_DEFAULT: Final = 512  # as the language models of the papers were measured
 SEQUENCE_LENGTH_LIMIT: Final = 1 << 20
+TOP_K_LIMIT: Final = 1 << 20
 
 # Which options speak of which loaders; the others would be ignored in silence, so they are refused.
 _ONLY_FOR: Final = {
@@ -43,14 +44,13 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
             )
     if section.python is not None and not re.fullmatch(r"[\w.]+:\w+", section.python):
         raise ConfigError(f'{where}.python: is {section.python!r}; it must be like "package.module:Class"')
-    if section.top_k is not None and section.top_k < 1:
-        raise ConfigError(f"{where}.top_k: is {section.top_k}; it must be 1 or more")
+    if section.top_k is not None:
+        whole(section.top_k, f"{where}.top_k", 1, TOP_K_LIMIT)
+    whole(section.seed, f"{where}.seed", 0, SEED_MAX)
     one_of(section.dtype, DTYPES, f"{where}.dtype")
     length = section.sequence_length
-    if length is not None and not 1 <= length <= SEQUENCE_LENGTH_LIMIT:
-        raise ConfigError(
-            f"{where}.sequence_length: is {length}; it must be from 1 to {SEQUENCE_LENGTH_LIMIT}"
-        )
+    if length is not None:
+        whole(length, f"{where}.sequence_length", 1, SEQUENCE_LENGTH_LIMIT)
     return LoaderSpec(
         zoo=section.zoo,
         arch=section.arch,

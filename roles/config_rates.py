@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from fabric.errors import ConfigError
-from roles.config_checks import finite
+from roles.config_checks import MOMENT_S_MAX, RATE_RPS_MAX, finite
 
 Steps = tuple[tuple[float, float], ...]
 
@@ -27,11 +27,11 @@ def model_rates(
     """
     weights = [weight for _, weight in written]
     if zipf is not None:
-        finite(zipf, "popularity.zipf", at_least=0)
+        finite(zipf, "popularity.zipf", at_most=100)
         _refuse(weights, "weight: popularity is given too; use one of the two")
     for place, (rate_rps, weight) in enumerate(written):
         if weight is not None:
-            finite(weight, f"models[{place}].weight", at_least=0)
+            finite(weight, f"models[{place}].weight", at_most=RATE_RPS_MAX)
             if rate_rps is not None and total is None:
                 raise ConfigError(
                     f"models[{place}].weight: this model has its own rate_rps; use one of the two"
@@ -74,12 +74,12 @@ def _shares(zipf: float | None, weights: Sequence[float | None]) -> list[float |
 
 def _steps(rate: float | Steps, where: str) -> Steps:
     if not isinstance(rate, tuple):
-        return ((0.0, finite(rate, where, at_least=0)),)
+        return ((0.0, finite(rate, where, at_most=RATE_RPS_MAX)),)
     if not rate:
         raise ConfigError(f"{where}: has no steps; write a number, or [[0, 100], [30, 200]]")
     for place, (from_s, rate_rps) in enumerate(rate):
-        finite(from_s, f"{where}[{place}][0]", at_least=0)
-        finite(rate_rps, f"{where}[{place}][1]", at_least=0)
+        finite(from_s, f"{where}[{place}][0]", at_most=MOMENT_S_MAX)
+        finite(rate_rps, f"{where}[{place}][1]", at_most=RATE_RPS_MAX)
     for place, ((before_s, _), (from_s, _)) in enumerate(itertools.pairwise(rate), start=1):
         if from_s <= before_s:
             raise ConfigError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,12 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fabric.errors import ConfigError
+from roles.command_parts import echo_json
 from roles.environment import run_dir
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+IMPORT_LIMIT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,36 @@ def _packages() -> Iterator[Finding]:
         ("pulp", "MILP placements"),
     ):
         yield _package(name, WARN, use)
+
+
+def _torchvision() -> Iterator[Finding]:
+    """Whether the two wheels belong together: each may be there, and the import fail all the same."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
+        return
+    problem = _import_problem("torchvision")
+    if problem is None:
+        yield Finding("import torchvision", OK, "works")
+        return
+    yield Finding(
+        "import torchvision",
+        WARN,
+        f"{problem}; the zoo's classifiers run even so, a class of your own that imports torchvision does not: "
+        "install the torchvision that was built for this torch",
+    )
+
+
+def _import_problem(module: str) -> str | None:
+    """What importing it raises, asked of a process of its own; None: nothing."""
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        ended = subprocess.run(  # noqa: S603  the command line is ours, and no shell reads it
+            command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"is not imported within {IMPORT_LIMIT_S} s"
+    if ended.returncode == 0:
+        return None
+    return (ended.stderr.strip().splitlines() or [f"ended with code {ended.returncode}"])[-1]
 
 
 def _package(name: str, missing: str, use: str) -> Finding:
@@ -111,6 +144,7 @@ def _gpu() -> Iterator[Finding]:
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
     _packages,
+    _torchvision,
     _fabric_name,
     _run_dir,
     _host,
@@ -124,12 +158,14 @@ def doctor(*, as_json: bool) -> None:
     """Check this host. Exit 1 when something needed is missing."""
     findings = examine()
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        echo_json([asdict(finding) for finding in findings])
     else:
         table = Table("check", "state", "detail")
         colours = {OK: "green", WARN: "yellow", FAIL: "red"}
         for finding in findings:
-            table.add_row(finding.name, f"[{colours[finding.state]}]{finding.state}[/]", finding.detail)
+            table.add_row(
+                finding.name, f"[{colours[finding.state]}]{finding.state}[/]", escape(finding.detail)
+            )
         Console().print(table)
     if any(finding.state == FAIL for finding in findings):
         sys.exit(1)

@@ -87,13 +87,16 @@ class DriverStats:
         self.late_buckets[min(_BUCKETS - 1, 8 * shift + (late_us >> shift))] += 1
 
     def late_ms(self, quantile: float) -> float:
-        """An upper bound of that quantile of the lateness, in ms, at most an eighth too high; 0 before the first tick."""
+        """An upper bound of that quantile of the lateness, in ms; 0 before the first tick.
+
+        It is at most an eighth too high, and never over the largest.
+        """
         left = quantile * self.ticks
         for bucket, count in enumerate(self.late_buckets):
             left -= count
             if left <= 0 and count:
                 shift = max(0, bucket // 8 - 1)
-                return float((bucket - 8 * shift + 1) << shift) / 1e3
+                return min(float((bucket - 8 * shift + 1) << shift) / 1e3, self.late_ms_max)
         return 0.0
 
     def told_in(self, status: StatusListed) -> StatusListed:

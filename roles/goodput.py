@@ -28,6 +28,7 @@ ARRIVALS_OF_THE_RAREST = 2000
 REQUESTS_MAX = 2_000_000
 DURATION_S_MIN = 20.0  # in a few seconds of Poisson arrivals the verdict is still luck
 LOWEST = 1 / 1000  # of the bound: a goodput below it is 0
+RATE_IS_0 = "its rate is 0"
 BOUND_MARGIN = 1.05  # over the bound: a sample may have fewer arrivals than its rate says, and 1 % may be bad
 
 
@@ -51,6 +52,11 @@ class Question:
     def total_rps(self) -> float:
         """The configuration's own total."""
         return sum(self.rates_rps.values())
+
+    @property
+    def is_anybody_left_out(self) -> bool:
+        """Whether a model of which requests come is not served at all."""
+        return any(reason != RATE_IS_0 for _, reason in self.unserved)
 
     def window(self, total_rps: float) -> Window:
         """Long enough for the rarest model, short enough for the limit on requests."""
@@ -251,7 +257,7 @@ def _unserved_models(
     for model, source in zip(config.models, workload.sources, strict=True):
         fastest_ms = min((exec_ms[0] for exec_ms in _tables(settings, model.model_id)), default=math.inf)
         if source.expected(window.from_ms, window.until_ms) <= 0:
-            found.append((model.model_id, "its rate is 0"))
+            found.append((model.model_id, RATE_IS_0))
         elif math.isinf(fastest_ms):
             found.append((model.model_id, settings.unplaced.get(model.model_id, "no slice hosts it")))
         elif fastest_ms + overhead_ms > model.slo_ms:

@@ -81,6 +81,7 @@ def _slice_json(planned: PlannedSlice) -> dict[str, object]:
             {
                 "model": model.model_id,
                 "batch": model.batch,
+                "batch_max": model.batch_max,
                 "rate_rps": rounded(model.rate_rps),
                 "duty_ms": rounded(model.duty_ms),
                 "predicted_ms": rounded(model.predicted_ms),

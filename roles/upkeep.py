@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 EXIT_UNKNOWN: Final = 256
 """No process can end with that code: of one that was adopted nobody is told."""
+
+
+_LOGGED = re.compile(r" level=[A-Z]+ role=")
+
+
+def spoken(said: str) -> list[str]:
+    """The lines of what a process printed that may explain its end: neither empty ones nor those of its log."""
+    return [line.strip() for line in said.splitlines() if line.strip() and not _LOGGED.search(line)]
 
 
 @dataclass(slots=True, frozen=True)

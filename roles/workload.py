@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,17 +25,42 @@ from numpy.typing import NDArray
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
+from policies.options import brief, shown
 from roles.cluster import ClusterConfig
+from roles.config_checks import MOMENT_S_MAX
 
 Moments = NDArray[np.float64]
+NAMES_SHOWN = 5
 
 
 @dataclass(slots=True, frozen=True)
 class Trace:
-    """Recorded arrivals of every model in one file, repeated every `period_ms` (0: played once)."""
+    """Recorded arrivals of every model in one file, repeated every `period_ms` (0: played once).
+
+    `ignored`: how many rows name a model that this trace is not played for, by that name.
+    """
 
     at_ms: Mapping[ModelId, Moments]
     period_ms: float
+    name: str = ""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+    def remarks(self, until_ms: float | None = None) -> list[str]:
+        """What of the recording is not played as it is: left out, or repeated in a run of that length."""
+        found: list[str] = []
+        if self.ignored:
+            names = [f"{brief(name)} ({count:,})" for name, count in self.ignored.items()]
+            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+            found.append(
+                f"{self.name}: {sum(self.ignored.values()):,} rows are not played: no model of the file with this "
+                f"trace is called {', '.join(names[:NAMES_SHOWN])}{more}"
+            )
+        if until_ms is not None and 0 < self.period_ms < until_ms:
+            found.append(
+                f"{self.name}: lasts {self.period_ms / 1000:,.6g} s, the run {until_ms / 1000:,.6g} s: "
+                f"it is played {until_ms / self.period_ms:,.1f} times"
+            )
+        return found
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,6 +161,11 @@ class Workload:
         """How many requests to expect in a window, all models together."""
         return sum(source.expected(from_ms, until_ms) for source in self.sources)
 
+    def remarks(self, until_ms: float | None = None) -> list[str]:
+        """What a user should know of the traces, see `Trace.remarks`."""
+        traces = {source.trace.name: source.trace for source in self.sources if source.trace is not None}
+        return [line for trace in traces.values() for line in trace.remarks(until_ms)]
+
     def arrivals(self, until_ms: float) -> tuple[Moments, ...]:
         """Each model's arrivals before `until_ms`, in the order of `sources`."""
         return tuple(source.arrivals(self.seed, until_ms) for source in self.sources)
@@ -170,6 +201,7 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
     plus one mean gap. Raises ConfigError with the line number for whatever is wrong.
     """
     rows: dict[ModelId, list[float]] = {model_id: [] for model_id in model_ids}
+    ignored: Counter[str] = Counter()
     count, first_ms, last_ms = 0, 0.0, 0.0
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -191,8 +223,10 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
                 last_ms = at_ms
                 count += 1
                 for model_id in model_ids if named is None else (ModelId(named),):
-                    if model_id in rows:  # a recording may hold more models than are asked about
+                    if model_id in rows:
                         rows[model_id].append(at_ms)
+                    else:  # a recording may hold more models than are asked about
+                        ignored[model_id] += 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: the trace cannot be read: {error}") from error
     if count == 0:
@@ -201,7 +235,8 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
     if silent:
         raise ConfigError(f"{path}: the trace has no arrivals of {', '.join(silent)}")
     period_ms = last_ms + (last_ms - first_ms) / max(1, count - 1)
-    return Trace({model_id: np.array(at_ms, dtype=np.float64) for model_id, at_ms in rows.items()}, period_ms)
+    moments = {model_id: np.array(at_ms, dtype=np.float64) for model_id, at_ms in rows.items()}
+    return Trace(moments, period_ms, path.name, ignored)
 
 
 def _trace_row(path: Path, line_no: int, line: Sequence[str], columns: int) -> tuple[float, str | None]:
@@ -210,9 +245,11 @@ def _trace_row(path: Path, line_no: int, line: Sequence[str], columns: int) -> t
     try:
         at_ms = float(line[0])
     except ValueError as error:
-        raise ConfigError(f"{path}: line {line_no}: {line[0]!r} is not a number of ms") from error
-    if not 0 <= at_ms < float("inf"):
-        raise ConfigError(f"{path}: line {line_no}: {line[0]!r} must be 0 or more")
+        raise ConfigError(f"{path}: line {line_no}: {shown(line[0])} is not a number of ms") from error
+    if not 0 <= at_ms <= 1000 * MOMENT_S_MAX:
+        raise ConfigError(
+            f"{path}: line {line_no}: {shown(line[0])} must be 0 or more, and at most {1000 * MOMENT_S_MAX:,.0f}"
+        )
     return at_ms, line[1].strip() if columns == 2 else None
 
 

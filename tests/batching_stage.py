@@ -161,19 +161,19 @@ class Stage:
             self._take(self.discipline.slice_free(slice_id, free_at_ms, self.now_ms))
 
     def _take(self, decisions: Sequence[Decision]) -> None:
-        stopped: list[tuple[ModelId, RequestRun]] = []
+        stopped: list[tuple[ModelId, list[RequestRun]]] = []
         for decision in decisions:
             if isinstance(decision, Dispatch):
                 self._dispatched(decision)
             elif isinstance(decision, Drop):
                 self._dropped(decision)
             else:
-                stopped += self._preempt(decision)
-        for model_id, run in stopped:
+                stopped.append(self._preempt(decision))
+        for model_id, runs in stopped:
             if model_id in self._models:
-                self._take(self.discipline.arrive(model_id, run, self.now_ms))
+                self._take(self.discipline.arrive_again(model_id, runs, self.now_ms))
             else:
-                self._take([Drop(model_id, [run], is_expired=False)])
+                self._take([Drop(model_id, runs, is_expired=False)])
 
     def _dispatched(self, batch: Dispatch) -> None:
         table_ms = self._hosted[batch.slice_id][batch.model_id].exec_ms
@@ -211,14 +211,14 @@ class Stage:
         keys = self._settle(drop.model_id, drop.runs, "expired" if drop.is_expired else "dropped")
         self.drops.append((round(self.now_ms, 3), drop.is_expired, [key[2] for key in keys]))
 
-    def _preempt(self, preempt: Preempt) -> list[tuple[ModelId, RequestRun]]:
+    def _preempt(self, preempt: Preempt) -> tuple[ModelId, list[RequestRun]]:
         self.preempted += 1
         _, end_at_ms, model_id, runs = self._running[preempt.slice_id].pop()
         assert end_at_ms >= self.now_ms
         for key in _keys(model_id, runs):
             assert self.fates[key] == "ran"
             self.fates[key] = "waiting"
-        return [(model_id, run) for run in runs]
+        return model_id, runs
 
     def _settle(self, model_id: ModelId, runs: Sequence[RequestRun], fate: str) -> list[RequestKey]:
         keys = _keys(model_id, runs)

@@ -19,7 +19,7 @@ from policies.batching.nexus import Nexus
 from policies.batching.shepherd import Shepherd
 from policies.batching.tenuto import Tenuto
 from policies.batching.timeout import Timeout
-from policies.options import Choice, Number, Schema, checked_options, suggestion
+from policies.options import Choice, Number, Schema, checked_options, shown, suggestion
 
 DEFAULT = "tenuto"
 
@@ -89,7 +89,7 @@ def discipline_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a discipline with the defaults filled in; ConfigError where name or options are wrong."""
     registered = DISCIPLINES.get(name)
     if registered is None:
-        raise ConfigError(f"batching: there is no discipline {name!r}{suggestion(name, DISCIPLINES)}")
+        raise ConfigError(f"batching: there is no discipline {shown(name)}{suggestion(name, DISCIPLINES)}")
     options = checked_options(registered.options, given, f"batching.{name}")
     if name == "timeout" and len(options) != 1:
         raise ConfigError("batching.timeout: must have exactly one of timeout_ms and slo_percent")

@@ -103,9 +103,9 @@ class Drop:
 
 @dataclass(slots=True)
 class Preempt:
-    """Stop the batch that the slice was given last (Shepherd), unless it has ended; its requests `arrive` again.
+    """Stop the batch that the slice was given last (Shepherd), unless it has ended.
 
-    What is still under way only the caller knows, so the caller queues them again, after all decisions of that call.
+    Only the caller knows what is still under way, so it hands the requests back: see `Discipline.arrive_again`.
     """
 
     slice_id: SliceId
@@ -138,6 +138,12 @@ class Discipline(Protocol):
 
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
         """A run of requests of a known model wants to be served. Nearly always that is `QUIET` business."""
+        ...
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """What a `Preempt` stopped waits again, all of a batch at once, after the decisions that came with it."""
         ...
 
     def withdraw(

@@ -19,6 +19,7 @@ from policies.batching.pools import Pool
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
+
 @dataclass(slots=True, frozen=True)
 class Want:
     """When a discipline wants a batch to go: the one thing in which the central disciplines differ.

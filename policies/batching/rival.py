@@ -136,6 +136,12 @@ class Rival(ABC):
         self._line_up(state, run, now_ms, out)
         return out or NOTHING
 
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:

@@ -112,6 +112,13 @@ class Sharded:
         decisions = self._inner[shard].arrive(model_id, run, now_ms)
         return decisions if decisions is QUIET else self._done(shard, decisions)
 
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        shard = self._shard_of[model_id]
+        return self._done(shard, self._inner[shard].arrive_again(model_id, runs, now_ms))
+
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:

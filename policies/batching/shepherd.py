@@ -7,11 +7,12 @@ whose work is lost (ADR 0013).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from policies.batching.backlog import Backlog
-from policies.batching.base import Decision, Preempt
+from policies.batching.base import Decision, Preempt, RequestRun
 from policies.batching.rival_state import Line, RivalSlice
 
 
@@ -58,6 +59,18 @@ class Shepherd(Backlog):
         victim.free_at_ms = now_ms
         out.append(Preempt(victim.slice_id))
         self._launch(line, victim, size, now_ms, out)
+        self._use_idle(line, now_ms, out)
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`. What was stopped stops nothing."""
+        out: list[Decision] = []
+        back = self._line_for(self._models[model_id])
+        for run in runs:
+            self._push(back, run)
+        self._use_idle(back, now_ms, out)
+        return out
 
     def _launch(self, line: Line, slice_: RivalSlice, size: int, now_ms: float, out: list[Decision]) -> None:
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"

@@ -54,7 +54,7 @@ class Plan:
 
 
 def spread(loads: Sequence[Load], bins: Sequence[Bin]) -> Plan:
-    """Fill all the bins with the given proportions of load, at the largest common factor that fits.
+    """Fill all the bins with the given proportions of load, at the largest common factor that bisection finds to fit.
 
     So a cluster that is too small is used as well as it can be, and one that is too large keeps no slice back.
     """

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.options import Choice, Flag, Free, Number, Schema, checked_options, suggestion
+from policies.options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
 from policies.placement.base import PlacementPolicy
 from policies.placement.exclusive import Exclusive
 from policies.placement.ffd import Ffd
@@ -39,7 +39,7 @@ class Registered:
 
 PLACEMENTS: Mapping[str, Registered] = {
     "symphony": Registered(
-        {"subclusters": Number(1, minimum=1, is_minimum_allowed=True, is_whole=True)},
+        {"subclusters": Number(1, minimum=1, maximum=65_536, is_minimum_allowed=True, is_whole=True)},
         lambda options: Symphony(options["subclusters"]),
     ),
     "exclusive": Registered({}, lambda _: Exclusive()),
@@ -53,7 +53,7 @@ PLACEMENTS: Mapping[str, Registered] = {
     ),
     "ffd": Registered({"growth": Flag(False)}, lambda options: Ffd(has_growth=options["growth"])),
     "gslice": Registered(
-        {"adjustments": Number(5, is_minimum_allowed=True, is_whole=True)},
+        {"adjustments": Number(5, maximum=10_000, is_minimum_allowed=True, is_whole=True)},
         lambda options: Gslice(adjustments=options["adjustments"]),
     ),
     "gpulets": Registered({}, lambda _: Gpulets()),
@@ -83,7 +83,7 @@ def placement_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if registered is None:
         if name not in third_party_names():
             known = [*PLACEMENTS, *third_party_names()]
-            raise ConfigError(f"placement: there is no policy {name!r}{suggestion(name, known)}")
+            raise ConfigError(f"placement: there is no policy {shown(name)}{suggestion(name, known)}")
         return dict(given)
     return checked_options(registered.options, given, f"placement.{name}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from policies.options import Free, Number, Schema, checked_options, suggestion
+from policies.options import Free, Number, Schema, checked_options, shown, suggestion
 from policies.placement.asked import joined, require_gpus
 from policies.placement.base import (
     GpuSlot,
@@ -30,7 +30,9 @@ from policies.placement.base import (
     share_violations,
     slice_memory_bytes,
 )
+from profiles.model import BATCH_SIZE_LIMIT
 
+_BATCH = Number(None, minimum=1, maximum=BATCH_SIZE_LIMIT, is_minimum_allowed=True, is_whole=True)
 _SLICE: Schema = {
     "gpu": Number(None, minimum=0, is_minimum_allowed=True, is_whole=True),
     "share_percent": Number(None, maximum=100),
@@ -38,7 +40,8 @@ _SLICE: Schema = {
 }
 _MODEL: Schema = {
     "model": Free(),
-    "batch": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+    "batch": _BATCH,
+    "batch_max": _BATCH,
     "rate_rps": Number(None, minimum=0, is_minimum_allowed=True),
 }
 
@@ -149,14 +152,18 @@ def _read_slices(value: Any, where: str) -> tuple[PlannedSlice, ...]:
 def _read_model(value: Any, where: str) -> PlannedModel:
     options = _read_mapping(value, _MODEL, ("model",), where)
     if not isinstance(options["model"], str):
-        raise ConfigError(f"{where}.model is {options['model']!r}; it must be a model's name")
-    return PlannedModel(ModelId(options["model"]), options.get("batch"), options.get("rate_rps"))
+        raise ConfigError(f"{where}.model is {shown(options['model'])}; it must be a model's name")
+    batch, batch_max = options.get("batch"), options.get("batch_max")
+    if batch is not None and batch_max is not None and batch > batch_max:
+        raise ConfigError(f"{where}.batch is {batch}; it must be at most batch_max, {batch_max}")
+    return PlannedModel(ModelId(options["model"]), batch, options.get("rate_rps"), batch_max=batch_max)
 
 
 def _read_mapping(value: Any, schema: Schema, needed: Sequence[str], where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} is {value!r}; it must be a mapping with {', '.join(schema)}")
-    given = {key: item for key, item in value.items() if not (key == "share_percent" and item is None)}
+        raise ConfigError(f"{where} is {shown(value)}; it must be a mapping with {', '.join(schema)}")
+    # `tenuto plan --json` says null for what its plan does not: here that is the same as not saying it.
+    given = {key: item for key, item in value.items() if item is not None}
     options = checked_options(schema, given, where)
     for name in needed:
         if name not in options:

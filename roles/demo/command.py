@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,6 +19,7 @@ from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import DeadlineExceeded, FabricError
 from roles.cluster import ClusterConfig
+from roles.command_parts import echo_json
 from roles.commands_infer import ledger_of, ledger_table
 from roles.config import load_config
 from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
@@ -34,16 +35,19 @@ EMULATED_INPUT = np.zeros((1, 8, 8), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of one model's requests. `late` ran and came after the SLO; p50 and p99 over answered ones."""
+    """What became of one model's requests. `late` ran and came after the SLO.
+
+    Latencies and batch sizes are over the answered ones, None where there are none.
+    """
 
     answered: int
     late: int
     expired: int
     refused: int
-    p50_ms: float
-    p99_ms: float
-    batch_mean: float
-    batch_max: int
+    p50_ms: float | None
+    p99_ms: float | None
+    batch_mean: float | None
+    batch_max: int | None
 
 
 @click.command()
@@ -146,7 +150,7 @@ def _report(
             },
             "ledger": ledger_of(example) if example else None,
         }
-        click.echo(json.dumps(summary))
+        echo_json(summary)
     else:
         _print(console, accounts, of_model, answers)
         if example is not None:
@@ -161,18 +165,18 @@ def _report(
 
 def _account(played: Sequence[PlayedRequest], slo_ms: float) -> Account:
     ran = [one for one in played if one.result is not None]
-    latency_ms = [one.latency_ms for one in ran] or [float("nan")]
-    batches = [one.result.ledger.batch_size for one in ran if one.result is not None] or [0]
+    latency_ms = [one.latency_ms for one in ran]
+    batches = [one.result.ledger.batch_size for one in ran if one.result is not None]
     expired = sum(isinstance(one.error, DeadlineExceeded) for one in played)
     return Account(
         answered=len(ran),
         late=sum(one.latency_ms > slo_ms for one in ran),
         expired=expired,
         refused=len(played) - len(ran) - expired,
-        p50_ms=round(float(np.percentile(latency_ms, 50)), 2),
-        p99_ms=round(float(np.percentile(latency_ms, 99)), 2),
-        batch_mean=round(float(np.mean(batches)), 2),
-        batch_max=max(batches),
+        p50_ms=round(float(np.percentile(latency_ms, 50)), 2) if ran else None,
+        p99_ms=round(float(np.percentile(latency_ms, 99)), 2) if ran else None,
+        batch_mean=round(float(np.mean(batches)), 2) if ran else None,
+        batch_max=max(batches, default=None),
     )
 
 
@@ -182,24 +186,25 @@ def _print(
     of_model: dict[str, list[PlayedRequest]],
     answers: Sequence[tuple[int, int]],
 ) -> None:
-    table = Table(
-        "model", "sent", "answered", "late", "expired", "refused", "p50 ms", "p99 ms", "mean batch", "largest"
-    )
-    for name, account in accounts.items():
-        table.add_row(
-            name,
-            str(len(of_model[name])),
-            str(account.answered),
-            str(account.late),
-            str(account.expired),
-            str(account.refused),
-            f"{account.p50_ms:.1f}",
-            f"{account.p99_ms:.1f}",
-            f"{account.batch_mean:.1f}",
-            str(account.batch_max),
-        )
-    console.print(table)
+    console.print(accounts_table(accounts, {name: len(played) for name, played in of_model.items()}))
     shown = " ".join(
         f"{answer}" if answer == label else f"[red]{answer}[/]({label})" for answer, label in answers[:40]
     )
     console.print(f"first answers (wrong ones in red, with the label): {shown}")
+
+
+def accounts_table(accounts: Mapping[str, Account], sent: Mapping[str, int]) -> Table:
+    """A row a model, within 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("model", overflow="fold")
+    for name in ("sent", "answered", "late", "expired", "refused", "p50 ms", "p99 ms", "batch", "largest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, account in accounts.items():
+        measured = (account.p50_ms, account.p99_ms, account.batch_mean)
+        table.add_row(
+            name,
+            *map(str, (sent[name], account.answered, account.late, account.expired, account.refused)),
+            *("-" if value is None else f"{value:.1f}" for value in measured),
+            "-" if account.batch_max is None else str(account.batch_max),
+        )
+    return table

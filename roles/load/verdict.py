@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
+from policies.scaling import BAD_RATE_ALLOWED
 from roles.cluster import ClusterConfig
 from roles.load.share import COLUMNS, STAGES, LoadRecord
 from roles.outcomes import ModelOutcome, Outcome, Window, model_outcome, nearest_rank
@@ -49,6 +50,14 @@ class LoadRun:
     def is_valid(self) -> bool:
         """Whether the senders kept to the plan."""
         return self.sender_late_p99_ms <= self.late_allowed_ms
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether the senders were late and a model fared badly: it may be their doing.
+
+        Late senders make latency look worse, never better, so what was good all the same is good.
+        """
+        return not self.is_valid and self.outcome.worst_bad_rate >= BAD_RATE_ALLOWED
 
     def as_json(self) -> dict[str, object]:
         """The contract of `bench --json`: as `simulate`, plus the stages and the senders' own lateness."""
@@ -129,7 +138,8 @@ def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
 def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) -> tuple[float, ...]:
     """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares.
 
-    What other clients had computed is not in it, nor what was computed for nobody.
+    What other clients had computed is not in it, nor what was computed for nobody. A slice that the file's plan does
+    not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name.
     """
     rows = _inside(record.rows, window)
     rows = rows[~np.isnan(rows[:, _COLUMN["batch_size"]])]
@@ -138,20 +148,22 @@ def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) ->
         rows[:, _COLUMN["gpu_ms"]] / rows[:, _COLUMN["batch_size"]],
         len(record.slices),
     )
-    of_slice = _gpu_and_share(config)
+    places = {f"{gpu.node_id}/gpu{gpu.local_index}": gpu.index for gpu in config.gpus}
+    of_slice = _gpu_and_share(config, places)
     busy = [0.0] * len(config.gpus)
     for name, spent_ms in zip(record.slices, busy_ms, strict=True):
-        gpu, share = of_slice.get(SliceId(name), (-1, 0.0))
-        if gpu >= 0:
+        gpu, share = of_slice.get(SliceId(name), (places.get(name.rpartition("/")[0]), 1.0))
+        if gpu is not None:
             busy[gpu] += share * float(spent_ms) / (window.until_ms - window.from_ms)
     return tuple(min(1.0, fraction) for fraction in busy)
 
 
-def _gpu_and_share(config: ClusterConfig) -> dict[SliceId, tuple[int, float]]:
+def _gpu_and_share(
+    config: ClusterConfig, places: Mapping[str, int]
+) -> dict[SliceId, tuple[int | None, float]]:
     """By slice of the configuration's own placement: its GPU's place in the cluster, its share of it."""
-    places = {(gpu.node_id, gpu.local_index): gpu.index for gpu in config.gpus}
     return {
-        spec.slice_id: (places[node_id, spec.gpu], (spec.share_percent or 100.0) / 100)
+        spec.slice_id: (places[f"{node_id}/gpu{spec.gpu}"], (spec.share_percent or 100.0) / 100)
         for node_id, spec in settings_from(config).slices
     }
 

@@ -13,7 +13,7 @@ from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Reme
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
 from roles.node_agent.reports import NOT_BORN, REASON_CHARS_MAX, Reports
 from roles.restarts import Restarts
-from roles.upkeep import EXIT_UNKNOWN
+from roles.upkeep import EXIT_UNKNOWN, spoken
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
@@ -305,7 +305,6 @@ def _ending(code: int) -> str:
 
 
 def _reason(what: str, last_words: str) -> str:
-    """One line: what happened, then the last lines that the process said."""
-    lines = [line.strip() for line in last_words.splitlines() if line.strip()]
-    said = " | ".join(lines[-3:])[-(REASON_CHARS_MAX - 200) :]
+    """One line: what happened, then the last lines that the process said, without those of its log."""
+    said = " | ".join(spoken(last_words)[-3:])[-(REASON_CHARS_MAX - 200) :]
     return f"{what}; its last words: {said}" if said else what

@@ -240,8 +240,7 @@ class Batches:
             runs = [run for run in flight.runs if PeerId(run.frontend_id) in self._fleet.frontend_ids]
             if model_id in self._fleet.replicas:
                 self.tallies[model_id].returned += sum(run.count for run in runs)
-                for run in runs:
-                    decisions += self._discipline.arrive(model_id, run, now_ms)
+                decisions += self._discipline.arrive_again(model_id, runs, now_ms)
             elif runs:
                 decisions.append(Drop(model_id, runs, is_expired=False))
         return decisions

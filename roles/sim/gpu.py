@@ -86,7 +86,7 @@ class SimulatedGpu:
 
 
 class SimulatedSlice:
-    """One slice and the worker on it. `running` is what it runs now."""
+    """One slice and the worker on it. `running` is what it runs now, `free_at_ms` when its last batch ends or ended."""
 
     def __init__(self, spec: SliceSpec, peer: PeerId, gpu: SimulatedGpu, world: Surroundings) -> None:
         self.spec = spec
@@ -100,7 +100,7 @@ class SimulatedSlice:
         """l(b) of each hosted model at index b - 1, without neighbours."""
         self._world = world
         self._job: Job | None = None
-        self._free_at_ms = 0.0
+        self.free_at_ms = 0.0
         self._waiting: list[Job] = []
 
     def take(self, job: Job, now_ms: float) -> None:
@@ -148,7 +148,7 @@ class SimulatedSlice:
 
     def _keep(self, job: Job) -> None:
         """It waits for the device: until that is free, or until it is no use any more."""
-        if self._free_at_ms > job.expires_at_ms + ROUNDING_MS:
+        if self.free_at_ms > job.expires_at_ms + ROUNDING_MS:
             self._world.schedule(job.expires_at_ms, self._expire, job)
 
     def _expire(self, job: Job, now_ms: float) -> None:
@@ -178,8 +178,8 @@ class SimulatedSlice:
         else:
             self.running = Running(run.model_id, job.ran, self.spec.share_percent)
             exec_ms = self.gpu.device.exec_ms(self.running, self.gpu.neighbours(self))
-        self._free_at_ms = now_ms + exec_ms
-        self._world.schedule(self._free_at_ms, self._finish, job)
+        self.free_at_ms = now_ms + exec_ms
+        self._world.schedule(self.free_at_ms, self._finish, job)
         for waiting in self._waiting:
             self._keep(waiting)
 

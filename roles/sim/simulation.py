@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fabric.errors import ConfigError
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo
 from roles.cluster import ClusterConfig
 from roles.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
@@ -32,6 +32,8 @@ class SimulatedRun:
     batches: Sequence[BatchRecord]
     traffic: Sequence[ModelTraffic]
     slices: Sequence[SliceId]
+    unplaced: Mapping[ModelId, str] = field(default_factory=dict)
+    """Models that nothing hosted at the start, with the reason: all their requests were dropped."""
     log: Sequence[str] = ()
     """What the controller did, where there was one."""
 
@@ -57,12 +59,14 @@ def simulate(
     `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
-    until_ms = window.until_ms + COOLDOWN_SLOS * max(model.slo_ms for model in config.models)
+    slo_ms = max(model.slo_ms for model in config.models)
+    until_ms = window.until_ms + COOLDOWN_SLOS * slo_ms
     requests = workload.expected(0.0, until_ms)
     if requests > REQUESTS_MAX:
         raise ConfigError(
-            f"about {requests:.0f} requests would come in {until_ms / 1000:.0f} s; a simulated run holds"
-            f" at most {REQUESTS_MAX}: make it shorter, or the rate lower"
+            f"about {requests:,.0f} requests would come in {until_ms / 1000:,.0f} s, the window and twice the "
+            f"longest SLO of {slo_ms:,.10g} ms; a simulated run holds at most {REQUESTS_MAX:,}: "
+            "make it shorter, or the SLO or the rate lower"
         )
     settings = settings or settings_from(config)
     traffic = [
@@ -89,7 +93,9 @@ def simulate(
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = () if core.controller is None else tuple(core.controller.unsaid)
-    return SimulatedRun(outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), log)
+    return SimulatedRun(
+        outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), settings.unplaced, log
+    )
 
 
 @contextlib.contextmanager

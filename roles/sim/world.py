@@ -45,7 +45,9 @@ FIRST = Incarnation("00000000")  # nothing restarts here
 SCHEDULER = peer_id("scheduler-0", FIRST)
 BLOCK = 1024  # arrivals made from numpy's columns at a time: few enough to stay in the cache
 TICKS_AT_ONE_MOMENT = 10_000  # more is a scheduler that asks to be woken for nothing
-IDLE_END_MS = 60_000.0  # nothing arrived, finished or was dropped for so long: nothing will be
+IDLE_END_MS = (
+    60_000.0  # all deadlines have passed, and nothing ran or was dropped for so long: nothing will be
+)
 NEVER_MS = float("inf")
 _TICK = Tick()
 
@@ -187,9 +189,9 @@ class World:
                     continue
                 wake_at_ms = core.wake_at_ms
                 due_at_ms = self._due_at_ms(at_ms)
-        self._progress_at_ms = at_ms
-        while due_at_ms <= self._progress_at_ms + IDLE_END_MS:
-            due_at_ms = self._step(due_at_ms)
+        while due_at_ms <= (ends_at_ms := self._ends_at_ms()):
+            while due_at_ms <= ends_at_ms:
+                due_at_ms = self._step(due_at_ms)
         for traffic in self._traffic.values():
             traffic.settle()
 
@@ -199,6 +201,16 @@ class World:
         """See `Surroundings`."""
         self._order += 1
         heapq.heappush(self._heap, (at_ms, self._order, callback, argument))
+
+    def _ends_at_ms(self) -> float:
+        """When nothing is left that could happen to a request, unless something happens to one before."""
+        deadlines_ms = [
+            float(one.arrived_at_ms[-1]) + one.slo_ms
+            for one in self._traffic.values()
+            if one.arrived_at_ms.size
+        ]
+        free_at_ms = [slice_.free_at_ms for slice_ in self._slices.values()]
+        return max(self._progress_at_ms, *deadlines_ms, *free_at_ms, 0.0) + IDLE_END_MS
 
     def _due_at_ms(self, now_ms: float) -> float:
         """The moment of the next thing that happens of itself."""

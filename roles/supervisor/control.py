@@ -20,6 +20,7 @@ from roles.process import is_alive, read_run_file
 from roles.supervisor.core import EXIT_CONFIG
 from roles.supervisor.home import LOG_FILE, UpFile, is_claimed, read_up_file, run_files, sweep
 from roles.supervisor.shell import endpoints_in
+from roles.upkeep import spoken
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
 STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
@@ -154,7 +155,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
             process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
             return up_file
         log.seek(0)
-        lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = spoken(log.read().decode("utf-8", "replace"))
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
     _forget_log(run_dir, is_removed=is_removed)
     error = ConfigError if process.returncode == EXIT_CONFIG else FabricError

@@ -18,7 +18,7 @@ from typing import Final
 
 from roles.core import Tick
 from roles.restarts import RestartRule, Restarts
-from roles.upkeep import ProcessExited, StopAsked
+from roles.upkeep import ProcessExited, StopAsked, spoken
 
 EXIT_FAILURE, EXIT_CONFIG = 1, 3
 
@@ -304,6 +304,6 @@ class SupervisorCore:
 
 def _said(last_words: str) -> str:
     """The line that explains an end: the command's own message if there is one, else the last line."""
-    lines = [line.strip() for line in last_words.splitlines() if line.strip()]
+    lines = spoken(last_words)
     own = [line.removeprefix("tenuto: ") for line in lines if line.startswith("tenuto: ")]
     return (own or lines or [""])[-1][-400:]

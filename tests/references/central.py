@@ -15,10 +15,12 @@ that would force a batch smaller than the target while enough younger requests w
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from tests.references.playing import MARGIN_MS, Gpu, Reference, Request, Sent, Setting, largest_fitting
+from tests.references.playing import MARGIN_MS, Reference, Request, Sent, Setting, largest_fitting
 
 SAMPLE_MS, SAMPLES = 50.0, 100  # of the rate meter, as in the authors' implementation
 
@@ -28,19 +30,22 @@ class Candidate:
     """A batch that a slice could run now."""
 
     model: str
-    requests: tuple[Request, ...]
+    first: int
+    size: int
     latest_at_ms: float
+
+
+Due = Callable[[Request, int, Sequence[float], float], float]
+"""(head, waiting, run times, delay): when a batch should go if no more requests come."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """One discipline. `due_at_ms(head, waiting, run_ms, delay_ms)`: when a batch should go if no more requests come.
-
-    `is_window`: heads may be given up to protect the target. `is_prompt`: that is looked at after every event, as the
+    """One discipline. `is_window`: heads may be given up to protect the target. `is_prompt`: that is looked at after every event, as the
     authors do; else when a batch becomes due, when a slice comes for it, and when its head cannot finish any more.
     """
 
-    due_at_ms: Callable[[Request, int, Sequence[float], float], float]
+    due_at_ms: Due
     is_window: bool
     is_prompt: bool = False
 
@@ -55,7 +60,7 @@ def eager(head: Request, waiting: int, run_ms: Sequence[float], delay_ms: float)
     return -math.inf
 
 
-def timeout(timeout_ms: float) -> Callable[[Request, int, Sequence[float], float], float]:
+def timeout(timeout_ms: float) -> Due:
     def due_at_ms(head: Request, waiting: int, run_ms: Sequence[float], delay_ms: float) -> float:
         if waiting >= len(run_ms):
             return -math.inf
@@ -73,29 +78,24 @@ class Central(Reference):
         self._rules = rules
         self._queue: dict[str, list[Request]] = {name: [] for name in self.models}
         self._arrived: dict[str, list[float]] = {name: [] for name in self.models}
+        self._kinds = {gpu.name: tuple(map(id, gpu.run_ms.values())) for gpu in setting.gpus}
         self._waits_for: dict[str, int | None] = dict.fromkeys(self.models)  # a slice, with this head
 
     def arrive(self, request: Request, now_ms: float) -> None:
-        queue = self._queue[request.model]
-        queue.append(request)
-        queue.sort(key=lambda one: (one.deadline_at_ms, one.number))
+        insort(self._queue[request.model], request, key=lambda one: (one.deadline_at_ms, one.number))
         self._arrived[request.model].append(now_ms)
 
     def moments(self, now_ms: float) -> list[float]:
         found = []
+        for delay_ms in {self.models[name].delay_ms for name, queue in self._queue.items() if queue}:
+            later_ms = MARGIN_MS - delay_ms if delay_ms else 0.0
+            found += [free_at_ms + later_ms for free_at_ms in self.free_at_ms.values()]
         for name, queue in self._queue.items():
             if not queue:
                 continue
-            delay_ms = self.models[name].delay_ms
-            found += [
-                self.free_at_ms[gpu.name] - delay_ms + (MARGIN_MS if delay_ms else 0.0)
-                for gpu in self.hosts(name)
-            ]
-            for run_ms in self._tables(name):
-                left = [one for one in queue if one.deadline_at_ms - now_ms >= run_ms[0] + delay_ms]
-                if left:
-                    found.append(self._rules.due_at_ms(left[0], len(left), run_ms, delay_ms))
-            found += [one.deadline_at_ms - self.fastest_ms(name) + MARGIN_MS for one in queue]
+            for run_ms in self.tables(name):
+                found += self._due(name, run_ms, now_ms)[:1]
+            found.append(queue[0].deadline_at_ms - self.fastest_ms(name) + MARGIN_MS)
         return found
 
     def look(self, now_ms: float) -> None:
@@ -124,26 +124,28 @@ class Central(Reference):
 
     def _drop_heads(self, name: str, now_ms: float) -> bool:
         queue = self._queue[name]
-        run_ms, delay_ms = self._tables(name)[0], self.models[name].delay_ms
+        run_ms, delay_ms = self.tables(name)[0], self.models[name].delay_ms
         target = self._target(name, run_ms, now_ms) if self._rules.is_window else 1
         tail = self._longest_tail(queue, run_ms, now_ms + delay_ms)
         size = min(target, tail)
         if size == 0:
             lost = list(queue)
         else:
-            lost = [one for one in queue if one.deadline_at_ms - now_ms < run_ms[size - 1] + delay_ms]
-        self._queue[name] = queue[len(lost) :]
+            limit_ms = run_ms[size - 1] + delay_ms
+            lost = list(takewhile(lambda one: one.deadline_at_ms - now_ms < limit_ms, queue))
+        del queue[: len(lost)]
         self.played.given_up.update(one.number for one in lost)
         return bool(lost)
 
     @staticmethod
     def _longest_tail(queue: list[Request], run_ms: Sequence[float], start_at_ms: float) -> int:
         """How many of the last requests could run as one batch started then."""
-        for first in range(len(queue)):
-            size = len(queue) - first
-            if size <= len(run_ms) and queue[first].deadline_at_ms - start_at_ms >= run_ms[size - 1]:
-                return size
-        return 0
+        size = 0
+        while size < min(len(queue), len(run_ms)):
+            if queue[-size - 1].deadline_at_ms - start_at_ms < run_ms[size]:
+                break
+            size += 1
+        return size
 
     def _target(self, name: str, run_ms: Sequence[float], now_ms: float) -> int:
         """The batch size that the model's rate can sustain (`batch_size_estimator.cpp`)."""
@@ -152,7 +154,8 @@ class Central(Reference):
         if samples == 0:
             return max(1, sum(ms <= slo_ms / 2 for ms in run_ms))
         first = max(0, samples - SAMPLES)
-        counted = sum(first <= (at_ms - arrived[0]) // SAMPLE_MS < samples for at_ms in arrived)
+        begin, end = (arrived[0] + SAMPLE_MS * place for place in (first, samples))
+        counted = bisect_left(arrived, end) - bisect_left(arrived, begin)
         if not counted:
             return 1
         rate = counted / ((samples - first) * SAMPLE_MS)
@@ -171,41 +174,57 @@ class Central(Reference):
     def _send(self, now_ms: float) -> bool:
         """Give one free slice to the most urgent that wants it."""
         matches = []
+        best_of: dict[tuple[int, ...], Candidate | None] = {}
+        horizon_ms = now_ms + max(model.delay_ms for model in self.models.values())
         for order, gpu in enumerate(self.gpus):
-            due = [found for name in gpu.run_ms if (found := self._candidate(name, gpu, now_ms))]
-            best = min(due, key=lambda one: one.latest_at_ms, default=None)
-            if best is not None:
-                if self.free_at_ms[gpu.name] <= now_ms + self.models[best.model].delay_ms:
-                    speed = gpu.run_ms[best.model][0]
-                    matches.append((speed, order, gpu, best))
+            if self.free_at_ms[gpu.name] > horizon_ms:
+                continue
+            kind = self._kinds[gpu.name]
+            if kind not in best_of:
+                due = [self._candidate(name, run_ms, now_ms) for name, run_ms in gpu.run_ms.items()]
+                wanted = [one for one in due if one is not None]
+                best_of[kind] = min(wanted, key=lambda one: one.latest_at_ms, default=None)
+            best = best_of[kind]
+            if best and self.free_at_ms[gpu.name] <= now_ms + self.models[best.model].delay_ms:
+                matches.append((gpu.run_ms[best.model][0], order, gpu, best))
         if not matches:
             return False
         _, _, gpu, best = min(matches, key=lambda match: match[:2])
         name, delay_ms = best.model, self.models[best.model].delay_ms
         if self._rules.is_window and self._drop_heads(name, now_ms):
             return True
+        queue = self._queue[name]
+        sent = queue[best.first : best.first + best.size]
+        del queue[best.first : best.first + best.size]
         start_at_ms = max(now_ms + delay_ms, self.free_at_ms[gpu.name])
-        self.free_at_ms[gpu.name] = start_at_ms + gpu.run_ms[name][len(best.requests) - 1]
-        sent = {one.number for one in best.requests}
-        self._queue[name] = [one for one in self._queue[name] if one.number not in sent]
-        self.played.sent.append(Sent(now_ms, gpu.name, name, tuple(one.number for one in best.requests)))
+        self.free_at_ms[gpu.name] = start_at_ms + gpu.run_ms[name][best.size - 1]
+        self.played.sent.append(Sent(now_ms, gpu.name, name, tuple(one.number for one in sent)))
         return True
 
-    def _candidate(self, name: str, gpu: Gpu, now_ms: float) -> Candidate | None:
-        """What the slice would run of a model, if that is due; requests too urgent for it are left to faster ones."""
-        run_ms, delay_ms = gpu.run_ms[name], self.models[name].delay_ms
-        queue = [one for one in self._queue[name] if one.deadline_at_ms - now_ms >= run_ms[0] + delay_ms]
-        if not queue or self._rules.due_at_ms(queue[0], len(queue), run_ms, delay_ms) > now_ms:
+    def _candidate(self, name: str, run_ms: Sequence[float], now_ms: float) -> Candidate | None:
+        """What a slice with these run times would run of a model, if that is due."""
+        due = self._due(name, run_ms, now_ms)
+        if not due or due[0] > now_ms:
             return None
-        left_ms = queue[0].deadline_at_ms - now_ms - delay_ms
-        size = min(len(queue), largest_fitting(run_ms, left_ms))
-        return Candidate(name, tuple(queue[:size]), queue[0].deadline_at_ms - run_ms[size - 1])
+        _, first, waiting = due
+        deadline_at_ms = self._queue[name][first].deadline_at_ms
+        size = min(waiting, largest_fitting(run_ms, deadline_at_ms - now_ms - self.models[name].delay_ms))
+        return Candidate(name, first, size, deadline_at_ms - run_ms[size - 1])
+
+    def _due(self, name: str, run_ms: Sequence[float], now_ms: float) -> tuple[float, int, int] | tuple[()]:
+        """When a batch should go, its first place in the queue, and how many wait from there; (): nothing can run.
+
+        Requests too urgent for these run times are left to faster slices.
+        """
+        queue, delay_ms = self._queue[name], self.models[name].delay_ms
+        first = 0
+        while first < len(queue) and queue[first].deadline_at_ms - now_ms < run_ms[0] + delay_ms:
+            first += 1
+        waiting = len(queue) - first
+        if not waiting:
+            return ()
+        return self._rules.due_at_ms(queue[first], waiting, run_ms, delay_ms), first, waiting
 
     def _is_due(self, name: str, now_ms: float) -> bool:
-        queue = self._queue[name]
-        run_ms, delay_ms = self._tables(name)[0], self.models[name].delay_ms
-        return self._rules.due_at_ms(queue[0], len(queue), run_ms, delay_ms) <= now_ms
-
-    def _tables(self, name: str) -> list[Sequence[float]]:
-        """The run times of the model on its slices, the fastest first."""
-        return sorted((gpu.run_ms[name] for gpu in self.hosts(name)), key=lambda run_ms: run_ms[0])
+        due = self._due(name, self.tables(name)[0], now_ms)
+        return not due or due[0] <= now_ms

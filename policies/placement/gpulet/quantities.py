@@ -19,12 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from profiles.gpu import MIB
 from profiles.model import ModelProfile
-from profiles.store import shipped_data, shipped_profile, shipped_refs
 
 # The authors' constants (casys-kaist/glet, src/scheduler; `scheduler_constants` in profiles/data/gpulet_2080ti.json).
 LATENCY_RATIO: Final = 1.1
@@ -103,7 +102,7 @@ def size_costs(profile: ModelProfile, size: int) -> SizeCosts | None:
     if size < WHOLE and (profile.share_percent_min == 0 or size < profile.share_percent_min):
         return None
     table = profile.exec_table(float(size))[:BATCH_MAX]
-    overhead = _overhead_ms(profile)
+    overhead = profile.usage.batching_overhead_ms
     solo = [LATENCY_RATIO * exec_ms for exec_ms in table]
     alone = [ms + LATENCY_RATIO * overhead[place] for place, ms in enumerate(solo)] if overhead else solo
     own, other = _factor_halves(profile, size, len(table))
@@ -207,28 +206,3 @@ def _factor_halves(profile: ModelProfile, size: int, batches: int) -> tuple[Sequ
         own.append(linear.constant + linear.l2_self * l2 + linear.dram_self * dram)
         other.append(linear.l2_other * l2 + linear.dram_other * dram)
     return own, other
-
-
-def _overhead_ms(profile: ModelProfile) -> Sequence[float]:
-    """o(b) at index b - 1: measured by input size for the authors' nine models, nothing for any other."""
-    return _overheads().get(profile, ())
-
-
-@cache
-def _overheads() -> Mapping[ModelProfile, Sequence[float]]:
-    given = shipped_data("gpulet_2080ti")["batching_overhead_ms"]
-    by_model: dict[ModelProfile, Sequence[float]] = {}
-    for ref in shipped_refs():
-        family, _, name = ref.partition("/")
-        if family != "gpulet-2080ti":
-            continue
-        if name == "bert":
-            overhead = [given["constant_ms"]["bert"]] * BATCH_MAX
-        elif name == "lenet1":
-            overhead = [ms + given["constant_ms"]["lenet"] for ms in given["input_28"]]
-        elif name == "ssd-mobilenetv1":
-            overhead = [ms * given["multiplier"]["ssd-mobilenetv1"] for ms in given["input_300"]]
-        else:
-            overhead = [ms * given["multiplier"]["224 models"] for ms in given["input_224"]]
-        by_model[shipped_profile(ref)] = overhead
-    return by_model

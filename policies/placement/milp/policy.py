@@ -41,9 +41,9 @@ from policies.placement.milp.model import Answer, Task, solve_task
 from policies.solver import TIME_LIMIT_S
 
 OPTIONS: Schema = {
-    "time_limit_s": Number(TIME_LIMIT_S),
+    "time_limit_s": Number(TIME_LIMIT_S, maximum=86_400),
     "second_stage": Flag(default=True),
-    "max_replicas": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+    "max_replicas": Number(None, minimum=1, maximum=65_536, is_minimum_allowed=True, is_whole=True),
     "build_filter": Flag(default=False),
     "max_wait_ms": Number(100.0),
 }

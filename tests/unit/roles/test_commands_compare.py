@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from fabric.errors import ConfigError
 from roles.commands_compare import compare
+from roles.commands_plan import plan
 
 FILE: dict[str, Any] = {
     "seed": 3,
@@ -138,3 +139,28 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_played(
 
 def test_placements_must_be_named(tmp_path: Path) -> None:
     assert run_compare(tmp_path).exit_code == 2
+
+
+def test_a_plan_is_the_one_that_plan_makes_of_the_same_file(tmp_path: Path) -> None:
+    names = ("lenet1", "googlenet", "resnet50", "vgg16", "bert", "densenet161")
+    slos = (5, 66, 108, 142, 22, 202)
+    models = [
+        {"name": name, "slo_ms": slo_ms, "rate_rps": 275, "profile": {"ref": f"gpulet-2080ti/{name}"}}
+        for name, slo_ms in zip(names, slos, strict=True)
+    ]
+    document = {**FILE, "models": models, "cluster": {"gpus": 8, "gpu_type": "2080ti"}, "placement": "gpulet"}
+    compared = run_compare(tmp_path, "--placements", "gpulet", "--json", document=document)
+    assert compared.exit_code == 0, compared.output
+    planned = CliRunner().invoke(plan, [str(tmp_path / "workload.yaml"), "--json"])
+    assert json.loads(compared.stdout)[0]["gpus_used"] == json.loads(planned.stdout)["gpu_count"]
+
+
+def test_a_row_is_planned_for_its_own_batching_as_if_the_file_said_so(tmp_path: Path) -> None:
+    options = ["--placements", "tenuto", "--batching", "fixed,deferred", "--json"]
+    result = run_compare(tmp_path, *options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["error"] for row in rows] == [None, None]
+    written = {**FILE, "placement": "tenuto", "batching": "fixed"}
+    alone = run_compare(tmp_path, "--placements", "tenuto", "--json", document=written)
+    assert json.loads(alone.stdout) == rows[:1]

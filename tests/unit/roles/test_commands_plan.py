@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 from fabric.errors import ConfigError
 from policies.placement import PLACEMENTS
 from roles.commands_plan import plan
+from roles.config import load_config
+from roles.scheduler.settings import settings_from
 
 LINE = {"alpha_ms": 1, "beta_ms": 5, "max_batch": 32}
 GIVEN = {
@@ -56,7 +58,8 @@ def complaint_of(result: Result) -> str:
 
 def test_the_json_is_the_contract(tmp_path: Path) -> None:
     # l(b) = b + 5: 13 ms at 8, 9 ms at 4. GPUs 0 (v100) and 2 (t4) are in use: 3.06 + 0.526 an hour.
-    by_b = {"model": "b", "batch": None, "rate_rps": None, "duty_ms": None, "predicted_ms": None}
+    unsaid = dict.fromkeys(("batch", "batch_max", "rate_rps", "duty_ms", "predicted_ms"))
+    by_b = {"model": "b", **unsaid}
     assert planned(tmp_path, FILE) == {
         "policy": "given",
         "gpu_count": 2,
@@ -69,9 +72,7 @@ def test_the_json_is_the_contract(tmp_path: Path) -> None:
                 "slices": [
                     {
                         "share_percent": 40,
-                        "models": [
-                            {"model": "a", "batch": 8, "rate_rps": 60, "duty_ms": None, "predicted_ms": 13}
-                        ],
+                        "models": [{**unsaid, "model": "a", "batch": 8, "rate_rps": 60, "predicted_ms": 13}],
                     },
                     {
                         "share_percent": 60,
@@ -252,3 +253,41 @@ def test_a_price_that_is_missing_where_types_are_compared_names_the_type(tmp_pat
     models = [{**FILE["models"][0], "profile": profile}]
     document = {"models": models, "cluster": {"nodes": nodes}, "placement": name}
     assert "GPU type t4 has no price_per_hour" in complaint_of(run_plan(tmp_path, document))
+
+
+def test_a_plan_written_into_the_file_is_the_same_plan(tmp_path: Path) -> None:
+    """What `plan --json` prints of a slice, `given` takes, with all that binds the runtime."""
+    fast = {**FILE, "cluster": {"gpus": 1, "interference": "sm"}, "placement": "tenuto"}
+    fast["models"] = [
+        {"name": name, "slo_ms": 200, "rate_rps": 200, "profile": {"ref": f"thesis-v100/{name}"}}
+        for name in ("alexnet", "resnet50")
+    ]
+    first = planned(tmp_path, fast)
+    slices = [
+        {
+            "gpu": gpu["gpu"],
+            "share_percent": one["share_percent"],
+            "models": [
+                {key: entry[key] for key in ("model", "batch", "batch_max", "rate_rps")}
+                for entry in one["models"]
+            ],
+        }
+        for gpu in first["gpus"]
+        for one in gpu["slices"]
+    ]
+    again = planned(tmp_path, {**fast, "placement": {"given": {"slices": slices}}})
+    kept = ("model", "batch", "batch_max", "rate_rps")
+    shapes = [
+        [
+            [(one["share_percent"], [[entry[key] for key in kept] for entry in one["models"]])]
+            for gpu in answer["gpus"]
+            for one in gpu["slices"]
+        ]
+        for answer in (first, again)
+    ]
+    assert shapes[0] == shapes[1]
+    bounds = [entry["batch_max"] for gpu in again["gpus"] for one in gpu["slices"] for entry in one["models"]]
+    assert any(bound is not None for bound in bounds)
+    config = load_config(tmp_path / "cluster.yaml")
+    sizes = {spec.batch_size_max for _, of in settings_from(config).slices for spec in of.models}
+    assert sizes <= set(bounds) | {128}

@@ -52,6 +52,26 @@ def test_simulate_prints_a_table_for_people(file: Path) -> None:
     assert "advised" in result.stdout
 
 
+def test_a_model_that_nothing_can_host_is_named_with_the_reason(tmp_path: Path) -> None:
+    real = {**RUN, "cluster": {"nodes": [{"host": "a", "device": "cpu", "type": "cpu"}]}}
+    result = run_simulate(written(tmp_path, real), "--json")
+    assert json.loads(result.stdout)["bad_rate"] == 1
+    assert result.stderr == "tenuto: unplaced: resnet50: it has no loader for a cpu device\n"
+    assert result.exit_code == 0
+    rare = {**real, "models": [{**RUN["models"][0], "rate_rps": 1e-6}]}
+    assert run_simulate(written(tmp_path, rare), "--check").exit_code == 4, "whether or not a request came"
+
+
+def test_a_trace_that_is_played_again_or_in_part_is_remarked(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("at_ms,model\n10,resnet50\n20,other\n30,resnet50\n", encoding="utf-8")
+    file = written(tmp_path, model(arrival={"process": "trace", "path": "short.csv"}, rate_rps=None))
+    remarks = run_simulate(file, "--json").stderr.splitlines()
+    assert "short.csv: 1 rows are not played" in remarks[0]
+    assert "it is played 30.0 times" in remarks[1]
+    run = ["--seeds", "1", "--duration", "1", "--warmup", "0", "--workers", "1", "--json"]
+    assert "short.csv: 1 rows are not played" in CliRunner().invoke(goodput, [str(file), *run]).stderr
+
+
 def test_another_seed_is_another_run(file: Path) -> None:
     same, again, other = (run_simulate(file, "--json", "--seed", seed).stdout for seed in ("4", "4", "5"))
     assert same == again != other
@@ -165,8 +185,15 @@ def test_goodput_runs_on_processes_and_prints_the_json_alone(tmp_path: Path) -> 
     assert printed["unserved"][0]["model"] == "t"
     assert 500 < printed["goodput_rps"] < 1500
     checked = CliRunner().invoke(goodput, [str(file), *options[:-1], "--check"])
-    assert checked.exit_code == 0
+    assert checked.exit_code == 4, "a model that is not served at all misses its SLO"
     assert "goodput" in checked.stdout
+
+
+def test_goodput_checks_the_models_that_send_something(tmp_path: Path) -> None:
+    silent = {**RUN["models"][0], "name": "silent", "slo_ms": 1, "rate_rps": 0}
+    file = written(tmp_path, {**RUN, "models": [*RUN["models"], silent]})
+    options = ["--seeds", "1", "--duration", "1", "--warmup", "0.2", "--workers", "1", "--check"]
+    assert CliRunner().invoke(goodput, [str(file), *options]).exit_code == 0
 
 
 def test_a_dask_cluster_that_is_not_there_is_said_in_words(file: Path) -> None:

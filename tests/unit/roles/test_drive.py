@@ -33,7 +33,7 @@ def test_quantiles_are_those_of_all_ticks() -> None:
         stats.note_lateness(late_us / 1e3)
     # The fiftieth is 49 us, in a bucket of 48 to 51; the hundredth is 99, in one of 96 to 103.
     assert stats.late_ms(0.5) == pytest.approx(0.052)
-    assert stats.late_ms(1.0) == pytest.approx(0.104)
+    assert stats.late_ms(1.0) == stats.late_ms_max == pytest.approx(0.099)
 
 
 def test_a_status_tells_what_the_loop_measured_beside_what_the_role_counted() -> None:
@@ -44,8 +44,8 @@ def test_a_status_tells_what_the_loop_measured_beside_what_the_role_counted() ->
         "requests": 5.0,
         "turns": 3.0,
         "ticks": 1.0,
-        "timer_late_p50_ms": 0.006,
-        "timer_late_p99_ms": 0.006,
+        "timer_late_p50_ms": 0.005,
+        "timer_late_p99_ms": 0.005,
         "timer_late_ms_max": 0.005,
         "turn_ms_max": 2.0,
         "collect_ms_max": 4.0,

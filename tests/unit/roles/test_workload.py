@@ -154,6 +154,20 @@ def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
     assert_array_equal(trace.at_ms[B], [2])
 
 
+def test_what_of_a_trace_is_not_played_as_recorded_is_said(tmp_path: Path) -> None:
+    rows = "".join(f"{5 + n},{name}\n" for n, name in enumerate(["other", "other", "third"]))
+    trace = read_trace(written(tmp_path, f"at_ms,model\n1,a\n{rows}11,b\n"), [A, B])
+    workload = Workload(1, (Source(A, "trace", trace=trace), Source(B, "trace", trace=trace)))
+    left_out = "trace.csv: 3 rows are not played: no model of the file with this trace is called other (2), third (1)"
+    assert workload.remarks(13.0) == [left_out]
+    assert trace.period_ms == 13.5
+    assert workload.remarks(27.0) == [
+        left_out,
+        "trace.csv: lasts 0.0135 s, the run 0.027 s: it is played 2.0 times",
+    ]
+    assert Workload(1, (source(),)).remarks(1e6) == []
+
+
 def test_a_trace_of_a_single_moment_is_played_once() -> None:
     played = Source(A, "trace", trace=Trace({A: np.array([0.0])}, 0.0))
     assert_array_equal(played.arrivals(1, 100.0), [0])
@@ -166,6 +180,7 @@ def test_a_trace_of_a_single_moment_is_played_once() -> None:
         ("at_ms\n1\nx\n", "line 3: 'x' is not a number of ms"),
         ("at_ms\n-1\n", "line 2: '-1' must be 0 or more"),
         ("at_ms\nnan\n", "line 2: 'nan' must be 0 or more"),
+        ("at_ms\n1e300\n", "line 2: '1e300' must be 0 or more, and at most 31,536,000,000"),
         ("at_ms,model\n1\n", "line 2: 2 columns expected, not 1"),
         ("time\n1\n", "line 1: the header must be"),
         ("", "line 1: the header must be"),

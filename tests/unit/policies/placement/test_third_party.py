@@ -33,6 +33,16 @@ a_number = 7
 
 def nothing(models, gpus, profiles, current=None):
     return []
+
+def raises(models, gpus, profiles, current=None):
+    return models[0].slo_ms / (gpus[0].index - gpus[0].index)
+
+def mixed(models, gpus, profiles, current=None):
+    return Placement((1, 2))
+
+class Refuses:
+    def __init__(self, gpu=0):
+        raise RuntimeError("no licence")
 """
 
 POINTS = {
@@ -43,6 +53,11 @@ POINTS = {
     "number": "their_policies:a_number",
     "nothing": "their_policies:nothing",
     "broken": "their_missing_module:Policy",
+    "absent": "their_policies:Absent",
+    "misspelt": "their_misspelt_module:Policy",
+    "raises": "their_policies:raises",
+    "mixed": "their_policies:mixed",
+    "refuses": "their_policies:Refuses",
     "symphony": "their_policies:last_gpu",
 }
 
@@ -50,6 +65,7 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_policies.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "their_misspelt_module.py").write_text("def Policy(:\n", encoding="utf-8")
     info = tmp_path / "their_policies-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policies\nVersion: 1.0\n")
@@ -89,7 +105,12 @@ def test_our_own_name_stays_ours() -> None:
         ("dreamer", {}, "placed 'unicorn', which is not a model here"),
         ("number", {}, "neither a policy nor a function"),
         ("nothing", {}, "returned list, not a Placement"),
-        ("broken", {}, "their_missing_module:Policy of their-policies cannot be imported"),
+        ("broken", {}, "their_missing_module:Policy of their-policies raised ModuleNotFoundError: "),
+        ("absent", {}, "their_policies:Absent of their-policies raised AttributeError: "),
+        ("misspelt", {}, "raised SyntaxError: "),
+        ("mixed", {}, "their_policies:mixed of their-policies raised AttributeError: 'int' object"),
+        ("refuses", {"gpu": 1}, r"raised RuntimeError: no licence \(their_policies.py, line 31\)"),
+        ("raises", {}, r"raised ZeroDivisionError: .*\(their_policies.py, line 24\)"),
     ],
 )
 def test_what_cannot_be_is_said_with_whose_it_is(

@@ -88,7 +88,24 @@ def test_a_run_is_not_valid_when_its_own_senders_were_late() -> None:
     assert not judge(config(), [record(tardy)], WINDOW).is_valid
 
 
-def test_slices_that_the_file_does_not_plan_count_for_no_gpu() -> None:
+def test_a_run_is_spoiled_by_late_senders_only_where_something_was_bad() -> None:
+    def played(late_ms: float, latency_ms: float) -> bool:
+        rows = [row(0, 1000.0 + n, latency_ms, late_ms=late_ms, batch_size=1, slice_no=0) for n in range(99)]
+        return judge(config(), [record(rows, (slice_names()[0],))], WINDOW).is_spoiled
+
+    assert played(late_ms=5.0, latency_ms=30.0)
+    assert not played(late_ms=5.0, latency_ms=20.0), "latency counts from the intended moment: good is good"
+    assert not played(late_ms=0.5, latency_ms=30.0)
+
+
+def test_a_slice_that_came_with_a_move_counts_for_the_gpu_in_its_name() -> None:
+    rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
+    outcome = judge(config(), [record(rows, ("local/gpu1/7",))], WINDOW).outcome
+    assert outcome.busy_fraction == pytest.approx((0.0, 0.008))
+    assert outcome.used_gpus == 1
+
+
+def test_slices_of_a_host_that_the_file_does_not_have_count_for_no_gpu() -> None:
     rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
     assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.busy_fraction == (0.0, 0.0)
 

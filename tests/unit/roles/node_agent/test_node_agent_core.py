@@ -210,6 +210,18 @@ def test_the_last_words_of_a_worker_are_in_the_reason() -> None:
     )
 
 
+def test_lines_of_its_log_are_no_last_words() -> None:
+    logged = "2026-07-01 10:00:00,123 level=INFO role=worker-1 slice_ready slice=a/gpu0/0"
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    (report,) = reports(host.exit(started.worker_id, -9, f"{logged}\n"))
+    assert report.status.reason == "its worker was killed by signal 9"
+    host = Agent()
+    (started,) = host.serve(spec("x"))
+    (report,) = reports(host.exit(started.worker_id, 1, f"MemoryError\n{logged}\n"))
+    assert report.status.reason == "its worker exited with code 1; its last words: MemoryError"
+
+
 def test_pauses_grow_and_the_fifth_failure_within_a_minute_is_given_up_with_a_reason() -> None:
     host = Agent()
     (started,) = spawns(host.want(spec("x")))

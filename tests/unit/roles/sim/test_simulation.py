@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fabric.errors import ConfigError
+from fabric.ids import ModelId
 from roles.cluster import ClusterConfig
 from roles.config import parse_config
 from roles.outcomes import Window
@@ -121,3 +122,32 @@ def test_slices_of_one_gpu_run_side_by_side() -> None:
     assert 0.5 < run.outcome.busy_fraction[0] <= 1.0
     by_start = sorted(run.batches, key=lambda batch: batch.started_at_ms)
     assert any(after.started_at_ms < before.finished_at_ms for before, after in itertools.pairwise(by_start))
+
+
+@pytest.mark.parametrize("exec_ms", [10.0, 100_000.0])
+@pytest.mark.parametrize("slo_s", [0.1, 300.0, 7200.0])
+@pytest.mark.parametrize("discipline", ["deferred", "eager", "tenuto", "clockwork"])
+def test_a_run_lasts_until_the_last_request_has_met_its_fate(
+    discipline: str, slo_s: float, exec_ms: float
+) -> None:
+    """However long a batch is held, and however long it takes."""
+    of = parse_config(
+        {
+            "models": [
+                {
+                    "name": "patient",
+                    "slo_ms": slo_s * 1000,
+                    "rate_rps": [[0, 1], [10, 0]],
+                    "arrival": {"process": "uniform", "phase": 0.5},
+                    "profile": {"alpha_ms": 0.001, "beta_ms": exec_ms, "max_batch": 64},
+                }
+            ],
+            "cluster": {"gpus": 1},
+            "batching": discipline,
+        },
+        Path(),
+    )
+    run = simulate(of, workload_of(of), Window(0.0, 20_000.0))
+    model = run.outcome.models[ModelId("patient")]
+    assert model.offered == 10
+    assert model.good == (10 if exec_ms < slo_s * 1000 / 2 else 0)

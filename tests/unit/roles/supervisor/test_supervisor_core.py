@@ -84,6 +84,15 @@ def test_it_is_announced_once_when_every_role_serves_and_every_slice_is_settled(
     assert up.feed(Settled()) == []
 
 
+def test_a_line_of_its_log_does_not_explain_an_end() -> None:
+    up = Up()
+    up.feed(RoleServes(SCHEDULER))
+    up.exit(FRONTEND, 1, "2026-07-01 10:00:00,123 level=INFO role=frontend-0 listening address=x\n")
+    up.exit(AGENT, 0)
+    up.exit(SCHEDULER, 0)
+    assert up.core.outcome == Outcome(1, "frontend-0 did not start: it ended with code 1")
+
+
 @pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (3, 3), (0, 1), (127, 1)])
 def test_a_role_that_ends_before_it_served_ends_everything_with_its_words(code: int, exit_code: int) -> None:
     up = Up()

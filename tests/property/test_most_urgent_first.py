@@ -1,0 +1,118 @@
+"""A free slice goes to the most urgent batch that waits for it, credit, plans and reserves included.
+
+The ranks that the central disciplines keep in heaps are corrected late. Here every candidate is looked at afresh
+whenever a slice is given away.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from policies.batching.candidate import Candidate
+from policies.batching.central import Central
+from policies.batching.deferred import Deferred
+from policies.batching.eager import Eager
+from policies.batching.pools import Slice
+from policies.batching.tenuto import Tenuto
+from policies.batching.timeout import Timeout
+from tests.references.playing import play_ours, random_setting
+
+ROUNDING_MS = 1e-9
+
+
+def rank_at_ms(candidate: Candidate, now_ms: float) -> float | None:
+    """The latest moment of what it would send now, less the credit; None: nothing can run in time."""
+    count = candidate.model.queue.count - candidate.skip_count
+    size = min(count, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
+    if size <= 0:
+        return None
+    return candidate.deadline_at_ms - candidate.table[size] - candidate.model.credit_ms
+
+
+def pressed_at_ms(candidate: Candidate) -> float:
+    """Until when it may hold back."""
+    count = min(candidate.model.queue.count - candidate.skip_count, candidate.size_max)
+    return candidate.edge_at_ms - candidate.hold[count]
+
+
+class Watched(Central):
+    """Checks every batch before it goes. `seen`: how many had somebody to be compared with."""
+
+    seen: Counter[str]
+
+    def _dispatch(
+        self,
+        candidate: Candidate,
+        slice_: Slice,
+        size: int,
+        ready_at_ms: float,
+        now_ms: float,
+        out: list[Any],
+    ) -> None:
+        others = [
+            one
+            for state in self._models.values()
+            for one in state.candidates
+            if one.model is not candidate.model and slice_.pool in one.pools
+        ]
+        own_ms = rank_at_ms(candidate, now_ms)
+        assert own_ms is not None
+        for other in others:
+            other_ms = rank_at_ms(other, now_ms) if other.is_waiting else None
+            if other_ms is not None:
+                self.seen["waiting"] += 1
+                self.seen["credit"] += other.model.credit_ms > 0
+                assert other_ms >= own_ms - ROUNDING_MS, f"{other.model.model.model_id} is more urgent"
+        is_early = (
+            candidate.spares_reserve and pressed_at_ms(candidate) > now_ms and size < candidate.size_max
+        )
+        if is_early and slice_.pool is not None and slice_.pool.reserve:
+            own_ms = pressed_at_ms(candidate) - candidate.model.credit_ms
+            for other in others:
+                if other.is_early:
+                    self.seen["early"] += 1
+                    other_ms = pressed_at_ms(other) - other.model.credit_ms
+                    assert other_ms >= own_ms - ROUNDING_MS, f"{other.model.model.model_id} is more pressed"
+        super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
+
+
+class WatchedEager(Watched, Eager):
+    pass
+
+
+class WatchedDeferred(Watched, Deferred):
+    pass
+
+
+class WatchedTimeout(Watched, Timeout):
+    pass
+
+
+class WatchedTenuto(Tenuto, Watched):
+    pass
+
+
+MAKERS: dict[str, Callable[[], Watched]] = {
+    "eager": WatchedEager,
+    "deferred": WatchedDeferred,
+    "deferred simple": lambda: WatchedDeferred(is_window_drop=False),
+    "timeout": lambda: WatchedTimeout(lambda slo_ms: slo_ms / 4),
+    "tenuto": WatchedTenuto,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_nobody_more_urgent_waits_for_the_slice(name: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        discipline = MAKERS[name]()
+        discipline.seen = seen
+        play_ours(discipline, random_setting(seed, requests=600))
+    assert seen["waiting"] > 1000
+    assert seen["credit"] > 100
+    assert name != "tenuto" or seen["early"] > 20

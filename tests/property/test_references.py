@@ -1,0 +1,40 @@
+"""Each discipline makes the choices that a plain reference, written from its paper, makes: event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.batching.squishy import pack
+from tests.references.packing import Demand, fits
+from tests.references.pairs import PAIRS, kinds_of, loads_and_bins
+from tests.references.playing import differences, play_ours, random_setting
+
+SETTINGS = 50
+REQUESTS = 150
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_batch_is_the_one_that_the_paper_says(name: str) -> None:
+    pair = PAIRS[name]
+    for seed in range(SETTINGS):
+        setting = random_setting(seed, requests=REQUESTS, classes=pair.classes)
+        theirs, ours = pair.reference(setting).play(), play_ours(pair.ours(), setting)
+        kinds = kinds_of(setting) if pair.has_ties else None
+        assert differences(theirs, ours, kinds) == [], f"setting {seed}"
+
+
+def test_nexus_packs_what_a_plain_packing_finds_room_for() -> None:
+    verdicts = []
+    for seed in range(SETTINGS):
+        setting = random_setting(seed, requests=1)
+        slices = {gpu.name: gpu.run_ms for gpu in setting.gpus}
+        demands = [
+            Demand(model.name, model.slo_ms - model.delay_ms, (place + 1) / 10)
+            for place, model in enumerate(setting.models)
+        ]
+        for factor in (0.01 * 1.5**step for step in range(12)):
+            scaled = [Demand(one.model, one.slo_ms, one.rate * factor) for one in demands]
+            plan = pack(*loads_and_bins(setting, {one.model: one.rate for one in demands}), factor)
+            assert fits(scaled, slices) is (plan is not None), f"setting {seed}, factor {factor}"
+            verdicts.append(plan is not None)
+    assert 0.2 < sum(verdicts) / len(verdicts) < 0.8
