@@ -206,11 +206,8 @@ class Matchmaker:
     def _serve_early(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
         """Nobody needs a slice now: those beyond the reserve go to who would like one, the most urgent first."""
         early = pool.early
-        while early:
-            rank_at_ms, _, opening, candidate = early[0]
-            if opening != candidate.opening or not candidate.is_early:
-                heappop(early)
-                continue
+        while (candidate := self._first_early(pool)) is not None:
+            rank_at_ms, _, opening, _ = early[0]
             state = candidate.model
             count = min(state.queue.count, candidate.size_max)
             lead_ms = candidate.lead[count]
@@ -223,12 +220,22 @@ class Matchmaker:
                 self._serial += 1
                 rank_at_ms = pressed_at_ms - state.credit_ms
                 heapreplace(early, (rank_at_ms, self._serial, opening, candidate))
-                if early[0][3] is not candidate:
+                if early[0][1] != self._serial:
                     continue
             heappop(early)
             candidate.is_early = False
             if self._step(candidate, now_ms, out, pool):
                 self._advance(state, now_ms, out)
+
+    @staticmethod
+    def _first_early(pool: Pool[Candidate]) -> Candidate | None:
+        early = pool.early
+        while early:
+            _, _, opening, candidate = early[0]
+            if candidate.is_early and opening == candidate.opening:
+                return candidate
+            heappop(early)
+        return None
 
     def _queue_early(self, candidate: Candidate, pressed_at_ms: float) -> None:
         """Rank a candidate that holds back by a moment before which it need not go, whatever arrives quietly."""
@@ -248,7 +255,9 @@ class Matchmaker:
             return False
         lead_ms = candidate.lead[count]
         for pool in candidate.pools:
-            if pool is chosen or not pool.reserve or (not pool.early and pool.is_spare(now_ms + lead_ms)):
+            if not pool.reserve:
+                return False
+            if pool.is_spare(now_ms + lead_ms) and (pool is chosen or self._first_early(pool) is None):
                 return False
         candidate.is_early = True
         for pool in candidate.pools:

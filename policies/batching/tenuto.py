@@ -147,6 +147,8 @@ class Tenuto(Central):
             holds = plan_holds(prospects, sufferings, group.slices, mean)
             reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools])
             for pool, reserve in zip(group.pools, reserves, strict=True):
+                if reserve < pool.reserve and pool.early:
+                    self._arm(pool, now_ms)  # what is spare now goes to those who would like it
                 pool.reserve = reserve
             for (state, _), hold in zip(asked, holds, strict=True):
                 timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
