@@ -3,6 +3,10 @@
 `received - sent` mixes the foreign clock's offset, the way and the queueing. The offset and the bare way are the
 same for every message of a link, so the smallest value seen is taken for them: what a message has above it was
 queueing. The way itself is half the smallest round trip. Both minima slide over a window, because clocks drift.
+
+They hold for one clock of the peer. Messages of a link come in the order in which they were sent, so one that seems
+sent long before the last one was stamped by another clock (its host started anew), and the peer is measured from the
+beginning. So is one that was lost and is heard again (`forget`): its host may have slept, which stops its clock.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from fabric.ids import PeerId
 
 WINDOW_MS = 60_000.0
 PEERS_MAX = 10_000
+STEP_MS = 1_000.0  # more than any line could reorder, less than a host needs to start anew
 
 
 @dataclass(slots=True)
@@ -40,6 +45,7 @@ class _Way:
     offset: _SlidingMin = field(default_factory=_SlidingMin)
     round_trip: _SlidingMin = field(default_factory=_SlidingMin)
     half_rtt_ms: float = 0.0
+    sent_at_ms: float = -math.inf
 
 
 class TransitMeter:
@@ -53,6 +59,9 @@ class TransitMeter:
     def late_ms(self, peer: PeerId, sent_at_ms: float, now_ms: float) -> float:
         """How late this message is, at least 0; it counts for the minimum as well."""
         way = self._way(peer)
+        if sent_at_ms < way.sent_at_ms - STEP_MS:
+            way = self._ways[peer] = _Way()
+        way.sent_at_ms = sent_at_ms
         passed_ms = now_ms - sent_at_ms
         return passed_ms - way.offset.add(passed_ms, now_ms, self._window_ms) + way.half_rtt_ms
 
@@ -62,7 +71,7 @@ class TransitMeter:
         way.half_rtt_ms = way.round_trip.add(rtt_ms, now_ms, self._window_ms) / 2
 
     def forget(self, peer: PeerId) -> None:
-        """The peer is gone for good."""
+        """The peer is gone; who comes back under its name is measured from the beginning."""
         self._ways.pop(peer, None)
 
     def _way(self, peer: PeerId) -> _Way:

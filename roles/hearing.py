@@ -137,7 +137,9 @@ class LinkSource(_Over):
         if self._liveness.wake_at_ms is not None and self._liveness.wake_at_ms <= now_ms:
             for peer, ping in self._liveness.due(now_ms):
                 self._link.send(peer, ping)
-            events.extend(Lost(peer, SILENT) for peer in self._liveness.lost(now_ms))
+            for peer in self._liveness.lost(now_ms):
+                self._link.transit.forget(peer)
+                events.append(Lost(peer, SILENT))
         for peer in self._link.take_lost():
             self._liveness.forget(peer)
             events.append(Lost(peer, UNROUTABLE))

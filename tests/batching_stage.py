@@ -68,28 +68,31 @@ class Stage:
     def __post_init__(self) -> None:
         self._hosted: dict[SliceId, dict[ModelId, HostedModel]] = {}
         self._ends: list[tuple[float, int, SliceId]] = []
-        self._running: dict[SliceId, list[tuple[int, float, list[RequestKey]]]] = {}
+        self._running: dict[SliceId, list[tuple[int, float, ModelId, list[RequestRun]]]] = {}
+        self._models: set[ModelId] = set()
         self._serial = 0
         self._seqs: dict[tuple[ModelId, FrontendId], int] = {}
 
     def model(self, name: str, slo_ms: float, delay: Delay | None = None, priority: int = 0) -> None:
         model = BatchModel(ModelId(name), slo_ms, delay or Delay(), priority)
+        self._models.add(model.model_id)
         self.discipline.add_model(model, self.now_ms)
 
     def unmodel(self, name: str) -> None:
+        self._models.discard(ModelId(name))
         self._take(self.discipline.remove_model(ModelId(name), self.now_ms))
 
     def slice(self, name: str, *models: HostedModel, order: int = 0, free_at_ms: float | None = None) -> None:
         slice_id = SliceId(name)
         self._hosted[slice_id] = {model.model_id: model for model in models}
-        free = max([self.now_ms, *(end for _, end, _ in self._running.get(slice_id, ()))])
+        free = max([self.now_ms, *(end for _, end, *_ in self._running.get(slice_id, ()))])
         given = BatchSlice(slice_id, order, tuple(models), free if free_at_ms is None else free_at_ms)
         self._take(self.discipline.add_slice(given, self.now_ms))
 
     def unslice(self, name: str) -> None:
         self._hosted.pop(SliceId(name), None)
         self._running.pop(SliceId(name), None)
-        self._take(self.discipline.remove_slice(SliceId(name), self.now_ms))
+        self._take(self.discipline.remove_slices((SliceId(name),), self.now_ms))
 
     def arrive(
         self,
@@ -152,19 +155,25 @@ class Stage:
     def _end(self) -> None:
         _, serial, slice_id = heappop(self._ends)
         running = self._running.get(slice_id, [])
-        if any(known == serial for known, _, _ in running):
+        if any(known[0] == serial for known in running):
             self._running[slice_id] = [known for known in running if known[0] != serial]
-            free_at_ms = max([self.now_ms, *(end for _, end, _ in self._running[slice_id])])
+            free_at_ms = max([self.now_ms, *(end for _, end, *_ in self._running[slice_id])])
             self._take(self.discipline.slice_free(slice_id, free_at_ms, self.now_ms))
 
     def _take(self, decisions: Sequence[Decision]) -> None:
+        stopped: list[tuple[ModelId, list[RequestRun]]] = []
         for decision in decisions:
             if isinstance(decision, Dispatch):
                 self._dispatched(decision)
             elif isinstance(decision, Drop):
                 self._dropped(decision)
             else:
-                self._preempt(decision)
+                stopped.append(self._preempt(decision))
+        for model_id, runs in stopped:
+            if model_id in self._models:
+                self._take(self.discipline.arrive_again(model_id, runs, self.now_ms))
+            else:
+                self._take([Drop(model_id, runs, is_expired=False)])
 
     def _dispatched(self, batch: Dispatch) -> None:
         table_ms = self._hosted[batch.slice_id][batch.model_id].exec_ms
@@ -173,7 +182,7 @@ class Stage:
         assert batch.start_at_ms >= self.now_ms
         end_at_ms = batch.start_at_ms + batch.exec_ms
         running = self._running.setdefault(batch.slice_id, [])
-        busy_until_ms = max([0.0, *(end for _, end, _ in running)])
+        busy_until_ms = max([0.0, *(end for _, end, *_ in running)])
         assert batch.start_at_ms >= busy_until_ms, "two batches on one slice"
         if self.is_in_time:
             tightest_at_ms = min(run.deadline_at_ms for run in batch.runs)
@@ -182,7 +191,7 @@ class Stage:
         assert all(run.ready_at_ms <= batch.start_at_ms for run in batch.runs)
         keys = self._settle(batch.model_id, batch.runs, "ran")
         self._serial += 1
-        running.append((self._serial, end_at_ms, keys))
+        running.append((self._serial, end_at_ms, batch.model_id, batch.runs))
         heappush(self._ends, (end_at_ms, self._serial, batch.slice_id))
         self.batches.append(
             Ran(
@@ -202,23 +211,26 @@ class Stage:
         keys = self._settle(drop.model_id, drop.runs, "expired" if drop.is_expired else "dropped")
         self.drops.append((round(self.now_ms, 3), drop.is_expired, [key[2] for key in keys]))
 
-    def _preempt(self, preempt: Preempt) -> None:
+    def _preempt(self, preempt: Preempt) -> tuple[ModelId, list[RequestRun]]:
         self.preempted += 1
-        stopped = self._running.pop(preempt.slice_id)
-        assert stopped, "nothing to preempt"
-        for _, end_at_ms, keys in stopped:
-            assert end_at_ms >= self.now_ms
-            for key in keys:
-                assert self.fates[key] == "ran"
-                self.fates[key] = "waiting"
+        _, end_at_ms, model_id, runs = self._running[preempt.slice_id].pop()
+        assert end_at_ms >= self.now_ms
+        for key in _keys(model_id, runs):
+            assert self.fates[key] == "ran"
+            self.fates[key] = "waiting"
+        return model_id, runs
 
     def _settle(self, model_id: ModelId, runs: Sequence[RequestRun], fate: str) -> list[RequestKey]:
-        keys = [
-            (model_id, run.frontend_id, seq)
-            for run in runs
-            for seq in range(run.first_seq, run.first_seq + run.count)
-        ]
+        keys = _keys(model_id, runs)
         for key in keys:
             assert self.fates[key] == "waiting", f"{key} was {self.fates[key]} already"
             self.fates[key] = fate
         return keys
+
+
+def _keys(model_id: ModelId, runs: Sequence[RequestRun]) -> list[RequestKey]:
+    return [
+        (model_id, run.frontend_id, seq)
+        for run in runs
+        for seq in range(run.first_seq, run.first_seq + run.count)
+    ]

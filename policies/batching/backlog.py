@@ -27,15 +27,19 @@ class Backlog(Rival):
         """A line has grown and no slice is free for it."""
 
     def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
-        line = self._line_of.get(state.model_id)
-        if line is None or line.model is not state:
-            line = self._line_of[state.model_id] = self._new_line(state, None)
+        line = self._line_for(state)
         self._push(line, run)
         self._serve(line, now_ms, out)
 
     def _serve(self, line: Line, now_ms: float, out: list[Decision]) -> None:
         if not self._use_idle(line, now_ms, out):
             self._overtake(line, now_ms, out)
+
+    def _line_for(self, state: RivalModel) -> Line:
+        line = self._line_of.get(state.model_id)
+        if line is None or line.model is not state:
+            line = self._line_of[state.model_id] = self._new_line(state, None)
+        return line
 
     def _use_idle(self, line: Line, now_ms: float, out: list[Decision]) -> bool:
         """Run what slices can that have nothing to do; False: nothing of this line.

@@ -7,7 +7,7 @@ message or a socket. The scheduler core (live and simulated alike) translates it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -103,7 +103,10 @@ class Drop:
 
 @dataclass(slots=True)
 class Preempt:
-    """Stop what runs on the slice (Shepherd); its requests are queued again by the discipline itself."""
+    """Stop the batch that the slice was given last (Shepherd), unless it has ended.
+
+    Only the caller knows what is still under way, so it hands the requests back: see `Discipline.arrive_again`.
+    """
 
     slice_id: SliceId
 
@@ -122,25 +125,35 @@ class Discipline(Protocol):
         ...
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
-        """Forget a model; what it had queued comes back as `Drop`s. What runs is not touched."""
+        """Forget a model; what it had queued comes back as `Drop`s of it. What runs is not touched."""
         ...
 
     def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
         """A slice can be used from its `free_at_ms`; the same id again replaces it."""
         ...
 
-    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
-        """Use it no more. Its running batch is the caller's business."""
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+        """Use them no more, from before the first decision on. Their running batches are the caller's business."""
         ...
 
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
         """A run of requests of a known model wants to be served. Nearly always that is `QUIET` business."""
         ...
 
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """What a `Preempt` stopped waits again, all of a batch at once, after the decisions that came with it."""
+        ...
+
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:
         """Forget these if they are still queued; silently nothing if they are not."""
+        ...
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """Forget all that a frontend has queued; how many requests of each model that was."""
         ...
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:

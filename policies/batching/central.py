@@ -14,7 +14,7 @@ again. So most arrivals only add to a count. An event costs O(log models + log s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
@@ -74,10 +74,10 @@ class Central(Matchmaker):
             self._serve(pool, now_ms, out)
         return out
 
-    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
         out: list[Decision] = []
-        self._repool(self._fleet.drop(slice_id), now_ms, out)
+        self._repool({one for slice_id in slice_ids for one in self._fleet.drop(slice_id)}, now_ms, out)
         return out
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
@@ -132,6 +132,12 @@ class Central(Matchmaker):
                 break
         return out or NOTHING
 
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:
@@ -139,6 +145,15 @@ class Central(Matchmaker):
         state = self._models.get(model_id)
         if state is not None and state.queue.withdraw(frontend_id, first_seq, count):
             self._start_over(state, now_ms)
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """See `Discipline`."""
+        forgotten: dict[ModelId, int] = {}
+        for model_id, state in self._models.items():
+            if count := state.queue.forget(frontend_id):
+                forgotten[model_id] = count
+                self._start_over(state, now_ms)
+        return forgotten
 
     def tick(self, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""

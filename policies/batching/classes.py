@@ -17,6 +17,7 @@ from policies.batching.moments import Table, exec_table
 STEP = 1.05
 STEPS = 3  # so far around a reference; beyond it rounding up would waste time that another reference saves
 _LOG_STEP = math.log(STEP)
+_FURTHEST = STEP ** (STEPS + 1)  # tables may be apart by more than a float can say
 
 
 class SpeedClass:
@@ -87,6 +88,6 @@ def _step(table: Table, reference: Table) -> int | None:
         return None
     ratios = [run_ms / other_ms for run_ms, other_ms in zip(table[1:-1], reference[1:-1], strict=True)]
     highest = max(ratios)
-    if min(ratios) * STEP < highest:
+    if min(ratios) * STEP < highest or not _FURTHEST**-1 < highest < _FURTHEST:
         return None
     return math.ceil(math.log(highest) / _LOG_STEP - 1e-9)

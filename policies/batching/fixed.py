@@ -110,7 +110,8 @@ class Fixed(Rival):
         waiting = self._closed.get(slice_.slice_id, [])
         while waiting:
             line = waiting[0]
-            size = line.queue.count
+            # The replica's batches may have become smaller since this one was closed: it goes in pieces then.
+            size = min(line.queue.count, len(slice_.tables[line.model.model_id]) - 2)
             if self._models.get(line.model.model_id) is not line.model or not size:
                 self._take_down(line)
                 waiting.pop(0)
@@ -121,7 +122,7 @@ class Fixed(Rival):
                 return
             self._expire(line, now_ms, out)
             if line.queue.count:
-                self._send(line, slice_, line.queue.count, "turn", now_ms, out)
+                self._send(line, slice_, min(size, line.queue.count), "turn", now_ms, out)
 
     def _take_down(self, line: Line) -> None:
         if line in line.model.lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from fabric.ids import ModelId, SliceId
@@ -14,8 +15,6 @@ from policies.batching.pools import Pool, Slice
 # A corrected slice stays in its pool while it is no slower than its classes and less than this much faster:
 # corrections wander by a few percent, and every pool more costs each event of its models.
 _STAYS = STEP**2
-
-_KINDS_MAX = 256
 
 _Kind = tuple[tuple[SpeedClass, ...], dict[ModelId, Table]]
 
@@ -31,8 +30,10 @@ class Fleet:
         self._classes: dict[ModelId, SpeedClasses] = {}
         self._by_model: dict[ModelId, dict[SpeedClass, list[Pool[Candidate]]]] = {}
         # Thousands of slices usually share one tuple of models: it is classified once. The tuple is kept with
-        # its kind, so that its id stays its own; forgotten with the pool.
+        # its kind, so that its id stays its own; forgotten with the last slice of it.
         self._kinds: dict[int, tuple[tuple[HostedModel, ...], _Kind]] = {}
+        self._kind_of: dict[SliceId, int] = {}
+        self._slices_of: Counter[int] = Counter()
 
     def pools_of(self, model_id: ModelId) -> dict[SpeedClass, list[Pool[Candidate]]]:
         """The pools that host a model, by its speed there."""
@@ -58,6 +59,8 @@ class Fleet:
         self._serial += 1
         slice_ = Slice(given.slice_id, (given.order << 32) + self._serial, tables, free_at_ms)
         self.slices[given.slice_id] = slice_
+        self._kind_of[given.slice_id] = id(given.hosted)
+        self._slices_of[id(given.hosted)] += 1
         pool.join(slice_)
         return touched
 
@@ -66,6 +69,10 @@ class Fleet:
         slice_ = self.slices.pop(slice_id, None)
         if slice_ is None or slice_.pool is None:
             return set()
+        kind = self._kind_of.pop(slice_id)
+        self._slices_of[kind] -= 1
+        if not self._slices_of[kind]:
+            del self._slices_of[kind], self._kinds[kind]
         pool = slice_.pool
         pool.leave(slice_)
         return set() if pool.size else self._close(pool)
@@ -81,8 +88,6 @@ class Fleet:
             class_, tables[model.model_id] = registry.classify(model.exec_ms)
             classes.append(class_)
         kind = (tuple(classes), tables)
-        if len(self._kinds) >= _KINDS_MAX:
-            self._kinds.clear()
         self._kinds[id(hosted)] = (hosted, kind)
         return kind
 
@@ -95,7 +100,6 @@ class Fleet:
 
     def _close(self, pool: Pool[Candidate]) -> set[ModelId]:
         del self._pools[pool.classes]
-        self._kinds = {key: known for key, known in self._kinds.items() if known[1][0] != pool.classes}
         for class_ in pool.classes:
             by_class = self._by_model[class_.model_id]
             by_class[class_].remove(pool)

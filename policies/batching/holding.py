@@ -36,6 +36,8 @@ RESERVE = 0.35  # of the square root of the slices: so far do the needs of many 
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000
+_ROUNDING = 1e-12  # of a run time
+_NOTHING_MS = 1e-6  # nothing takes less than a nanosecond, and an intercept below it is rounding
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,7 +80,10 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
     per_ms = rate_rps / 1000.0
     size_max = max(1, bisect_right(cost, model.slo_ms) - 1)
     alpha_ms = (run_times[size_max] - run_times[1]) / max(1, size_max - 1)
-    beta_ms = max(0.0, run_times[1] - alpha_ms)
+    beta_ms = run_times[1] - alpha_ms
+    if beta_ms < max(_NOTHING_MS, _ROUNDING * run_times[1]):
+        beta_ms = 0.0
+        alpha_ms = max(alpha_ms, _NOTHING_MS)
     delay = model.delay
     each_ms = alpha_ms + delay.data_ms_per_item
     # A batch of 1 + r·T leaves at its frontrun: T + l(2 + r·T) + its delay = SLO.
@@ -146,8 +151,11 @@ def plan_reserves(prospects: Sequence[Prospect], slices: int, pools: Sequence[in
 
 
 def _price(prospects: Sequence[Prospect], allowed: float) -> float:
-    """The lowest price at which opening batches keeps no more than `allowed` slices busy, or the highest of use."""
-    if sum(one.opening(0.0) for one in prospects) <= allowed:
+    """The lowest price at which opening batches keeps no more than `allowed` slices busy, or the highest of use.
+
+    Models without an intercept have nothing to save: where all are like that, no price holds them.
+    """
+    if sum(one.opening(0.0) for one in prospects) <= max(0.0, allowed):
         return 0.0
     low = 0.0
     high = max((one.hold_max_ms + 1.0 / one.per_ms) ** 2 / one.beta_ms for one in prospects if one.beta_ms)

@@ -7,7 +7,7 @@ will be, and which candidates wait for one. All heaps delete lazily: what is out
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fabric.ids import ModelId, SliceId
@@ -23,6 +23,8 @@ class Waiting(Protocol):
 
 
 WaiterT = TypeVar("WaiterT", bound=Waiting)
+
+_GONE_MAX = 16  # more than the slices that are there, and the heaps are worth clearing
 
 
 class Slice:
@@ -55,6 +57,7 @@ class Pool(Generic[WaiterT]):
 
     __slots__ = (
         "_busy",
+        "_gone",
         "_idle",
         "_serial",
         "armed_at_ms",
@@ -80,6 +83,7 @@ class Pool(Generic[WaiterT]):
         self.idle = 0
         self._busy: list[tuple[float, int, int, Slice]] = []
         self._idle: list[tuple[float, int, Slice]] = []
+        self._gone = 0  # slices that left and may still be in the heaps, below others that stay on top
         self._serial = 0
 
     def join(self, slice_: Slice) -> None:
@@ -94,6 +98,13 @@ class Pool(Generic[WaiterT]):
         self.idle -= slice_.is_idle
         slice_.is_idle = False
         self.size -= 1
+        self._gone += 1
+        if self._gone > self.size + _GONE_MAX:
+            self._gone = 0
+            self._busy = [entry for entry in self._busy if entry[3].pool is self]
+            self._idle = [entry for entry in self._idle if entry[2].pool is self]
+            heapify(self._busy)
+            heapify(self._idle)
 
     def free_from(self, slice_: Slice, free_at_ms: float) -> None:
         """The slice has, or will have, nothing to do from that moment."""

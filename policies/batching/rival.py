@@ -7,8 +7,8 @@ their papers, and unlike the central matchmaker some look at every model or slic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from heapq import heappop, heappush
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
@@ -106,10 +106,10 @@ class Rival(ABC):
         out.extend(self.tick(now_ms))
         return out
 
-    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
         out: list[Decision] = []
-        displaced = self._forget(slice_id)
+        displaced = [one for slice_id in slice_ids for one in self._forget(slice_id)]
         self._fleet_changed(now_ms, out)
         self._line_up_again(displaced, now_ms, out)
         return out
@@ -136,6 +136,12 @@ class Rival(ABC):
         self._line_up(state, run, now_ms, out)
         return out or NOTHING
 
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:
@@ -154,6 +160,21 @@ class Rival(ABC):
             for run in waiting.runs:
                 state.serial += 1
                 heappush(state.unready, (run.ready_at_ms, state.serial, run))
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """See `Discipline`."""
+        del now_ms
+        forgotten: dict[ModelId, int] = {}
+        for model_id, state in self._models.items():
+            unready = [entry for entry in state.unready if entry[2].frontend_id == frontend_id]
+            count = sum(run.count for _, _, run in unready)
+            count += sum(line.queue.forget(frontend_id) for line in state.lines)
+            if unready:
+                state.unready = [entry for entry in state.unready if entry[2].frontend_id != frontend_id]
+                heapify(state.unready)
+            if count:
+                forgotten[model_id] = count
+        return forgotten
 
     def tick(self, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""

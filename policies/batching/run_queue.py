@@ -114,6 +114,20 @@ class RunQueue:
             self.count -= removed
         return removed
 
+    def forget(self, frontend_id: FrontendId) -> int:
+        """Forget all of a frontend, and say how many they were."""
+        removed = 0
+        kept: deque[RequestRun] = deque()
+        for run in self.runs:
+            if run.frontend_id == frontend_id:
+                removed += run.count
+            else:
+                kept.append(run)
+        if removed:
+            self.runs = kept
+            self.count -= removed
+        return removed
+
     def _reseat_head(self) -> None:
         """What is left of a cut run may be looser than the runs behind it, and than the tail was."""
         runs = self.runs

@@ -7,7 +7,7 @@ to divide, and the plain discipline is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fabric.ids import FrontendId, ModelId, SliceId
@@ -87,25 +87,37 @@ class Sharded:
             out.extend(self._merge(other, shards[0], now_ms))
         slice_id, shard = slice_.slice_id, shards[0]
         if self._slice_shard.get(slice_id, shard) != shard:
-            out.extend(self.remove_slice(slice_id, now_ms))
+            out.extend(self.remove_slices((slice_id,), now_ms))
         self._slices[slice_id], self._slice_shard[slice_id] = slice_, shard
         self._free_at_ms[slice_id] = slice_.free_at_ms
         out.extend(self._done(shard, self._inner[shard].add_slice(slice_, now_ms)))
         return out
 
-    def remove_slice(self, slice_id: SliceId, now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
-        shard = self._slice_shard.pop(slice_id, None)
-        if shard is None:
-            return ()
-        del self._slices[slice_id], self._free_at_ms[slice_id]
-        return self._done(shard, self._inner[shard].remove_slice(slice_id, now_ms))
+        gone: dict[int, list[SliceId]] = {}
+        for slice_id in slice_ids:
+            shard = self._slice_shard.pop(slice_id, None)
+            if shard is not None:
+                del self._slices[slice_id], self._free_at_ms[slice_id]
+                gone.setdefault(shard, []).append(slice_id)
+        out: list[Decision] = []
+        for shard, its_slices in gone.items():
+            out.extend(self._done(shard, self._inner[shard].remove_slices(its_slices, now_ms)))
+        return out
 
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
         shard = self._shard_of[model_id]
         decisions = self._inner[shard].arrive(model_id, run, now_ms)
         return decisions if decisions is QUIET else self._done(shard, decisions)
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        shard = self._shard_of[model_id]
+        return self._done(shard, self._inner[shard].arrive_again(model_id, runs, now_ms))
 
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
@@ -114,6 +126,14 @@ class Sharded:
         shard = self._shard_of.get(model_id, 0)
         self._inner[shard].withdraw(model_id, frontend_id, first_seq, count, now_ms)
         self._done(shard, ())
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """See `Discipline`."""
+        forgotten: dict[ModelId, int] = {}
+        for shard, inner in enumerate(self._inner):
+            forgotten.update(inner.forget_frontend(frontend_id, now_ms))
+            self._done(shard, ())
+        return forgotten
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
@@ -166,21 +186,22 @@ class Sharded:
         """Hand everything of one shard to another, through the interface itself: models, slices, then queues."""
         out: list[Decision] = []
         moved = [model_id for model_id, shard in self._shard_of.items() if shard == source]
-        for slice_id in [slice_id for slice_id, shard in self._slice_shard.items() if shard == source]:
-            out.extend(self._done(source, self._inner[source].remove_slice(slice_id, now_ms)))
+        slices = [slice_id for slice_id, shard in self._slice_shard.items() if shard == source]
+        out.extend(self._done(source, self._inner[source].remove_slices(slices, now_ms)))
         queued: list[tuple[ModelId, RequestRun]] = []
         for model_id in moved:
             for decision in self._done(source, self._inner[source].remove_model(model_id, now_ms)):
-                assert isinstance(decision, Drop)
-                queued.extend((model_id, run) for run in decision.runs)
+                if isinstance(decision, Drop) and decision.model_id == model_id:
+                    queued.extend((model_id, run) for run in decision.runs)
+                else:
+                    out.append(decision)
             self._shard_of[model_id] = target
             if model_id in self._models:
                 self._inner[target].add_model(self._models[model_id], now_ms)
-        for slice_id, shard in self._slice_shard.items():
-            if shard == source:
-                self._slice_shard[slice_id] = target
-                slice_ = replace(self._slices[slice_id], free_at_ms=self._free_at_ms[slice_id])
-                out.extend(self._done(target, self._inner[target].add_slice(slice_, now_ms)))
+        for slice_id in slices:
+            self._slice_shard[slice_id] = target
+            slice_ = replace(self._slices[slice_id], free_at_ms=self._free_at_ms[slice_id])
+            out.extend(self._done(target, self._inner[target].add_slice(slice_, now_ms)))
         for model_id, run in queued:
             out.extend(self._done(target, self._inner[target].arrive(model_id, run, now_ms)))
         self._done(target, ())

@@ -1,26 +1,25 @@
 """Shepherd's Flex (Symphony section 2.2): the largest batch first, and it may stop a running one.
 
 One candidate per model, the most its head allows. A free slice takes the largest; while none is free, a candidate
-at least `preempt_ratio` times as large as a running batch stops that batch, whose requests wait again and whose
-work is lost (ADR 0013).
+at least `preempt_ratio` times as large as a running batch (and larger) stops that batch, whose requests wait again and
+whose work is lost (ADR 0013).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from policies.batching.backlog import Backlog
-from policies.batching.base import Decision, Drop, Preempt, RequestRun
-from policies.batching.rival_state import Line, RivalModel, RivalSlice
+from policies.batching.base import Decision, Preempt, RequestRun
+from policies.batching.rival_state import Line, RivalSlice
 
 
 @dataclass(slots=True)
 class _Running:
-    model: RivalModel
     size: int
     end_at_ms: float
-    runs: list[RequestRun]
 
 
 class Shepherd(Backlog):
@@ -54,28 +53,30 @@ class Shepherd(Backlog):
         if victim is None:
             return
         size = victim.fit(line, now_ms, free_at_ms=now_ms)
-        if size < self._preempt_ratio * smallest:
+        if size < self._preempt_ratio * smallest or size <= smallest:
             return
-        (stopped,) = self._busy(victim.slice_id, now_ms)
         del self._running[victim.slice_id]
         victim.free_at_ms = now_ms
         out.append(Preempt(victim.slice_id))
         self._launch(line, victim, size, now_ms, out)
-        if self._models.get(stopped.model.model_id) is not stopped.model:
-            out.append(Drop(stopped.model.model_id, stopped.runs, is_expired=False))  # removed while it ran
-            return
-        back = self._line_of[stopped.model.model_id]
-        for run in stopped.runs:
-            self._push(back, run)
         self._use_idle(line, now_ms, out)
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`. What was stopped stops nothing."""
+        out: list[Decision] = []
+        back = self._line_for(self._models[model_id])
+        for run in runs:
+            self._push(back, run)
         self._use_idle(back, now_ms, out)
+        return out
 
     def _launch(self, line: Line, slice_: RivalSlice, size: int, now_ms: float, out: list[Decision]) -> None:
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
         sent = self._send(line, slice_, size, reason, now_ms, out)
         running = self._busy(slice_.slice_id, now_ms)
-        copies = [replace(run) for run in sent.runs]  # the originals are the caller's now
-        running.append(_Running(line.model, size, sent.start_at_ms + sent.exec_ms, copies))
+        running.append(_Running(size, sent.start_at_ms + sent.exec_ms))
         self._running[slice_.slice_id] = running
 
     def _busy(self, slice_id: SliceId, now_ms: float) -> list[_Running]:

@@ -30,7 +30,7 @@ from fabric.errors import (
     WorkerLost,
 )
 from fabric.frames import PAYLOAD_BYTES_MAX
-from fabric.ids import ModelId, PeerId
+from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import (
     TENSORS_MAX,
     Answer,
@@ -267,14 +267,14 @@ class FrontendCore:
             case Grant():
                 self._on_grant(message)
             case Dropped(model_id, runs, code, reason):
-                dropped = self._announced(model_id, runs)
+                dropped = self._queued(model_id, runs)
                 self._return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
                     self._refuse_dropped(request, code, reason)
-            case Returned(_, model_id, runs, reason):
+            case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
-                for request in self._granted(model_id, runs):
+                for request in self._granted(batch_id, model_id, runs):
                     self._give_back(request, Overloaded, f"its batch did not run: {reason}")
             case Directory():
                 self._on_directory(message)
@@ -288,16 +288,16 @@ class FrontendCore:
 
     def _on_grant(self, grant: Grant) -> None:
         self._counts["grants"] += 1
-        announced = self._announced(grant.model_id, grant.runs)
+        queued = self._queued(grant.model_id, grant.runs)
         if not self._known.has(grant.slice_id, grant.incarnation):
-            for request in announced:
+            for request in queued:
                 self._give_back(
                     request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
                 )
             return
         live: list[Request] = []
         size_bytes = 0
-        for request in announced:
+        for request in queued:
             if not request.is_ready:
                 self._counts["missed_grants"] += 1
                 self._leave_queue(request)
@@ -309,7 +309,7 @@ class FrontendCore:
                 size_bytes + request.size_bytes > PAYLOAD_BYTES_MAX
             ):  # only there too: a worker announces no batches that cannot be sent
                 self._give_back(
-                    request, TooLarge, f"its batch of {len(announced)} is over what one message may hold"
+                    request, TooLarge, f"its batch of {len(queued)} is over what one message may hold"
                 )
             else:
                 live.append(request)
@@ -317,7 +317,7 @@ class FrontendCore:
         for request in live:
             self._leave_queue(request)
             request.step(Step.GRANT)
-            place = Place(grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
+            place = Place(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
             self._pending.enter_slice(request, place)
         inputs = Inputs(
             grant.batch_id,
@@ -334,7 +334,8 @@ class FrontendCore:
 
     def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
-        for request in self._granted(inputs.model_id, tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)):
+        runs = tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)
+        for request in self._granted(inputs.batch_id, inputs.model_id, runs):
             if unsendable:
                 self._give_back(request, TooLarge, unsendable)
             else:
@@ -444,7 +445,8 @@ class FrontendCore:
 
     def _on_batch_failed(self, message: BatchFailed) -> None:
         error = REQUEST_ERRORS.get(message.code, Internal)
-        for request in self._granted(message.model_id, tuple(SeqRun(seq, 1) for seq in message.seqs)):
+        runs = tuple(SeqRun(seq, 1) for seq in message.seqs)
+        for request in self._granted(message.batch_id, message.model_id, runs):
             self._refuse(request, error, message.reason)
 
     # ------------------------------------------------------------ one request
@@ -452,8 +454,15 @@ class FrontendCore:
     def _announced(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
         return [one for one in self._pending.at(model_id, runs) if one.stage is Stage.ANNOUNCED]
 
-    def _granted(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
-        return [one for one in self._pending.at(model_id, runs) if one.stage is Stage.GRANTED]
+    def _queued(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
+        """Those the scheduler decides about: of granted ones it speaks again when their batch was stopped."""
+        stages = (Stage.ANNOUNCED, Stage.GRANTED)
+        return [one for one in self._pending.at(model_id, runs) if one.stage in stages]
+
+    def _granted(self, batch_id: BatchId, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
+        """Those whose newest grant is that batch."""
+        found = self._pending.at(model_id, runs)
+        return [one for one in found if one.place is not None and one.place.batch_id == batch_id]
 
     def _give_back(self, request: Request, error: type[RequestError], reason: str) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""

@@ -8,6 +8,9 @@ announced (`is_ready` says whether it has ended), and only a request whose grant
        +-----give back-------+    +-miss->DECODING |      every stage may end in ANSWERED (a refusal)
        +-----give back-------------------|---------+
        +-----decoded---------------------+
+
+A request whose batch is stopped for a larger one is queued again by the scheduler itself and granted once more, so a
+GRANTED one may be granted or dropped: only the newest grant counts.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from fabric.ids import ModelId, PeerId, SliceId
+from fabric.ids import BatchId, ModelId, PeerId, SliceId
 from fabric.messages import SeqRun
 from roles.core import Handle
 from roles.frontend.runs import AnnouncedRun
@@ -52,6 +55,7 @@ class Step(enum.IntEnum):
 NEXT: Final[Mapping[tuple[Stage, Step], Stage]] = {
     (Stage.GATHERED, Step.ANNOUNCE): Stage.ANNOUNCED,
     (Stage.ANNOUNCED, Step.GRANT): Stage.GRANTED,
+    (Stage.GRANTED, Step.GRANT): Stage.GRANTED,
     (Stage.ANNOUNCED, Step.MISS): Stage.DECODING,
     (Stage.ANNOUNCED, Step.GIVE_BACK): Stage.GATHERED,
     (Stage.GRANTED, Step.GIVE_BACK): Stage.GATHERED,
@@ -67,6 +71,7 @@ NEXT: Final[Mapping[tuple[Stage, Step], Stage]] = {
 class Place:
     """What a grant said: where a request runs, and why its batch left when it did."""
 
+    batch_id: BatchId
     slice_id: SliceId
     granted_at_ms: float
     waited_ms: float
@@ -195,7 +200,8 @@ class Pending:
         self._by_seq.setdefault(request.model_id, {})[seq] = request
 
     def enter_slice(self, request: Request, place: Place) -> None:
-        """Granted to a slice."""
+        """Granted to a slice, and no longer to the one before."""
+        self.leave_slice(request)
         request.place = place
         self._by_slice.setdefault(place.slice_id, {})[request] = None
 

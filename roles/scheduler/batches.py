@@ -8,7 +8,7 @@ that is alive is given up `OVERDUE_AFTER_MS` after its time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -27,6 +27,7 @@ BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 
 _NOTHING: Sequence[Send] = ()
+_NO_DECISIONS: Sequence[Decision] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Flight:
     model_id: ModelId
     exec_ms: float
     sent_at_ms: float
+    runs: Sequence[RequestRun]
     others: list[Flight] = field(repr=False)
 
 
@@ -74,23 +76,70 @@ class Batches:
         self._on_slice: dict[str, list[Flight]] = {}
         self._next_batch = 1
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
+        self._preempted: list[Flight] = []  # while decisions are carried out
 
     # ------------------------------------------------------------ decisions -> messages
 
     def carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
-        """What the decisions mean for workers and frontends."""
+        """What the decisions mean for workers and frontends, and those that follow from what became of them."""
         actions: list[Send] = []
-        for decision in decisions:
+        pending = list(reversed(decisions))
+        while pending:
+            decision = pending.pop()
             if type(decision) is Dispatch:
-                self._dispatch(decision, now_ms, actions)
+                if following := self._dispatch(decision, now_ms, actions):
+                    pending += reversed(following)
             elif type(decision) is Drop:
                 self._drop(decision, actions)
             else:
                 assert not isinstance(decision, Dispatch | Drop)
                 self._preempt(decision.slice_id, actions)
+            if not pending and self._preempted:
+                pending += reversed(self._arrive_again(now_ms))
         return actions
 
-    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> None:
+    def offer(self, record: SliceRecord, free_at_ms: float, now_ms: float) -> list[Send]:
+        """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it."""
+        slice_ = self._beliefs.slice_(record, free_at_ms)
+        if slice_.hosted:
+            return self.carry_out(self._discipline.add_slice(slice_, now_ms), now_ms)
+        return self.carry_out(self._discipline.remove_slices((slice_.slice_id,), now_ms), now_ms)
+
+    def withdraw(self, records: Sequence[SliceRecord], now_ms: float) -> list[Send]:
+        """Slices get no more batches. All of them leave before the discipline decides anything."""
+        slice_ids = [record.spec.slice_id for record in records]
+        return self.carry_out(self._discipline.remove_slices(slice_ids, now_ms), now_ms)
+
+    def give_up_unserved(self, model_ids: Iterable[ModelId], now_ms: float) -> list[Send]:
+        """What waits for a model that nothing hosts any more gets its answer now, not at its deadline."""
+        actions: list[Send] = []
+        for model_id in dict.fromkeys(model_ids):
+            is_asked_for = model_id in self._fleet.replicas and self._discipline.queued(model_id)
+            if is_asked_for and not self._fleet.is_served(model_id):
+                reason = f"no ready slice hosts {model_id}"
+                actions += self.retire(model_id, "NoReplica", reason, now_ms)
+                self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        return actions
+
+    def retire(self, model_id: ModelId, code: str, reason: str, now_ms: float) -> list[Send]:
+        """The discipline forgets a model; what of it waits is refused so."""
+        decisions: list[Decision] = []
+        actions: list[Send] = []
+        for decision in self._discipline.remove_model(model_id, now_ms):
+            if isinstance(decision, Drop) and decision.model_id == model_id:
+                self.tallies[model_id].refused += sum(run.count for run in decision.runs)
+                for peer, runs in by_frontend(decision.runs).items():
+                    actions.append(Send(peer, Dropped(model_id, runs, code, reason)))
+            else:
+                decisions.append(decision)
+        return actions + self.carry_out(decisions, now_ms)
+
+    def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
+        """Nothing of it is worth a batch any more."""
+        for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
+            self.tallies[model_id].withdrawn += count
+
+    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> Sequence[Decision]:
         slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
         fleet = self._fleet
         record = fleet.slices[slice_id]
@@ -105,9 +154,10 @@ class Batches:
         for peer, runs in by_frontend(dispatch.runs).items():
             frontend_id = fleet.frontend_ids.get(peer)
             if frontend_id is None:
-                # A run names its frontend's incarnation: one that is gone takes its requests with it. One that has
-                # not said hello, because we are new here, sees that it is not listed, and announces them again.
+                # It has not said hello, because we are new here: it sees that it is not listed, and announces them all
+                # again. (One that is lost takes its requests with it at that moment.)
                 actions.append(Send(peer, fleet.directory()))
+                self.forget_frontend(peer, now_ms)
                 continue
             grant = Grant(
                 batch_id,
@@ -124,13 +174,14 @@ class Batches:
             grants.append(Send(peer, grant))
             parts.append(Part(frontend_id, runs))
         if not parts:
-            actions += self.carry_out(self._discipline.slice_free(slice_id, now_ms, now_ms), now_ms)
-            return
+            return self._discipline.slice_free(slice_id, self.free_at_ms(slice_id, now_ms), now_ms)
         self._next_batch += 1
         flights = self._on_slice.get(slice_id)
         if flights is None:
             flights = self._on_slice[slice_id] = []
-        flight = self._flights[batch_id] = Flight(batch_id, record, model_id, exec_ms, now_ms, flights)
+        flight = self._flights[batch_id] = Flight(
+            batch_id, record, model_id, exec_ms, now_ms, dispatch.runs, flights
+        )
         flights.append(flight)
         record.batches += 1
         record.requests += batch_size
@@ -149,13 +200,12 @@ class Batches:
         )
         actions.append(Send(worker, run_batch))
         actions += grants
-        if len(flights) >= BATCHES_PER_SLICE:
-            end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
-            heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, flights[0].batch_id))
-            self.overdue_at_ms = self._overdue[0][0]
-            decisions = self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
-            if decisions:
-                actions += self.carry_out(decisions, now_ms)
+        if len(flights) < BATCHES_PER_SLICE:
+            return _NO_DECISIONS
+        end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
+        heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, flights[0].batch_id))
+        self.overdue_at_ms = self._overdue[0][0]
+        return self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
 
     def _drop(self, drop: Drop, actions: list[Send]) -> None:
         count = sum(run.count for run in drop.runs)
@@ -170,12 +220,30 @@ class Batches:
             actions.append(Send(peer, Dropped(drop.model_id, runs, code, reason)))
 
     def _preempt(self, slice_id: str, actions: list[Send]) -> None:
-        """Stop what runs there. The discipline has queued its requests again, so its flight ends here."""
-        for flight in self._on_slice.pop(slice_id, ()):
-            del self._flights[flight.batch_id]
-            worker = flight.record.worker
-            assert worker is not None, "the discipline knows ready slices only"
-            actions.append(Send(worker, PreemptBatch(flight.batch_id, flight.record.spec.slice_id)))
+        """Stop what was sent there last, if it is still under way. What is before it will end soon."""
+        flights = self._on_slice.get(slice_id)
+        if not flights:
+            return
+        flight = flights.pop()
+        del self._flights[flight.batch_id]
+        worker = flight.record.worker
+        assert worker is not None, "the discipline knows ready slices only"
+        actions.append(Send(worker, PreemptBatch(flight.batch_id, flight.record.spec.slice_id)))
+        self._preempted.append(flight)
+
+    def _arrive_again(self, now_ms: float) -> list[Decision]:
+        """What was preempted waits again, unless nobody wants it or serves it any more."""
+        decisions: list[Decision] = []
+        flights, self._preempted = self._preempted, []
+        for flight in flights:
+            model_id = flight.model_id
+            runs = [run for run in flight.runs if PeerId(run.frontend_id) in self._fleet.frontend_ids]
+            if model_id in self._fleet.replicas:
+                self.tallies[model_id].returned += sum(run.count for run in runs)
+                decisions += self._discipline.arrive_again(model_id, runs, now_ms)
+            elif runs:
+                decisions.append(Drop(model_id, runs, is_expired=False))
+        return decisions
 
     # ------------------------------------------------------------ the ends of batches
 
@@ -197,17 +265,16 @@ class Batches:
         for other in flights:
             free_at_ms += other.exec_ms
         free_at_ms = max(now_ms, free_at_ms)
-        discipline = self._discipline
         if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
-            decisions = discipline.add_slice(self._beliefs.slice_(record, free_at_ms), now_ms)
+            following = self.offer(record, free_at_ms, now_ms)
         else:
             if message.status == "expired" and message.transfer_ms:
                 self._learn_late(message, flight.model_id, way_ms, now_ms)
-            decisions = discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
-        if not decisions:
-            return actions or _NOTHING
-        carried_out = self.carry_out(decisions, now_ms)
-        return carried_out if actions is None else actions + carried_out
+            decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
+            if not decisions:
+                return actions or _NOTHING
+            following = self.carry_out(decisions, now_ms)
+        return following if actions is None else actions + following
 
     def lose(self, record: SliceRecord) -> None:
         """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""
@@ -225,7 +292,9 @@ class Batches:
                 self.counters.batches_lost += 1
                 flight.others.remove(flight)
                 if not flight.record.is_draining:
-                    decisions = self._discipline.slice_free(flight.record.spec.slice_id, now_ms, now_ms)
+                    slice_id = flight.record.spec.slice_id
+                    free_at_ms = self.free_at_ms(slice_id, now_ms)
+                    decisions = self._discipline.slice_free(slice_id, free_at_ms, now_ms)
                     actions += self.carry_out(decisions, now_ms)
         self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
         return actions
@@ -250,10 +319,11 @@ class Batches:
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
+        granted = {PeerId(run.frontend_id) for run in flight.runs}
         for part in message.missing:
             found = self._fleet.frontends.get(part.frontend_id)
-            if found is None:
-                continue
+            if found is None or found[0] not in granted:
+                continue  # it is gone, or another incarnation, which has other requests under these seqs
             count = sum(run.count for run in part.runs)
             self.counters.requests_returned += count
             self.tallies[flight.model_id].returned += count
@@ -272,8 +342,8 @@ class Batches:
     def _learn(self, message: Done, flight: Flight, way_ms: float, now_ms: float) -> bool:
         """Take the measured times; True when l(b) of that slice has to be replaced."""
         model_id = flight.model_id
-        is_news = self._beliefs.learn_way(model_id, way_ms, message.ran)
-        if is_news and model_id in self._fleet.replicas:
+        is_served = model_id in self._fleet.replicas
+        if is_served and self._beliefs.learn_way(model_id, way_ms, message.ran):
             self._discipline.add_model(self._beliefs.model(model_id), now_ms)
         return self._beliefs.learn_speed(flight.record, model_id, message)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import Done, ReplicaInfo
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
 from roles.scheduler.corrections import SpeedCorrection, WayCorrection
-from roles.scheduler.fleet import SliceRecord
+from roles.scheduler.fleet import Hosting, SliceRecord
 from roles.scheduler.settings import SchedulerSettings
 
 DELAY_SHARE_MAX = 0.5  # of the SLO may be reserved for one request's inputs
@@ -25,7 +26,7 @@ class Beliefs:
         self._priorities = dict(settings.priorities)
         self._hints = dict(settings.hints)
         self._hinted = {slice_id for slice_id, _ in settings.hints}
-        self._hosted: dict[int, tuple[HostedModel, ...]] = {}
+        self._hosted: WeakKeyDictionary[Hosting, tuple[HostedModel, ...]] = WeakKeyDictionary()
 
     def model(self, model_id: ModelId) -> BatchModel:
         """The model, with the way from a decision to its inputs' being there as it was measured."""
@@ -59,7 +60,8 @@ class Beliefs:
 
     def forget_model(self, model_id: ModelId) -> None:
         """It is no longer told of, though slices may still host it, and batches of it still end."""
-        del self._slo_ms[model_id]
+        del self._slo_ms[model_id], self._way[model_id]
+        self._priorities.pop(model_id, None)
         self._hosted.clear()
 
     def put_hint(self, slice_id: SliceId, model_id: ModelId, batch: int | None, weight: float) -> bool:
@@ -89,15 +91,14 @@ class Beliefs:
                 if one.model_id in self._slo_ms
             )
         else:
-            key = id(record.replicas)  # one object for all that are equal, and the fleet keeps it
-            hosted = self._hosted.get(key, ())
+            hosted = self._hosted.get(record.hosting, ())
             if not hosted:
                 hosted = tuple(
                     HostedModel(one.model_id, one.exec_ms)
                     for one in record.replicas
                     if one.model_id in self._slo_ms
                 )
-                self._hosted[key] = hosted
+                self._hosted[record.hosting] = hosted
         return BatchSlice(slice_id, record.order, hosted, free_at_ms)
 
     def forget_speed(self, slice_id: SliceId) -> None:
@@ -115,10 +116,9 @@ class Beliefs:
     def learn_speed(self, record: SliceRecord, model_id: ModelId, message: Done) -> bool:
         """Take what the run took; True when l(b) of that slice has to be replaced."""
         exec_ms = message.exec_ms
-        table = record.exec_ms.get(model_id, ())
-        if message.ran > len(table):
+        table_ms = record.exec_ms(model_id, message.ran)
+        if not table_ms:
             return False  # sent before the slice said that its batches are smaller now
-        table_ms = table[message.ran - 1]
         slice_id = record.spec.slice_id
         speeds = self._speed.get(slice_id)
         if speeds is None:

@@ -35,14 +35,14 @@ from fabric.messages import (
     Want,
     Withdraw,
 )
-from policies.batching.base import NEVER_MS, QUIET, Discipline, Drop, RequestRun
+from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.core import PLANNER, Heard, Lost, Send, Tick
-from roles.scheduler.batches import Batches, Counters, by_frontend
+from roles.scheduler.batches import Batches, Counters
 from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
 from roles.scheduler.desired import Change, ControllerSettings
-from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, NodeRecord, SliceRecord
+from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
 from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
 from roles.scheduler.news import News
@@ -70,7 +70,11 @@ class SchedulerCore:
         self._settings = settings
         self._discipline = discipline
         self._arrive = discipline.arrive
-        self._fleet = Fleet(settings.slices, {model.model_id: model.slo_ms for model in settings.models})
+        self._fleet = Fleet(
+            settings.slices,
+            {model.model_id: model.slo_ms for model in settings.models},
+            () if planning is None else {gpu.node_id for gpu in planning.desired.gpus},
+        )
         self._replicas = self._fleet.replicas
         self._beliefs = Beliefs(settings)
         self._news = News(self._fleet)
@@ -244,16 +248,17 @@ class SchedulerCore:
     def _on_frontend_hello(
         self, peer: PeerId, message: FrontendHello, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
-        del late_ms, now_ms
-        self._fleet.frontend_joined(peer, message)
+        del late_ms
+        former = self._fleet.frontend_joined(peer, message)
+        if former is not None:
+            self._batches.forget_frontend(former, now_ms)
         return self._news.tell()
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
         del late_ms
-        self._fleet.nodes[message.node_id] = peer
-        self._fleet.devices[message.node_id] = NodeRecord(message.gpus, message.workers_outlive_agent)
+        self._fleet.node_joined(peer, message)
         alive = {status.slice_id: status for status in message.slices}
         gone = []
         for record in self._fleet.slices_on(message.node_id):
@@ -279,10 +284,8 @@ class SchedulerCore:
         self._beliefs.forget_speed(message.slice_id)
         self._news.came(now_ms)
         if not record.is_draining:
-            slice_ = self._beliefs.slice_(record, self._batches.free_at_ms(message.slice_id, now_ms))
-            if slice_.hosted:
-                decisions = self._discipline.add_slice(slice_, now_ms)
-                actions.extend(self._batches.carry_out(decisions, now_ms))
+            free_at_ms = self._batches.free_at_ms(message.slice_id, now_ms)
+            actions.extend(self._batches.offer(record, free_at_ms, now_ms))
         self._slices_changed(now_ms)
         return actions
 
@@ -311,32 +314,13 @@ class SchedulerCore:
         actions = self._news.tell()
         for record in gone:
             self._batches.lose(record)
-            if not record.is_draining:
-                decisions = self._discipline.remove_slice(record.spec.slice_id, now_ms)
-                actions.extend(self._batches.carry_out(decisions, now_ms))
-        for record in gone:
-            actions.extend(self._give_up_unserved(record, now_ms))
-        return actions
-
-    def _give_up_unserved(self, record: SliceRecord, now_ms: float) -> list[Send]:
-        """What waits for a model that nothing hosts any more gets its answer now, not at its deadline."""
-        actions: list[Send] = []
-        for replica in record.replicas:
-            model_id = replica.model_id
-            if model_id not in self._replicas:
-                continue
-            if self._fleet.is_served(model_id) or not self._discipline.queued(model_id):
-                continue
-            for decision in self._discipline.remove_model(model_id, now_ms):
-                assert isinstance(decision, Drop)
-                actions.extend(
-                    Send(peer, Dropped(model_id, runs, "NoReplica", f"no ready slice hosts {model_id}"))
-                    for peer, runs in by_frontend(decision.runs).items()
-                )
-            self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        actions.extend(self._batches.withdraw(gone, now_ms))
+        lost = (replica.model_id for record in gone for replica in record.replicas)
+        actions.extend(self._batches.give_up_unserved(lost, now_ms))
         return actions
 
     def _on_lost(self, peer: PeerId, reason: str, now_ms: float) -> Sequence[Send]:
+        self._batches.forget_frontend(peer, now_ms)  # also what came before it said hello
         if self._fleet.frontend_lost(peer) is not None:
             self._news.came(now_ms)
             return _NOTHING
@@ -344,9 +328,7 @@ class SchedulerCore:
         nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]
         agents = [peer] if nodes else []
         for node_id in nodes:
-            del self._fleet.nodes[node_id]
-            if not self._fleet.devices[node_id].is_outlived:  # else each is lost by its own silence, if it is
-                gone.extend(self._fleet.slices_on(node_id))  # workers die with their agent
+            gone.extend(self._fleet.node_lost(node_id))
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
         actions = self._slices_down(gone, LOST, reason, now_ms)

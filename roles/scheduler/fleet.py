@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
@@ -19,6 +20,7 @@ from fabric.messages import (
     GpuSample,
     GpuSharing,
     ModelInfo,
+    NodeHello,
     ReplicaInfo,
     SliceInfo,
     SliceReady,
@@ -27,6 +29,21 @@ from fabric.messages import (
 )
 
 STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Hosting:
+    """What a slice hosts, as its worker said; one object for all slices that host the same at the same speed.
+
+    4096 slices with 500 models each would otherwise hold a thousand million run times.
+    """
+
+    replicas: tuple[ReplicaInfo, ...] = ()
+    exec_ms: Mapping[ModelId, Sequence[float]] = field(default_factory=dict)
+    """l(b) at index b - 1."""
+
+
+_HOSTS_NOTHING = Hosting()
 
 
 @dataclass(slots=True)
@@ -41,13 +58,21 @@ class SliceRecord:
     incarnation: Incarnation = field(default=Incarnation(""))
     worker: PeerId | None = None
     addresses: tuple[str, ...] = ()
-    replicas: tuple[ReplicaInfo, ...] = ()
-    exec_ms: Mapping[ModelId, Sequence[float]] = field(default_factory=dict)
-    """l(b) at index b - 1, as the worker said."""
+    hosting: Hosting = _HOSTS_NOTHING
     batches: int = 0
     requests: int = 0
     is_draining: bool = False
     """It gets no more batches: the plan has no place for it."""
+
+    @property
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        """The models it hosts."""
+        return self.hosting.replicas
+
+    def exec_ms(self, model_id: ModelId, batch_size: int) -> float | None:
+        """l(b) as its worker said last; None: it runs no such batch, or not any more."""
+        table = self.hosting.exec_ms.get(model_id, ())
+        return table[batch_size - 1] if 0 < batch_size <= len(table) else None
 
 
 @dataclass(slots=True)
@@ -65,23 +90,27 @@ class NodeRecord:
 class Fleet:
     """The believed cluster. `version` counts changes that others must hear of."""
 
-    def __init__(self, plan: Iterable[tuple[NodeId, SliceSpec]], slo_ms: dict[ModelId, float]) -> None:
+    def __init__(
+        self,
+        plan: Iterable[tuple[NodeId, SliceSpec]],
+        slo_ms: dict[ModelId, float],
+        nodes: Iterable[NodeId] = (),
+    ) -> None:
         self.version = 0
         self.slices = {
             spec.slice_id: SliceRecord(spec, node_id, order) for order, (node_id, spec) in enumerate(plan)
         }
+        self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
         """Of the living incarnations only."""
         self.nodes: dict[NodeId, PeerId] = {}
         self.devices: dict[NodeId, NodeRecord] = {}
-        """Kept when the agent is lost: its age says so."""
+        """Kept when the agent of a planned node is lost: its age says so."""
         self._slo_ms = slo_ms
         self.replicas = dict.fromkeys(slo_ms, 0)
         """Ready slices that host each model."""
-        self._hostings: dict[
-            tuple[ReplicaInfo, ...], tuple[tuple[ReplicaInfo, ...], Mapping[ModelId, Sequence[float]]]
-        ] = {}
+        self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
 
     def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
         """What should exist on a node."""
@@ -120,8 +149,8 @@ class Fleet:
         """Whether some ready slice hosts the model."""
         return self.replicas[model_id] > 0
 
-    def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> None:
-        """A frontend (or its next incarnation) is there."""
+    def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> PeerId | None:
+        """A frontend is there; where it is the next incarnation of one: the former."""
         info = FrontendInfo(hello.frontend_id, hello.incarnation, hello.addresses)
         former = self.frontends.get(hello.frontend_id)
         if former is not None:
@@ -129,6 +158,7 @@ class Fleet:
         self.frontend_ids[peer] = hello.frontend_id
         self.frontends[hello.frontend_id] = (peer, info)
         self.version += 1
+        return former[0] if former is not None and former[0] != peer else None
 
     def frontend_lost(self, peer: PeerId) -> FrontendId | None:
         """Forget the frontend behind a peer; None when it was not one, or a newer incarnation took over."""
@@ -151,7 +181,7 @@ class Fleet:
         record.state, record.reason = READY, ""
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
-        record.replicas, record.exec_ms = self._shared(message.replicas)
+        record.hosting = self._hosting(message.replicas)
         self._count(record, +1)
         self.version += 1
         return record
@@ -164,6 +194,20 @@ class Fleet:
         record.state, record.reason, record.worker = state, reason, None
         self.version += 1
         return was_ready
+
+    def node_joined(self, peer: PeerId, hello: NodeHello) -> None:
+        """A node's agent (or its next incarnation) is there."""
+        self.nodes[hello.node_id] = peer
+        self.devices[hello.node_id] = NodeRecord(hello.gpus, hello.workers_outlive_agent)
+
+    def node_lost(self, node_id: NodeId) -> list[SliceRecord]:
+        """Its agent is gone; the ready slices that are gone with it."""
+        del self.nodes[node_id]
+        # Where workers outlive their agent, each is lost by its own silence, if it is.
+        gone = [] if self.devices[node_id].is_outlived else self.slices_on(node_id)
+        if node_id not in self._planned_nodes:
+            del self.devices[node_id]
+        return gone
 
     def slices_of(self, peer: PeerId) -> list[SliceRecord]:
         """Ready slices that a worker process hosts."""
@@ -236,16 +280,11 @@ class Fleet:
             for info in record.gpus
         )
 
-    def _shared(
-        self, replicas: tuple[ReplicaInfo, ...]
-    ) -> tuple[tuple[ReplicaInfo, ...], Mapping[ModelId, Sequence[float]]]:
-        """One object for all slices that host the same models at the same speed.
-
-        4096 slices with 500 models each would otherwise hold a thousand million run times.
-        """
+    def _hosting(self, replicas: tuple[ReplicaInfo, ...]) -> Hosting:
         known = self._hostings.get(replicas)
         if known is None:
-            known = self._hostings[replicas] = (replicas, {one.model_id: one.exec_ms for one in replicas})
+            known = Hosting(replicas, {one.model_id: one.exec_ms for one in replicas})
+            self._hostings[replicas] = known
         return known
 
     def _count(self, record: SliceRecord, step: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.ids import ModelId, NodeId, PeerId, SliceId
-from fabric.messages import AnyMessage, Dropped, ReplicaHint, SliceSpec, Want
-from policies.batching.base import Discipline, Drop
+from fabric.messages import AnyMessage, ReplicaHint, SliceSpec, Want
+from policies.batching.base import Discipline
 from roles.core import Send
-from roles.scheduler.batches import Batches, by_frontend
+from roles.scheduler.batches import Batches
 from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.fleet import READY, Fleet, SliceRecord
 from roles.scheduler.news import News
@@ -76,8 +76,7 @@ class Hands:
         if record.is_draining:
             return
         record.is_draining = True
-        decisions = self._discipline.remove_slice(record.spec.slice_id, now_ms)
-        self._actions.extend(self._batches.carry_out(decisions, now_ms))
+        self._actions.extend(self._batches.withdraw((record,), now_ms))
 
     def is_idle(self, slice_id: SliceId) -> bool:
         """Whether all of its batches have ended."""
@@ -94,6 +93,8 @@ class Hands:
         if self._batches.promises is not None:
             self._batches.promises.forget(slice_id)
         self._touched.add(record.node_id)
+        hosted = (replica.model_id for replica in record.replicas)
+        self._actions.extend(self._batches.give_up_unserved(hosted, now_ms))
 
     # ------------------------------------------------------------ models
 
@@ -101,32 +102,29 @@ class Hands:
         """Serve a model, or serve it under another SLO or priority (None: as it is)."""
         if not self._beliefs.put_model(model_id, slo_ms, priority):
             return
+        is_new = model_id not in self._fleet.replicas
         self._fleet.put_model(model_id, slo_ms)
         self._news.came(now_ms)
         self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        if is_new:  # slices that hosted it before it was removed may still be there
+            self._put_hosts(model_id, now_ms)
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> None:
         """Serve it no more. What waits is refused now, what runs is answered."""
-        decisions = self._discipline.remove_model(model_id, now_ms)
+        refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)
+        self._actions.extend(refusals)
         self._beliefs.forget_model(model_id)
         self._fleet.forget_model(model_id)
-        for decision in decisions:
-            assert isinstance(decision, Drop)
-            for peer, runs in by_frontend(decision.runs).items():
-                refusal = Dropped(model_id, runs, "ModelNotFound", f"model {model_id!r} was removed")
-                self._actions.append(Send(peer, refusal))
+        self._put_hosts(model_id, now_ms)
+        self._actions.extend(self._news.tell())
+
+    def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():
             hosts = any(replica.model_id == model_id for replica in record.replicas)
             if hosts and record.state == READY and not record.is_draining:
                 self._put(record, now_ms)
-        self._actions.extend(self._news.tell())
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:
-        """The discipline's picture of a slice anew; a slice that hosts nothing any more is out of it."""
-        slice_id = record.spec.slice_id
-        slice_ = self._beliefs.slice_(record, self._batches.free_at_ms(slice_id, now_ms))
-        if slice_.hosted:
-            decisions = self._discipline.add_slice(slice_, now_ms)
-            self._actions.extend(self._batches.carry_out(decisions, now_ms))
-        else:
-            self.drain(record, now_ms)
+        """The discipline's picture of a slice anew."""
+        free_at_ms = self._batches.free_at_ms(record.spec.slice_id, now_ms)
+        self._actions.extend(self._batches.offer(record, free_at_ms, now_ms))

@@ -68,6 +68,9 @@ class Loads:
         self._looked_at_ms = now_ms
         former, self._past = self._past, {}
         loads: dict[ModelId, ModelLoad] = {}
+        models = tuple(models)
+        for gone in self._tallies.keys() - set(models):
+            del self._tallies[gone]
         for model_id in models:
             tally = self._tallies[model_id]
             decided = tally.granted + tally.dropped + tally.refused + tally.withdrawn - tally.returned

@@ -6,7 +6,8 @@ half second after it too; then a larger slice takes over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ReplicaHint
@@ -16,6 +17,7 @@ from roles.scheduler.fleet import SliceRecord
 JUDGED_EVERY_MS = 1_000.0
 JUDGED_AGAIN_MS = 500.0
 SLACK = 1.10  # 10 % is the largest error of iGniter's predictions (section 5.2)
+BATCHES_MAX = 10_000  # are kept of a slice: nobody looks while a plan is made or carried out
 BATCHES_MIN = 5  # of fewer in an interval one hiccup would be the p99
 
 
@@ -23,7 +25,7 @@ class PromiseWatch:
     """Of slices with a limited share: others have nothing to grow by."""
 
     def __init__(self) -> None:
-        self._ratios: dict[SliceId, list[float]] = {}
+        self._ratios: dict[SliceId, deque[float]] = {}
         self._doubted_at_ms: dict[SliceId, float] = {}
         self._judged_at_ms: dict[SliceId, float] = {}
         self._promised_ms: dict[tuple[SliceId, ModelId], tuple[int, float]] = {}
@@ -41,11 +43,16 @@ class PromiseWatch:
         spec = record.spec
         if spec.share_percent is None or spec.share_percent >= WHOLE_PERCENT:
             return
-        promised_ms = record.exec_ms[model_id][ran - 1]
+        promised_ms = record.exec_ms(model_id, ran)
+        if not promised_ms:
+            return  # the slice's batches have become smaller since, and nothing is promised of larger ones
         planned = self._promised_ms.get((spec.slice_id, model_id))
         if planned is not None and ran <= planned[0]:
             promised_ms = max(promised_ms, planned[1])
-        self._ratios.setdefault(spec.slice_id, []).append(exec_ms / promised_ms if promised_ms else 1.0)
+        ratios = self._ratios.get(spec.slice_id)
+        if ratios is None:
+            ratios = self._ratios[spec.slice_id] = deque(maxlen=BATCHES_MAX)
+        ratios.append(exec_ms / promised_ms)
 
     def broken(self, now_ms: float) -> Mapping[SliceId, float]:
         """Slices that broke their promise for a second and again for half a second, with their p99 ratio."""
@@ -76,5 +83,5 @@ class PromiseWatch:
             del self._promised_ms[key]
 
 
-def _p99(values: Sequence[float]) -> float:
+def _p99(values: Collection[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]

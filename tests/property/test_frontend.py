@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
+from fabric.ids import Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     Answer,
     Arrivals,
@@ -99,6 +99,7 @@ class World:
             (2, self._fail),
             (3, self._return),
             (2, self._refuse_push),
+            (3, self._preempt),
             (1, self._refuse_announcement),
             (2, self._change_slices),
             (1, self._change_models),
@@ -207,7 +208,7 @@ class World:
         flight = self._flight()
         if flight is not None:
             message = BatchFailed(
-                BatchId(1), flight.slice_id, flight.model_id, flight.live_seqs, "Internal", ""
+                flight.batch_id, flight.slice_id, flight.model_id, flight.live_seqs, "Internal", ""
             )
             self._feed(BatchBroke(message))
 
@@ -220,6 +221,12 @@ class World:
         flight = self._flight()
         if flight is not None:
             self._feed(Unpushed(flight))
+
+    def _preempt(self) -> None:
+        """The scheduler stops a batch and queues its requests again; it may have ended already."""
+        flight = self._flight()
+        if flight is not None:
+            self._queued[flight.model_id].update(flight.live_seqs)
 
     def _refuse_announcement(self) -> None:
         if self._runs:

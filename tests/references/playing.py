@@ -154,23 +154,28 @@ def largest_fitting(run_ms: Sequence[float], left_ms: float) -> int:
 def play_ours(discipline: Discipline, setting: Setting) -> Played:
     """The same setting, played at one of our disciplines."""
     played = Played()
-    running: dict[str, Sent] = {}
+    running: dict[str, tuple[Sent, list[RequestRun]]] = {}
     for model in setting.models:
         discipline.add_model(BatchModel(ModelId(model.name), model.slo_ms, Delay(model.delay_ms)), 0.0)
 
     def take(decisions: Sequence[Decision], now_ms: float) -> None:
+        stopped: list[tuple[str, list[RequestRun]]] = []
         for decision in decisions:
             if isinstance(decision, Dispatch):
                 sent = Sent(now_ms, decision.slice_id, decision.model_id, numbers_of(decision.runs))
                 assert len(sent.numbers) == decision.batch_size
                 played.sent.append(sent)
-                running[decision.slice_id] = sent
+                running[decision.slice_id] = sent, decision.runs
             elif isinstance(decision, Drop):
                 played.given_up.update(numbers_of(decision.runs))
             else:
                 assert isinstance(decision, Preempt)
                 played.preempted.append((now_ms, decision.slice_id))
-                played.sent.remove(running.pop(decision.slice_id))
+                sent, runs = running.pop(decision.slice_id)
+                played.sent.remove(sent)
+                stopped.append((sent.model, runs))
+        for name, runs in stopped:
+            take(discipline.arrive_again(ModelId(name), runs, now_ms), now_ms)
 
     for order, gpu in enumerate(setting.gpus):
         hosted = tuple(

@@ -54,6 +54,18 @@ def test_after_a_long_silence_the_old_minimum_is_forgotten() -> None:
     assert late(meter, 5_000, 5_400) == 0
 
 
+@pytest.mark.parametrize("up_since_ms", [20.0, 1e5, 9e5])
+def test_a_peer_whose_clock_begins_anew_is_not_late(up_since_ms: float) -> None:
+    """Its host was up for a thousand seconds, and has started again: nothing of what it says is days old."""
+    meter = TransitMeter()
+    for step in range(10):
+        late(meter, step * 100, step * 100 + 2)
+    meter.observe_rtt(PEER, 4.0, 1_000)
+    for step in range(10):
+        assert meter.late_ms(PEER, up_since_ms + step * 100, 3_000 + step * 100 + 2) == 0
+    assert meter.late_ms(PEER, up_since_ms + 1_000, 3_000 + 1_000 + 9) == pytest.approx(7)
+
+
 def test_only_the_newest_peers_are_remembered() -> None:
     meter = TransitMeter(peers_max=2)
     first, second, third = (PeerId(f"client/{i}") for i in range(3))

@@ -103,7 +103,7 @@ def test_withdrawing_and_removing_go_to_the_models_shard() -> None:
     assert sum(one.count for one in drop.runs) == 3
     assert discipline.queued(C) == 0
     assert discipline.wake_at_ms is None
-    assert discipline.remove_slice(SliceId("nobody"), 3.0) == ()
+    assert not discipline.remove_slices((SliceId("nobody"),), 3.0)
     assert discipline.slice_free(SliceId("nobody"), 3.0, 3.0) == ()
 
 
@@ -136,7 +136,7 @@ def test_a_running_batch_keeps_its_slice_busy_when_shards_become_one() -> None:
 def test_a_slice_may_change_its_shard() -> None:
     discipline = two_shards()
     discipline.add_slice(batch_slice(0, C), 0.0)
-    discipline.remove_slice(SliceId("a/gpu1/0"), 0.0)
+    discipline.remove_slices((SliceId("a/gpu1/0"),), 0.0)
     discipline.arrive(C, run(0, 32, 0.0, slo_ms=60.0), 0.0)
     assert discipline.queued(C) == 0
     discipline.arrive(A, run(0, 1, 0.0), 0.0)

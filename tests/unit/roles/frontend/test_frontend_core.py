@@ -97,8 +97,8 @@ def dropped(*runs: tuple[int, int], code: str = "Overloaded") -> SchedulerSaid:
     return SchedulerSaid(Dropped(DIGITS, tuple(SeqRun(*run) for run in runs), code, "early drop"))
 
 
-def returned(*runs: tuple[int, int]) -> SchedulerSaid:
-    return SchedulerSaid(Returned(BatchId(1), DIGITS, tuple(SeqRun(*run) for run in runs), "late"))
+def returned(*runs: tuple[int, int], batch_id: int = 1) -> SchedulerSaid:
+    return SchedulerSaid(Returned(BatchId(batch_id), DIGITS, tuple(SeqRun(*run) for run in runs), "late"))
 
 
 def announced(core: FrontendCore, count: int, now_ms: float = 0.0, first_no: int = 1) -> None:
@@ -410,7 +410,7 @@ def test_a_returned_request_is_announced_once_more_with_what_is_left() -> None:
     assert (run.first_seq, run.count) == (1, 1)
     assert run.budget_ms == pytest.approx(less_return(70.0, 1.0), abs=0.1)
     core.handle(grant((1, 1), batch_id=2, waited_ms=1.0), 40.0)
-    assert refusals(core.handle(returned((1, 1)), 50.0)) == [(1, "Overloaded")]
+    assert refusals(core.handle(returned((1, 1), batch_id=2), 50.0)) == [(1, "Overloaded")]
 
 
 def test_time_lost_on_a_batch_that_did_not_run_counts_as_forced() -> None:
@@ -513,6 +513,38 @@ def test_a_grant_of_runs_without_end_costs_no_more_than_what_is_pending() -> Non
     announced(core, 2)
     [inputs] = pushed(core.handle(grant((0, 1 << 50)), 1.0))
     assert inputs.live_seqs == (0, 1)
+
+
+def test_of_several_grants_only_the_newest_counts() -> None:
+    """The scheduler stopped the batch for a larger one, and grants its requests again."""
+    core = linked_core()
+    core.handle(directory(slices=[slice_info(), slice_info("other")]), 0.0)
+    announced(core, 2)
+    core.handle(grant((0, 2), batch_id=1), 1.0)
+    [inputs] = pushed(core.handle(grant((0, 2), batch_id=2, slice_id="other"), 5.0))
+    assert (inputs.batch_id, inputs.slice_id, inputs.live_seqs) == (2, "other", (0, 1))
+    assert core.handle(directory(slices=[slice_info("other")]), 6.0) == [DropSlice(SLICE, WORKER_BOOT)]
+    assert answers(core.handle(computed(0, 1, batch_id=2), 7.0)) == [1, 2]
+
+
+def test_a_batch_that_was_stopped_says_nothing_of_its_requests_any_more() -> None:
+    core = linked_core()
+    announced(core, 2)
+    [former] = pushed(core.handle(grant((0, 2), batch_id=1), 1.0))
+    core.handle(grant((0, 2), batch_id=2), 5.0)
+    failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0, 1), "Internal", "stopped")
+    assert core.handle(BatchBroke(failed), 6.0) == []
+    assert core.handle(Unpushed(former), 6.0) == []
+    assert core.handle(SchedulerSaid(Returned(BatchId(1), DIGITS, (SeqRun(0, 2),), "")), 6.0) == []
+    assert answers(core.handle(computed(0, 1, batch_id=2), 7.0)) == [1, 2]
+
+
+def test_requests_of_a_stopped_batch_that_get_no_other_one_are_refused_at_once() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1), batch_id=1), 1.0)
+    dropped = Dropped(DIGITS, (SeqRun(0, 1),), "DeadlineExceeded", "could no longer finish")
+    assert refusals(core.handle(SchedulerSaid(dropped), 9.0)) == [(1, "DeadlineExceeded")]
 
 
 # ---------------------------------------------------------------- the directory

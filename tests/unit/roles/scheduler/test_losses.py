@@ -1,0 +1,201 @@
+"""Who is lost takes along what is theirs and nothing else, at once and however much it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId
+from fabric.messages import (
+    Arrivals,
+    Directory,
+    Done,
+    FrontendHello,
+    Grant,
+    ModelSpec,
+    NodeHello,
+    Part,
+    Preempt,
+    ReplicaInfo,
+    Returned,
+    RunBatch,
+    SeqRun,
+    SliceReady,
+    SliceSpec,
+)
+from policies.batching import make_discipline
+from roles.core import Lost, Send, Tick
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.fleet import Hosting, SliceRecord
+from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.settings import SchedulerSettings
+from tests.unit.roles.scheduler.test_core import (
+    AGENT,
+    EXEC_MS,
+    FIRST,
+    FRONTEND,
+    MODEL,
+    NODE,
+    WORKER,
+    hear,
+    of_type,
+    run_until,
+    slice_id,
+)
+
+OTHER_MODEL = ModelId("bert")
+OTHER = PeerId("frontend-1/dddddddd")
+DAY_MS = 86_400_000.0
+DISCIPLINES = ("tenuto", "deferred", "eager", "fixed", "nexus", "clockwork", "shepherd")
+
+
+def core_with(batching: str, slices: int = 1, models: Sequence[ModelId] = (MODEL,)) -> SchedulerCore:
+    """Ready slices that host all models, and two frontends."""
+    specs = tuple(ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS) for model_id in models)
+    planned = tuple((NODE, SliceSpec(slice_id(k), k, "emulated", None, specs)) for k in range(slices))
+    core = SchedulerCore(SchedulerSettings(specs, planned), make_discipline(batching, {}))
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    hear(core, OTHER, FrontendHello(FrontendId("frontend-1"), FIRST, ()))
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
+    replicas = tuple(ReplicaInfo(model_id, 8, EXEC_MS) for model_id in models)
+    for k in range(slices):
+        hear(core, WORKER, SliceReady(slice_id(k), FIRST, NODE, k, (), replicas))
+    core.handle(Tick(), 2.0)
+    return core
+
+
+def queued(core: SchedulerCore, model_id: ModelId = MODEL) -> int:
+    return core._discipline.queued(model_id)
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_slices_that_go_together_are_gone_before_the_discipline_decides_anything(batching: str) -> None:
+    """An agent started anew hosts none of its slices: what waited for one must not go to the next."""
+    for count in (1, 2, 3, 5, 8, 13, 21, 34, 55, 200):
+        core = core_with(batching, slices=4, models=(MODEL, OTHER_MODEL))
+        for seq in range(count):
+            model_id = (MODEL, OTHER_MODEL)[seq % 2]
+            hear(core, FRONTEND, Arrivals(model_id, seq, 1 + seq % 4, 200.0), 10.0 + seq / 8)
+        sends = hear(core, AGENT, NodeHello(NODE, Incarnation("2"), (), ()), 36.0)
+        assert not of_type(sends, RunBatch)
+        assert queued(core) == queued(core, OTHER_MODEL) == 0, "nothing hosts them any more"
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+@pytest.mark.parametrize("how", ["silent", "next incarnation", "never said hello"])
+def test_all_a_frontend_has_queued_goes_with_it_at_once(batching: str, how: str) -> None:
+    core = core_with(batching)
+    peer = PeerId("frontend-7/eeeeeeee") if how == "never said hello" else FRONTEND
+    sends: list[Send] = []
+    for seq in range(5_000):
+        sends += hear(core, peer, Arrivals(MODEL, seq, 1, DAY_MS), 10.0)
+    for seq in range(8):
+        sends += hear(core, OTHER, Arrivals(MODEL, seq, 1, DAY_MS), 11.0)
+    if how == "next incarnation":
+        hello = FrontendHello(FrontendId("frontend-0"), Incarnation("2"), ())
+        sends += hear(core, PeerId("frontend-0/2"), hello, 12.0)
+    else:
+        sends += core.handle(Lost(peer, how), 12.0)
+    stopped = {one.batch_id for one in of_type(sends, Preempt)}
+    running = [batch for batch in of_type(sends, RunBatch) if batch.batch_id not in stopped]
+    assert queued(core) == 8 - sum(batch_size(batch, "frontend-1") for batch in running)
+    sends = [send for _, send in run_until(core, 1_000.0)]
+    for batch in of_type(sends, RunBatch):
+        assert {part.frontend_id for part in batch.parts} == {"frontend-1"}
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_batches_of_a_frontend_that_is_not_known_are_no_recursion(batching: str) -> None:
+    """We are new here: it sees once that it is not listed, and announces all of them again."""
+    core = core_with(batching)
+    stranger = PeerId("frontend-7/eeeeeeee")
+    sends: list[Send] = []
+    for seq in range(0, 16, 8):  # the slice has as many batches as it may have
+        sends += hear(core, OTHER, Arrivals(MODEL, seq, 8, DAY_MS), 10.0)
+    sends += [send for _, send in run_until(core, 30.0)]
+    batches = of_type(sends, RunBatch)
+    assert len(batches) == 2
+    for seq in range(5_000):
+        assert not hear(core, stranger, Arrivals(MODEL, seq, 1, DAY_MS), 31.0)
+    for batch in batches:
+        sends += hear(core, WORKER, done(batch), 40.0)
+    sends += [send for _, send in run_until(core, 1_000.0)]
+    assert queued(core) == 0
+    (told,) = [send for send in sends if send.peer == stranger]
+    assert isinstance(told.message, Directory)
+
+
+def test_what_a_stopped_batch_had_is_granted_again() -> None:
+    core = core_with("shepherd", models=(MODEL, OTHER_MODEL))
+    sends = list(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 10.0))
+    (small,) = of_type(sends, RunBatch)
+    sends = list(hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 30.0), 11.0))
+    (stopped,), (large,) = of_type(sends, Preempt), of_type(sends, RunBatch)
+    assert (stopped.batch_id, large.model_id) == (small.batch_id, OTHER_MODEL)
+    assert queued(core) == 1
+    assert not hear(core, WORKER, done(small, "preempted"), 12.0)
+    sends = [*hear(core, WORKER, done(large), 24.0), *(send for _, send in run_until(core, 60.0))]
+    (again,) = of_type(sends, RunBatch)
+    assert again.parts == small.parts
+    assert [send.message.runs for send in sends if isinstance(send.message, Grant)] == [(SeqRun(0, 1),)]
+
+
+def test_only_what_was_sent_last_is_stopped() -> None:
+    """The batch before it is late and will end; nobody would queue its requests again."""
+    core = core_with("shepherd", models=(MODEL, OTHER_MODEL))
+    (first,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 200.0), 10.0), RunBatch)  # until 16
+    hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 200.0), 11.0)
+    (second,) = of_type([send for _, send in run_until(core, 16.5)], RunBatch)
+    sends = hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 40.0), 17.0)
+    assert [one.batch_id for one in of_type(sends, Preempt)] == [second.batch_id]
+    assert queued(core) == 1
+    assert first.batch_id in core._batches._flights
+
+
+def test_what_is_returned_of_a_former_incarnation_is_not_told_to_its_next() -> None:
+    """It numbers its requests anew: it would take back others."""
+    core = core_with("eager")
+    (batch,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 10.0), RunBatch)
+    hear(core, PeerId("frontend-0/2"), FrontendHello(FrontendId("frontend-0"), Incarnation("2"), ()), 11.0)
+    missing = (Part(FrontendId("frontend-0"), (SeqRun(0, 1),)),)
+    expired = Done(batch.batch_id, slice_id(), MODEL, "expired", 0, missing, 5.0, 0.0, 0.0)
+    assert not of_type(hear(core, WORKER, expired, 20.0), Returned)
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_a_model_may_go_while_others_wait(batching: str) -> None:
+    """Its going may let a batch of another one go."""
+    core = core_with(batching, slices=2, models=(MODEL, OTHER_MODEL))
+    for seq in range(40):
+        for model_id in (MODEL, OTHER_MODEL):
+            hear(core, FRONTEND, Arrivals(model_id, seq, 1, 300.0), 10.0)
+    refused = core._batches.retire(MODEL, "ModelNotFound", "it was removed", 11.0)
+    assert queued(core) == 0
+    assert {send.message.model_id for send in refused if hasattr(send.message, "model_id")} <= {
+        MODEL,
+        OTHER_MODEL,
+    }
+
+
+def test_a_batch_larger_than_those_a_slice_runs_now_says_nothing_of_its_promise() -> None:
+    """It was sent before the slice ran out of memory."""
+    hosting = Hosting((), {MODEL: EXEC_MS[:2]})
+    record = SliceRecord(SliceSpec(slice_id(), 0, "emulated", 40.0, ()), NODE, 0, hosting=hosting)
+    watch = PromiseWatch()
+    for _ in range(20):
+        watch.note(record, MODEL, 8, 1_000.0)
+        watch.note(record, OTHER_MODEL, 1, 1_000.0)
+    for at_ms in (0.0, 1_000.0, 2_000.0):
+        assert watch.broken(at_ms) == {}
+
+
+def done(batch: RunBatch, status: str = "ok") -> Done:
+    size = batch_size(batch)
+    ran, exec_ms = (size, EXEC_MS[size - 1]) if status == "ok" else (0, 0.0)
+    return Done(BatchId(batch.batch_id), batch.slice_id, batch.model_id, status, ran, (), 0.0, 0.0, exec_ms)
+
+
+def batch_size(batch: RunBatch, frontend_id: str | None = None) -> int:
+    parts = [part for part in batch.parts if frontend_id in (None, part.frontend_id)]
+    return sum(run.count for part in parts for run in part.runs)
