@@ -33,7 +33,10 @@ OUT_OF_RANGE: Final = "out_of_range"
 """Numbers or names that do not fit to what is known."""
 TOO_MANY: Final = "too_many"
 """There is room for no more of these."""
+OTHER_PLAN: Final = "other_plan"
+"""It was right under a plan that is no more: counted as the others are, but nobody is cut off for it."""
 
+CUT_OFF_REASON: Final = "it said too often what it may not say"
 OFFENCES_MAX: Final = 64
 WINDOW_MS: Final = 60_000.0
 CUT_OFF_MS: Final = 60_000.0
@@ -50,6 +53,8 @@ class Verdict(enum.Enum):
     IGNORE = enum.auto()
     CUT_OFF = enum.auto()
     """Ignore it, and take its sender for lost: nothing that it says is heard from now on."""
+    UNLISTED = enum.auto()
+    """Ignore it, and show its sender the directory: that introduces itself (again) then."""
 
 
 Rule = Callable[[PeerId, Any], None]
@@ -88,7 +93,7 @@ class Offences:
         offender = self._offender(peer, now_ms)
         offender.offences += 1
         offender.untold += 1
-        is_cut_off = may_cut_off and offender.offences >= OFFENCES_MAX
+        is_cut_off = may_cut_off and error.reason != OTHER_PLAN and offender.offences >= OFFENCES_MAX
         if is_cut_off:
             self.counters["peers_cut_off"] += 1
             del self._offenders[peer]

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Self
 
 from fabric.errors import ConfigError
+from roles.peer_checks import Offences
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
@@ -184,6 +185,12 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def log_offences(offences: Offences) -> None:
+    """Write down what was said of peers since the last time."""
+    while offences.lines:
+        log.warning(offences.lines.popleft())
 
 
 def set_up_logging(role_id: str, level: str = "INFO") -> None:

@@ -71,7 +71,7 @@ from roles.scheduler.settings import SchedulerSettings
 MODEL = ModelId("resnet50")
 NODE = NodeId("c")
 BOOT = Incarnation("b0b0b0b0")
-WORKER = PeerId("worker-0/b0b0b0b0")
+WORKER = PeerId("worker-c-0/b0b0b0b0")
 NODE_AGENT = PeerId("node-c/b0b0b0b0")
 CLIENT = PeerId("client/1")
 NEVER_MS = float("inf")
