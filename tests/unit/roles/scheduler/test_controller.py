@@ -357,3 +357,10 @@ def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) ->
     played = replay(path, scheduler_from)
     assert played.difference is None
     assert played.actions > 10
+
+
+def test_a_model_may_be_named_twice_when_it_is_removed() -> None:
+    stage = two_nodes(model("a"), model("b"))
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"), ModelId("b"))))
+    assert stage.code_of("b") == "ModelNotFound"
+    assert stage.code_of("a") == ""
