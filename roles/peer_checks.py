@@ -152,11 +152,14 @@ class Offences:
 class PeerChecks:
     """One role's check: a rule for each type that a peer may send, refusing all others.
 
-    `trusted` peers are those that the role itself has connected to. They are checked as others are, but never cut off.
+    `trusted` peers are those that the role itself has connected to, and those of whom nobody knows who they are. They
+    are checked as others are, but never cut off.
     """
 
-    def __init__(self, rules: Mapping[type, Rule], trusted: frozenset[PeerId] = frozenset()) -> None:
-        self.offences = Offences()
+    def __init__(
+        self, rules: Mapping[type, Rule], offences: Offences, trusted: frozenset[PeerId] = frozenset()
+    ) -> None:
+        self.offences = offences
         self._rules = rules
         self._trusted = trusted
 

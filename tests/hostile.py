@@ -47,12 +47,12 @@ class Hostile:
     def mutant(self, message: Any) -> Any:
         """The same message but for a field or two."""
 
+        kind: Any = type(message)
+
         def mutate() -> Any:
-            hints = _hints(type(message))
+            hints = _hints(kind)
             names = self._draws.choices(list(hints), k=self._draws.choice((1, 1, 2))) if hints else []
-            return replaced(
-                message, **{name: self._value(type(message), name, hints[name]) for name in names}
-            )
+            return replaced(message, **{name: self._value(kind, name, hints[name]) for name in names})
 
         return self._within_bounds(mutate)
 

@@ -39,7 +39,6 @@ from roles.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
-    BatchBroke,
     Computed,
     FrontendAction,
     FrontendEvent,
@@ -49,6 +48,7 @@ from roles.frontend.events import (
     SchedulerSaid,
     Tell,
     TurnEnded,
+    WorkerSaid,
 )
 from roles.frontend.events import Push as PushInputs
 from roles.gpu_worker.core import AGENT, WorkerCore
@@ -288,7 +288,7 @@ class LineStage:
             rows = (TensorSpec("scores", "float32", (len(message.seqs), 1)),)
             self.to_frontend(one, Computed(message, Handle(next(self._handles)), rows))
         else:
-            self.to_frontend(one, BatchBroke(message))
+            self.to_frontend(one, WorkerSaid(message))
 
     def _carry(self, arrive: Callable[[], None]) -> None:
         self.later(self.now_ms + self._line.delay_ms, arrive)

@@ -74,7 +74,9 @@ class FrontendPeerChecks:
             if place is None or (not is_former and request.stage is not Stage.GRANTED):
                 self.offences.counters["late_results"] += 1
             elif place.slice_id != message.slice_id or place.batch_id != message.batch_id:
-                what = f"request {seq} of model {message.model_id} was not granted to batch {message.batch_id}"
+                what = (
+                    f"request {seq} of model {message.model_id} was not granted to batch {message.batch_id}"
+                )
                 self._note(f"{what} on {message.slice_id}", now_ms)
             else:
                 yield row, request

@@ -46,6 +46,7 @@ from roles.peer_checks import (
     OUT_OF_RANGE,
     TOO_MANY,
     WRONG_IDENTITY,
+    Offences,
     PeerChecks,
     Rule,
     Verdict,
@@ -86,7 +87,7 @@ class SchedulerPeerChecks(PeerChecks):
         if nodes is not None:  # then there is a plan that can be changed
             rules |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), _change)
             rules[PlanMade] = _plan_made
-        super().__init__(rules, frozenset({PLANNER}))
+        super().__init__(rules, Offences(), frozenset({PLANNER}))
 
     def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
         """See `PeerChecks`."""

@@ -33,7 +33,7 @@ def refuse(peer: PeerId, message: AnyMessage) -> None:
 
 
 def checks(trusted: frozenset[PeerId] = frozenset()) -> PeerChecks:
-    return PeerChecks({Ping: anybody, StatusAsked: refuse}, trusted)
+    return PeerChecks({Ping: anybody, StatusAsked: refuse}, Offences(), trusted)
 
 
 def test_what_has_no_rule_is_refused_and_counted() -> None:

@@ -48,7 +48,9 @@ def test_a_slice_that_is_fast_again_is_believed_so_once_it_matters() -> None:
 
 
 @pytest.mark.parametrize(("measured_ms", "table_ms"), [(0.0, 5.0), (1e9, 1e-300), (1e-300, 1e9), (1e9, 5.0)])
-def test_whatever_is_said_to_have_been_measured_a_run_time_stays_one(measured_ms: float, table_ms: float) -> None:
+def test_whatever_is_said_to_have_been_measured_a_run_time_stays_one(
+    measured_ms: float, table_ms: float
+) -> None:
     speed = SpeedCorrection()
     for _ in range(20_000):
         speed.observe(measured_ms, table_ms)

@@ -211,9 +211,7 @@ def test_the_status_tells_of_offences() -> None:
     refused(core, STRANGER, ready(), "wrong_identity")
     (status,) = of_type(hear(core, PeerId("operator/1"), StatusAsked(), 106.0), StatusListed)
     assert status.counters["offences_wrong_identity"] == 1
-    assert core.offences.lines[0].startswith(
-        "message_refused peer=stranger/1 reason=wrong_identity times=1"
-    )
+    assert core.offences.lines[0].startswith("message_refused peer=stranger/1 reason=wrong_identity times=1")
 
 
 def test_a_slice_that_is_unknown_is_answered_with_the_directory() -> None:
