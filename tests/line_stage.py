@@ -51,7 +51,7 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.events import Push as PushInputs
-from roles.gpu_worker.core import AGENT, WorkerCore
+from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
     Execute,
@@ -65,6 +65,7 @@ from roles.gpu_worker.events import Push as PushOutputs
 from roles.gpu_worker.events import Release as ReleaseOutputs
 from roles.gpu_worker.executors.base import Loaded
 from roles.gpu_worker.introductions import WorkerIdentity
+from roles.gpu_worker.peer_checks import AGENT
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 

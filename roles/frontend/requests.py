@@ -183,7 +183,9 @@ class Pending:
                 request = known.get(seq)
                 if request is not None and request.seq == seq:
                     found.append(request)
-        return found if len(runs) < 2 else list(dict.fromkeys(found))  # whoever wrote them may have repeated himself
+        return (
+            found if len(runs) < 2 else list(dict.fromkeys(found))
+        )  # whoever wrote them may have repeated himself
 
     def with_seq(self, model_id: ModelId, seq: int) -> Request | None:
         """The request that has, or had when it was granted, this seq."""

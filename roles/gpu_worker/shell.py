@@ -27,7 +27,7 @@ from roles.core import NO_PAYLOAD, Heard, Send
 from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.batches import PartInputs
-from roles.gpu_worker.core import AGENT, WorkerCore
+from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,
     BatchRan,
@@ -49,11 +49,12 @@ from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPar
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.introductions import WorkerIdentity
+from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.gpu_worker.slices import EMULATED
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
-from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_logging
+from roles.process import StopSignal, die_with_parent, log_offences, outlive_parent, set_up_logging
 
 log = logging.getLogger("tenuto")
 
@@ -137,6 +138,7 @@ class _Worker:
                 PlainSource(self._pull, self._from_frontend),
             ],
             self._perform,
+            lambda: log_offences(self._core.offences),
         )
         self._driver = Driver([role], options.clock, (stop.fileno(),))
 
@@ -169,11 +171,10 @@ class _Worker:
             gc.freeze()
         return event
 
-    def _from_frontend(self, received: Received) -> InputsCame | None:
+    def _from_frontend(self, received: Received) -> InputsCame | Heard | None:
         """What there is no room for is dropped and counted: it comes back as `missing`."""
         if not isinstance(received.message, Inputs):
-            self._core.counters["messages_unexpected"] += 1
-            return None
+            return Heard(A_FRONTEND, received.message)
         size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
         if self._payloads.bytes_kept + size_bytes > self._options.inputs_bytes_max:
             self._core.counters["inputs_over_memory"] += 1

@@ -195,8 +195,11 @@ class Anything:
             case Preprocess(payload):
                 self._decoding.append(payload)
             case Tell(Arrivals(model_id, first_seq, count)):
-                slice_id, runs = self._draws.choice(NAMES["SliceId"][:2]), (SeqRun(first_seq, count),)
-                batch_id, boot = self._draws.choice(NAMES["BatchId"]), Incarnation("0")
+                slice_id, runs = (
+                    self._draws.choice((SliceId("s0"), SliceId("s1"))),
+                    (SeqRun(first_seq, count),),
+                )
+                batch_id, boot = BatchId(self._draws.randrange(4)), Incarnation("0")
                 self._announced.append(
                     Grant(batch_id, slice_id, boot, model_id, 0, runs, count, 0.0, 0.0, "")
                 )
