@@ -216,7 +216,7 @@ def play(seed: int, *, is_agent_sane: bool) -> Anything:
     return run
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_batch_ends_once_whatever_strangers_say(seed: int) -> None:
     run = play(seed, is_agent_sane=True)
@@ -228,7 +228,7 @@ def test_every_batch_ends_once_whatever_strangers_say(seed: int) -> None:
     assert run.core.offences.counters["offences_wrong_type"]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_agent_says_nothing_raises(seed: int) -> None:
     play(seed, is_agent_sane=False)
