@@ -47,9 +47,8 @@ LINES_A_SECOND: Final = 16  # of all peers: who changes its name with every mess
 
 
 class Verdict(enum.Enum):
-    """What a core does with a message."""
+    """What a core does with a message that is refused."""
 
-    FINE = enum.auto()
     IGNORE = enum.auto()
     CUT_OFF = enum.auto()
     """Ignore it, and take its sender for lost: nothing that it says is heard from now on."""
@@ -77,13 +76,14 @@ class Offences:
         self.lines: deque[str] = deque(maxlen=LINES_A_SECOND)
         """For the log, until somebody takes them."""
         self._offenders: dict[PeerId, _Offender] = {}
-        self._cut_off: dict[PeerId, float] = {}
+        self.cut_off: dict[PeerId, float] = {}
+        """Until when each."""
         self._second_at_ms = 0.0
         self._lines_in_second = 0
 
     def __len__(self) -> int:
         """How many peers are remembered."""
-        return len(self._offenders) + len(self._cut_off)
+        return len(self._offenders) + len(self.cut_off)
 
     def note(
         self, peer: PeerId, error: RemoteProtocolError, now_ms: float, *, may_cut_off: bool = True
@@ -97,19 +97,19 @@ class Offences:
         if is_cut_off:
             self.counters["peers_cut_off"] += 1
             del self._offenders[peer]
-            if len(self._cut_off) >= OFFENDERS_MAX:
-                del self._cut_off[next(iter(self._cut_off))]
-            self._cut_off[peer] = now_ms + CUT_OFF_MS
+            if len(self.cut_off) >= OFFENDERS_MAX:
+                del self.cut_off[next(iter(self.cut_off))]
+            self.cut_off[peer] = now_ms + CUT_OFF_MS
         self._say(peer, offender, error, now_ms, is_cut_off=is_cut_off)
         return Verdict.CUT_OFF if is_cut_off else Verdict.IGNORE
 
     def is_cut_off(self, peer: PeerId, now_ms: float) -> bool:
         """Whether what it says is not to be looked at; asked once for each of its messages, which it counts."""
-        until_ms = self._cut_off.get(peer)
+        until_ms = self.cut_off.get(peer)
         if until_ms is None:
             return False
         if now_ms >= until_ms:
-            del self._cut_off[peer]
+            del self.cut_off[peer]
             return False
         self.counters["messages_ignored"] += 1
         return True
@@ -163,17 +163,18 @@ class PeerChecks:
         self._rules = rules
         self._trusted = trusted
 
-    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether a core may look at what a peer says."""
-        offences = self.offences
-        if offences.is_cut_off(peer, now_ms):
+    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """What to do with what a peer says; None: the core may look at it."""
+        if self.offences.cut_off and self.offences.is_cut_off(peer, now_ms):
             return Verdict.IGNORE
-        rule = self._rules.get(type(message), refuse_type)
         try:
-            rule(peer, message)
+            self._rules.get(type(message), refuse_type)(peer, message)
         except RemoteProtocolError as error:
-            return offences.note(peer, error, now_ms, may_cut_off=peer not in self._trusted)
-        return Verdict.FINE
+            return self._refused(peer, error, now_ms)
+        return None
+
+    def _refused(self, peer: PeerId, error: RemoteProtocolError, now_ms: float) -> Verdict:
+        return self.offences.note(peer, error, now_ms, may_cut_off=peer not in self._trusted)
 
 
 def anybody(peer: PeerId, message: object) -> None:

@@ -155,7 +155,7 @@ class FrontendCore:
             case TurnEnded():
                 self._announce()
             case SchedulerSaid(message):
-                if self._checks.scheduler(message, now_ms) is Verdict.FINE:
+                if self._checks.scheduler(message, now_ms) is None:
                     self._on_scheduler(message)
             case Computed():
                 self._on_computed(event)
@@ -169,7 +169,7 @@ class FrontendCore:
             case PreprocessFailed(payload, code, reason):
                 self._on_preprocess_failed(payload, code, reason)
             case WorkerSaid(message):
-                if self._checks.worker(message, now_ms) is Verdict.FINE:
+                if self._checks.worker(message, now_ms) is None:
                     self._on_worker(message)
             case Unannounced(message):
                 self._on_unannounced(message)
@@ -188,7 +188,7 @@ class FrontendCore:
         verdict = self._checks.client(peer, message, self._now_ms)
         if verdict is Verdict.CUT_OFF:
             self._abandon(peer)
-        return verdict is Verdict.FINE
+        return verdict is None
 
     def _abandon(self, client: PeerId) -> None:
         for request in self._pending.of_client(client):

@@ -47,16 +47,16 @@ class FrontendPeerChecks:
         ending = (Outputs, BatchFailed)
         self._workers = PeerChecks(dict.fromkeys(ending, anybody), self.offences, frozenset({A_WORKER}))
 
-    def client(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether the core may look at what a client says."""
+    def client(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what a client says."""
         return self._clients.check(peer, message, now_ms)
 
-    def scheduler(self, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether the core may look at what the scheduler says."""
+    def scheduler(self, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what the scheduler says."""
         return self._scheduler.check(SCHEDULER, message, now_ms)
 
-    def worker(self, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether the core may look at what somebody says who has outputs, or none."""
+    def worker(self, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what somebody says who has outputs, or none."""
         return self._workers.check(A_WORKER, message, now_ms)
 
     def granted(self, message: Outputs | BatchFailed, now_ms: float) -> Iterator[tuple[int, Request]]:

@@ -65,7 +65,7 @@ from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, Ru
 from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
-from roles.peer_checks import Offences, Verdict
+from roles.peer_checks import Offences
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
@@ -106,7 +106,7 @@ class WorkerCore:
             return []
         match event:
             case Heard(peer=peer, message=message, late_ms=late_ms):
-                if self._checks.check(peer, message, now_ms) is not Verdict.FINE:
+                if self._checks.check(peer, message, now_ms) is not None:
                     return []
                 if peer == AGENT:
                     return self._heard_agent(message, late_ms, now_ms)

@@ -34,6 +34,6 @@ class WorkerPeerChecks:
             for peer, types in _SAYS.items()
         }
 
-    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether the core may look at what comes by that link."""
+    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what comes by that link."""
         return self._of[peer].check(peer, message, now_ms)

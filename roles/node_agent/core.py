@@ -65,7 +65,7 @@ from roles.node_agent.peer_checks import AgentPeerChecks
 from roles.node_agent.reports import Reports
 from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
-from roles.peer_checks import Offences, Verdict
+from roles.peer_checks import Offences
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
 EMULATED_PER_PROCESS = 64
@@ -138,7 +138,7 @@ class NodeAgentCore:
             case GpusSampled(samples):
                 self._watch.sampled(samples, now_ms)
             case Heard(peer, message):
-                if self._checks.check(peer, message, now_ms) is not Verdict.FINE:
+                if self._checks.check(peer, message, now_ms) is not None:
                     pass
                 elif peer == SCHEDULER:
                     self._on_scheduler(message, now_ms)

@@ -53,8 +53,8 @@ class AgentPeerChecks:
         wanting: dict[type, Rule] = {Want: anybody, Directory: anybody}
         self._scheduler = PeerChecks(wanting, self.offences, frozenset({SCHEDULER}))
 
-    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
-        """Whether the core may look at what a peer says."""
+    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what a peer says."""
         checks = self._scheduler if peer == SCHEDULER else self._others
         return checks.check(peer, message, now_ms)
 

@@ -161,7 +161,7 @@ class SchedulerCore:
                 )
             else:
                 verdict = self._checks.check(event.peer, message, now_ms)
-                if verdict is Verdict.FINE:
+                if verdict is None:
                     actions = self._on[type(message)](event.peer, message, event.late_ms, now_ms)
                 else:
                     actions = self._not_heard(event.peer, verdict, now_ms)

@@ -20,7 +20,6 @@ from typing import Final
 from fabric.errors import RemoteProtocolError
 from fabric.ids import NodeId, PeerId, role_id_of
 from fabric.messages import (
-    AnyMessage,
     Arrivals,
     Done,
     DrainAsked,
@@ -59,6 +58,7 @@ from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
 OPERATOR: Final = "operator"
+UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
 
@@ -74,8 +74,8 @@ class SchedulerPeerChecks(PeerChecks):
         self._unlisted_since_ms = 0.0
         rules: dict[type, Rule] = {
             Done: self._done,
-            Arrivals: anybody,
-            Withdraw: anybody,
+            Arrivals: self._requests,
+            Withdraw: self._requests,
             FrontendHello: self._frontend_hello,
             NodeHello: self._node_hello,
             SliceReady: self._slice_ready,
@@ -89,12 +89,9 @@ class SchedulerPeerChecks(PeerChecks):
             rules[PlanMade] = _plan_made
         super().__init__(rules, Offences(), frozenset({PLANNER}))
 
-    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict:
-        """See `PeerChecks`."""
-        verdict = super().check(peer, message, now_ms)
-        is_ours = verdict is not Verdict.FINE or peer in self._fleet.frontend_ids
-        if is_ours or not isinstance(message, Arrivals | Withdraw):
-            return verdict
+    def _refused(self, peer: PeerId, error: RemoteProtocolError, now_ms: float) -> Verdict:
+        if error.reason != UNLISTED:
+            return super()._refused(peer, error, now_ms)
         self.offences.counters["messages_unlisted"] += 1
         if now_ms - self._unlisted_since_ms >= UNLISTED_EVERY_MS:
             self._unlisted_since_ms = now_ms
@@ -120,6 +117,11 @@ class SchedulerPeerChecks(PeerChecks):
             raise RemoteProtocolError(
                 f"parts that batch {done.batch_id} does not have are missing", NOT_OWNER
             )
+
+    def _requests(self, peer: PeerId, message: Arrivals | Withdraw) -> None:
+        del message
+        if peer not in self._fleet.frontend_ids:
+            raise RemoteProtocolError("it is not listed", UNLISTED)
 
     def _frontend_hello(self, peer: PeerId, hello: FrontendHello) -> None:
         require_identity(peer, hello.frontend_id, hello.incarnation)

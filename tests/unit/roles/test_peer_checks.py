@@ -38,7 +38,7 @@ def checks(trusted: frozenset[PeerId] = frozenset()) -> PeerChecks:
 
 def test_what_has_no_rule_is_refused_and_counted() -> None:
     on = checks()
-    assert on.check(STRANGER, Ping(1), 0.0) is Verdict.FINE
+    assert on.check(STRANGER, Ping(1), 0.0) is None
     assert on.check(STRANGER, Stop(0.0), 0.0) is Verdict.IGNORE
     assert on.check(STRANGER, StatusAsked(), 0.0) is Verdict.IGNORE
     assert on.offences.counters == {"offences_wrong_type": 1, "offences_not_owner": 1}
@@ -49,10 +49,10 @@ def test_who_offends_too_often_is_not_heard_for_a_while() -> None:
     verdicts = [on.check(STRANGER, StatusAsked(), 0.0) for _ in range(OFFENCES_MAX)]
     assert verdicts == [Verdict.IGNORE] * (OFFENCES_MAX - 1) + [Verdict.CUT_OFF]
     assert on.check(STRANGER, Ping(1), CUT_OFF_MS - 1.0) is Verdict.IGNORE
-    assert on.check(OTHER, Ping(1), 0.0) is Verdict.FINE, "others are heard"
+    assert on.check(OTHER, Ping(1), 0.0) is None, "others are heard"
     assert on.offences.counters["peers_cut_off"] == 1
     assert on.offences.counters["messages_ignored"] == 1
-    assert on.check(STRANGER, Ping(1), CUT_OFF_MS) is Verdict.FINE
+    assert on.check(STRANGER, Ping(1), CUT_OFF_MS) is None
 
 
 def test_a_few_offences_are_forgotten() -> None:
