@@ -42,7 +42,7 @@ from roles.scheduler.settings import SchedulerSettings
 
 ALPHA_MS, BETA_MS, SLO_MS, BATCH_MAX = 0.02, 4.0, 40.0, 512
 EXEC_MS = tuple(ALPHA_MS * b + BETA_MS for b in range(1, BATCH_MAX + 1))
-FRONTEND, WORKER = PeerId("frontend-0/0"), PeerId("worker-0/0")
+FRONTEND, WORKER = PeerId("frontend-0/0"), PeerId("worker-local-0/0")
 NODE, BOOT = NodeId("local"), Incarnation("0")
 WARMUP_MS = 200.0
 

@@ -34,7 +34,11 @@ class PayloadTooLarge(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """Somebody sent us what the wire does not allow: count it and carry on."""
+    """Somebody sent us what is not allowed: count it by its `reason`, one constant word, and carry on."""
+
+    def __init__(self, text: str, reason: str = "garbage") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class PeerLost(FabricError):

@@ -166,13 +166,20 @@ def route_to(peer: PeerId) -> bytes:
 
 
 def peer_from(route: Buffer) -> PeerId:
-    """The peer behind an identity. Raises RemoteProtocolError for one that nobody of ours would take."""
+    """The peer behind an identity. Raises RemoteProtocolError for one that nobody of ours would take.
+
+    That is also one without a boot nonce: such names are given inside a process ("scheduler", "planner"), and who is
+    called so there is trusted.
+    """
     try:
         name = bytes(route).decode("ascii")
     except UnicodeDecodeError as error:
         raise RemoteProtocolError("an identity that is not ASCII") from error
     if not _is_name(name):  # also peers without one: ZeroMQ gives them binary ones that start with a zero
         raise RemoteProtocolError(f"identity {name!r:.300}")
+    role_id, _, nonce = name.rpartition("/")
+    if not role_id or not nonce:
+        raise RemoteProtocolError(f"identity {name!r:.300} is not <role id>/<boot nonce>")
     return PeerId(name)
 
 

@@ -12,6 +12,7 @@ its methods: every message passes here twice, and a call per field would cost mo
 from __future__ import annotations
 
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +27,10 @@ from fabric.messages import (
     GpuSharing,
     Ledger,
     Message,
+    ModelSpec,
     Parcel,
     PlanReport,
+    ReplicaInfo,
     SeqRun,
     SliceStatus,
     TensorInfo,
@@ -41,6 +44,9 @@ DOCUMENT_CHARS_MAX: Final = 8 << 20  # a configuration with a table for each of 
 DURATION_MAX_MS: Final = 1e9  # eleven days; nobody serves at such an SLO
 REQUESTS_MAX: Final = 65_536  # in one run or batch
 REQUESTS_LISTED_MAX: Final = 1 << 20  # in all runs of one message
+ADDRESSES_MAX: Final = 16  # of one peer: a role has one per transport
+RATE_MAX_RPS: Final = 1e9
+SMALLEST_MS: Final = sys.float_info.min  # of what is divided by
 INTEGER_MAX: Final = 1 << 53  # what a double still counts exactly, should a peer be written in JavaScript
 
 Struct = Message | Value | Envelope
@@ -57,7 +63,13 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "span_ms": (0.0, 1.001),  # 1 ms, and the rounding of a sender that split exactly there
     "share_percent": (0.0, 100.0),
     "sent_at_ms": (-1e18, 1e18),  # a moment on a foreign clock
+    "rate_rps": (0.0, RATE_MAX_RPS),
+    "planned_rps": (0.0, RATE_MAX_RPS),
 }
+DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset({(ReplicaInfo, "exec_ms"), (ModelSpec, "exec_ms")})
+"""Durations that are divided by, so that they may not be 0."""
+LENGTHS: Final[Mapping[str, int]] = {"addresses": ADDRESSES_MAX, "scheduler_addresses": ADDRESSES_MAX}
+"""Of tuples that may have fewer than `ITEMS_MAX` items."""
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
@@ -153,9 +165,16 @@ def _float_rule(owner: type, name: str, value: str) -> str:
     if owner is Ledger:  # differences, for people; a rounding below 0 hurts nobody
         return f"{-DURATION_MAX_MS} <= {value} <= {DURATION_MAX_MS}"
     if name in FLOAT_BOUNDS or name.endswith("_ms"):
-        low, high = FLOAT_BOUNDS.get(name, (0.0, DURATION_MAX_MS))
+        low, high = float_bounds(owner, name)
         return f"{low} <= {value} <= {high}"  # false for NaN
     return f"isfinite({value})"
+
+
+def float_bounds(owner: type, name: str) -> tuple[float, float]:
+    """From where to where a duration may go, or another float that has bounds of its own."""
+    if (owner, name) in DIVISORS:
+        return SMALLEST_MS, DURATION_MAX_MS
+    return FLOAT_BOUNDS.get(name, (0.0, DURATION_MAX_MS))
 
 
 def _text_rule(owner: type, name: str, value: str) -> str:
@@ -175,7 +194,7 @@ def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:
         each = f"min({value}) >= {low} and max({value}) <= {high}"
     else:
         each = f"all({_rule(owner, name, hint, 'item')} for item in {value})"
-    return f"(not {value} or (len({value}) <= {ITEMS_MAX} and {each}))"
+    return f"(not {value} or (len({value}) <= {LENGTHS.get(name, ITEMS_MAX)} and {each}))"
 
 
 def _are_runs(runs: tuple[SeqRun, ...]) -> bool:

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Self
 
 from fabric.errors import FabricError
+from roles.peer_checks import Offences
 from roles.upkeep import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
@@ -220,6 +221,12 @@ def speak_to_nobody() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
+
+def log_offences(offences: Offences) -> None:
+    """Write down what was said of peers since the last time."""
+    while offences.lines:
+        log.warning(offences.lines.popleft())
 
 
 def set_up_logging(role_id: str, level: str = "INFO") -> None:

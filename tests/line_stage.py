@@ -39,7 +39,6 @@ from roles.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
-    BatchBroke,
     Computed,
     FrontendAction,
     FrontendEvent,
@@ -49,9 +48,10 @@ from roles.frontend.events import (
     SchedulerSaid,
     Tell,
     TurnEnded,
+    WorkerSaid,
 )
 from roles.frontend.events import Push as PushInputs
-from roles.gpu_worker.core import AGENT, WorkerCore
+from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
     Execute,
@@ -65,13 +65,14 @@ from roles.gpu_worker.events import Push as PushOutputs
 from roles.gpu_worker.events import Release as ReleaseOutputs
 from roles.gpu_worker.executors.base import Loaded
 from roles.gpu_worker.introductions import WorkerIdentity
+from roles.gpu_worker.peer_checks import AGENT
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 
 MODEL = ModelId("resnet50")
 NODE = NodeId("c")
 BOOT = Incarnation("b0b0b0b0")
-WORKER = PeerId("worker-0/b0b0b0b0")
+WORKER = PeerId("worker-c-0/b0b0b0b0")
 NODE_AGENT = PeerId("node-c/b0b0b0b0")
 CLIENT = PeerId("client/1")
 NEVER_MS = float("inf")
@@ -288,7 +289,7 @@ class LineStage:
             rows = (TensorSpec("scores", "float32", (len(message.seqs), 1)),)
             self.to_frontend(one, Computed(message, Handle(next(self._handles)), rows))
         else:
-            self.to_frontend(one, BatchBroke(message))
+            self.to_frontend(one, WorkerSaid(message))
 
     def _carry(self, arrive: Callable[[], None]) -> None:
         self.later(self.now_ms + self._line.delay_ms, arrive)

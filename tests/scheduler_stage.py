@@ -485,7 +485,7 @@ class Cluster:
         for node_id in list(self.agents):
             self.agent_goes(node_id)
         batches = self.core._batches
-        assert not batches._flights
+        assert not batches.flights
         assert not any(batches._on_slice.values())
         self.wait(2_500.0)
         names = texts_within(self.core)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from fabric.limits import CHOICES, DURATION_MAX_MS, FLOAT_BOUNDS, INTEGER_BOUNDS, INTEGER_MAX, NAME_CHARS_MAX
+from fabric.limits import (
+    CHOICES,
+    DURATION_MAX_MS,
+    INTEGER_BOUNDS,
+    INTEGER_MAX,
+    NAME_CHARS_MAX,
+    float_bounds,
+)
 from fabric.link import NamedTensor
 from fabric.messages import AnyMessage, Ledger
 from fabric.tensors import DTYPES
@@ -68,5 +75,4 @@ def _values(owner: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
 def _floats(owner: type, name: str) -> st.SearchStrategy[float]:
     if owner is Ledger:
         return st.floats(-DURATION_MAX_MS, DURATION_MAX_MS)
-    low, high = FLOAT_BOUNDS.get(name, (0.0, DURATION_MAX_MS))
-    return st.floats(low, high)
+    return st.floats(*float_bounds(owner, name))

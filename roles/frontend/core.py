@@ -34,6 +34,7 @@ from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import (
     TENSORS_MAX,
     Answer,
+    AnyMessage,
     Arrivals,
     BatchFailed,
     CancelRequest,
@@ -59,12 +60,9 @@ from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
 from roles.frontend.events import (
     Asked,
-    BatchBroke,
     ClientSaid,
     Computed,
     DropSlice,
-    FromClient,
-    FromScheduler,
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
@@ -82,10 +80,13 @@ from roles.frontend.events import (
     TurnEnded,
     Unannounced,
     Unpushed,
+    WorkerSaid,
 )
 from roles.frontend.measures import PreprocessTimes, ReturnPath, settle
+from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.requests import Pending, Place, Request, Stage, Step
 from roles.frontend.runs import coded
+from roles.peer_checks import Offences, Verdict
 
 
 class FrontendCore:
@@ -95,6 +96,7 @@ class FrontendCore:
         self._settings = settings
         self._known = Known()
         self._pending = Pending()
+        self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
         self._returns: dict[ModelId, ReturnPath] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
@@ -131,7 +133,12 @@ class FrontendCore:
             "pending_bytes": self._pending.size_bytes,
             "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
         }
-        return {**self._counts, **gauges}
+        return {**self._counts, **self.offences.counters, **gauges}
+
+    @property
+    def offences(self) -> Offences:
+        """Of its peers."""
+        return self._checks.offences
 
     def handle(self, event: FrontendEvent, now_ms: float) -> Sequence[FrontendAction]:
         """Take one event; deadlines that have come by `now_ms` are answered before it is looked at."""
@@ -143,24 +150,30 @@ class FrontendCore:
                 self._note_end(late)
             self._refuse(late, DeadlineExceeded, f"no result of model {late.model_id!r} within the budget")
         match event:
-            case Asked():
-                self._on_asked(event)
+            case Asked(peer, message):
+                if self._is_clients(peer, message):
+                    self._on_asked(event)
+                else:
+                    out.append(Release(event.payload))
             case TurnEnded():
                 self._announce()
             case SchedulerSaid(message):
-                self._on_scheduler(message)
+                if self._checks.scheduler(message, now_ms) is None:
+                    self._on_scheduler(message)
             case Computed():
                 self._on_computed(event)
             case Tick():
                 self._say_hello_if_due()
             case ClientSaid(peer, message):
-                self._on_client(peer, message)
+                if self._is_clients(peer, message):
+                    self._on_client(peer, message)
             case Preprocessed(payload):
                 self._on_preprocessed(payload)
             case PreprocessFailed(payload, code, reason):
                 self._on_preprocess_failed(payload, code, reason)
-            case BatchBroke(message):
-                self._on_batch_failed(message)
+            case WorkerSaid(message):
+                if self._checks.worker(message, now_ms) is None:
+                    self._on_worker(message)
             case Unannounced(message):
                 self._on_unannounced(message)
             case Unpushed(message, reason):
@@ -168,12 +181,22 @@ class FrontendCore:
             case SchedulerLost():
                 self._unlink()
             case Lost(peer):
-                for request in self._pending.of_client(peer):
-                    self._finish(request)
-                    self._counts["abandoned"] += 1
+                self._abandon(peer)
         return out
 
     # ------------------------------------------------------------ clients
+
+    def _is_clients(self, peer: PeerId, message: AnyMessage) -> bool:
+        """Whether that client may say it."""
+        verdict = self._checks.client(peer, message, self._now_ms)
+        if verdict is Verdict.CUT_OFF:
+            self._abandon(peer)
+        return verdict is None
+
+    def _abandon(self, client: PeerId) -> None:
+        for request in self._pending.of_client(client):
+            self._finish(request)
+            self._counts["abandoned"] += 1
 
     def _on_asked(self, asked: Asked) -> None:
         admitted = admit(asked, self._known, self._pending, self._settings)
@@ -204,7 +227,7 @@ class FrontendCore:
             self._out.append(Preprocess(request.payload, image))
         self._gather(request)
 
-    def _on_client(self, peer: PeerId, message: FromClient) -> None:
+    def _on_client(self, peer: PeerId, message: AnyMessage) -> None:
         match message:
             case CancelRequest(request_no):
                 request = self._pending.numbered(peer, request_no)
@@ -262,7 +285,7 @@ class FrontendCore:
             path = self._returns[model_id] = ReturnPath()
         return path
 
-    def _on_scheduler(self, message: FromScheduler) -> None:
+    def _on_scheduler(self, message: AnyMessage) -> None:
         match message:
             case Grant():
                 self._on_grant(message)
@@ -423,18 +446,15 @@ class FrontendCore:
         outputs = event.message
         wrong = next((spec for spec in event.specs if spec.shape[:1] != (len(outputs.seqs),)), None)
         is_first = True
-        for row, seq in enumerate(outputs.seqs):
-            request = self._pending.with_seq(outputs.model_id, seq)
-            if request is None or not (seq == request.former_seq or request.stage is Stage.GRANTED):
-                self._counts["late_results"] += 1
-            elif wrong is not None:
+        for row, request in self._checks.granted(outputs, self._now_ms):
+            if wrong is not None:
                 shape = list(wrong.shape)
                 self._refuse(
                     request, Internal, f"output {wrong.name!r} of {len(outputs.seqs)} requests is {shape}"
                 )
             else:
                 ledger = settle(request, outputs, self._now_ms)
-                if is_first and seq == request.seq:
+                if is_first and outputs.seqs[row] == request.seq:
                     self._return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
                 self._note_end(request)
@@ -443,11 +463,12 @@ class FrontendCore:
                 self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
         self._out.append(Release(event.payload))
 
-    def _on_batch_failed(self, message: BatchFailed) -> None:
+    def _on_worker(self, message: AnyMessage) -> None:
+        assert isinstance(message, BatchFailed), "outputs come as what was computed"
         error = REQUEST_ERRORS.get(message.code, Internal)
-        runs = tuple(SeqRun(seq, 1) for seq in message.seqs)
-        for request in self._granted(message.batch_id, message.model_id, runs):
-            self._refuse(request, error, message.reason)
+        for row, request in self._checks.granted(message, self._now_ms):
+            if request.stage is Stage.GRANTED and request.seq == message.seqs[row]:
+                self._refuse(request, error, message.reason)
 
     # ------------------------------------------------------------ one request
 
@@ -468,7 +489,7 @@ class FrontendCore:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
         if request.stage is Stage.GRANTED:
-            request.former_seq = request.seq
+            request.former_seq, request.former_place = request.seq, request.place
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
         if request.tries_left == 0:

@@ -8,31 +8,21 @@ from dataclasses import dataclass
 from fabric.ids import FrontendId, Incarnation, PeerId, SliceId
 from fabric.messages import (
     Answer,
+    AnyMessage,
     Arrivals,
-    BatchFailed,
-    CancelRequest,
-    Directory,
-    Dropped,
     FrontendHello,
-    Grant,
     ImagePreprocess,
     Infer,
     Inputs,
-    ModelsAsked,
     ModelsListed,
     Outputs,
-    Ping,
     Pong,
     Refusal,
-    Returned,
-    StatusAsked,
     TensorSpec,
     Withdraw,
 )
 from roles.core import NO_PAYLOAD, Handle, Lost, Tick
 
-FromClient = CancelRequest | ModelsAsked | StatusAsked | Ping
-FromScheduler = Directory | Grant | Dropped | Returned
 ToScheduler = FrontendHello | Arrivals | Withdraw
 
 
@@ -67,17 +57,17 @@ class Asked:
 
 @dataclass(slots=True, frozen=True)
 class ClientSaid:
-    """Any other message of a client."""
+    """Any other message of a client, whether it may say that or not."""
 
     peer: PeerId
-    message: FromClient
+    message: AnyMessage
 
 
 @dataclass(slots=True, frozen=True)
 class SchedulerSaid:
-    """A message of the scheduler."""
+    """A message of the scheduler, whether it may say that or not."""
 
-    message: FromScheduler
+    message: AnyMessage
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,10 +80,10 @@ class Computed:
 
 
 @dataclass(slots=True, frozen=True)
-class BatchBroke:
-    """A worker said that requests ran into an error."""
+class WorkerSaid:
+    """Any other message of a worker: that requests ran into an error, or what it may not say."""
 
-    message: BatchFailed
+    message: AnyMessage
 
 
 @dataclass(slots=True, frozen=True)
@@ -142,7 +132,7 @@ FrontendEvent = (
     | ClientSaid
     | SchedulerSaid
     | Computed
-    | BatchBroke
+    | WorkerSaid
     | Preprocessed
     | PreprocessFailed
     | TurnEnded

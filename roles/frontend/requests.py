@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -95,6 +95,7 @@ class Request:
     stage: Stage = Stage.GATHERED
     seq: int = NO_SEQ
     former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come
+    former_place: Place | None = None
     preprocess_ms: float = 0.0
     first_announced_at_ms: float | None = None
     announced_at_ms: float = 0.0
@@ -173,8 +174,8 @@ class Pending:
         """All of one client."""
         return list(self._by_client.get(client, {}).values())
 
-    def at(self, model_id: ModelId, runs: Iterable[SeqRun]) -> list[Request]:
-        """Requests that have these seqs now; seqs of answered, unknown or announced-again ones give none."""
+    def at(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
+        """Requests that have these seqs now, each once; seqs of answered, unknown or announced-again ones give none."""
         known = self._by_seq.get(model_id, {})
         found: list[Request] = []
         for run in runs:
@@ -186,7 +187,9 @@ class Pending:
                 request = known.get(seq)
                 if request is not None and request.seq == seq:
                     found.append(request)
-        return found
+        return (
+            found if len(runs) < 2 else list(dict.fromkeys(found))
+        )  # whoever wrote them may have repeated himself
 
     def with_seq(self, model_id: ModelId, seq: int) -> Request | None:
         """The request that has, or had when it was granted, this seq."""

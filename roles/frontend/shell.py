@@ -42,7 +42,7 @@ from roles.frontend.events import (
 )
 from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource
 from roles.payloads import Payloads
-from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+from roles.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -112,13 +112,13 @@ class FrontendShell:
             ),
             self._clock.now_ms(),
         )
-        self._heard = (
+        heard = (
             ClientSource(self._clients, self._payloads),
             SchedulerSource(self._scheduler, self._clock),
             OutputsSource(self._outputs, self._payloads),
         )
         self.role = Role[FrontendEvent, FrontendAction](
-            self._core, [*self._heard, self._decoding, self._refused], self._perform, self._end_turn
+            self._core, [*heard, self._decoding, self._refused], self._perform, self._end_turn
         )
         addresses = {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
         self._run_file = RunFile(self._id, os.getpid(), incarnation, addresses)
@@ -188,6 +188,7 @@ class FrontendShell:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
                 self._perform(action)
+        log_offences(self._core.offences)
         self._to_scheduler.flush()
         self._to_clients.flush()
 
@@ -227,7 +228,6 @@ class FrontendShell:
         }
         for name, link in links.items():
             counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
-        counters["messages_unexpected"] = sum(source.unexpected.total() for source in self._heard)
         return self.role.stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
 
 

@@ -1,32 +1,18 @@
-"""What a frontend's driver hears from. Each channel passes on only the messages that may come by it."""
+"""What a frontend's driver hears from: each channel's messages as events. The core's check says which may come by it."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from fabric.clock import Clock
 from fabric.inproc import ServerLink
 from fabric.link import Link, NamedTensor, Received
-from fabric.messages import (
-    BatchFailed,
-    CancelRequest,
-    Directory,
-    Dropped,
-    Grant,
-    Infer,
-    ModelsAsked,
-    Outputs,
-    Ping,
-    Returned,
-    StatusAsked,
-    TensorSpec,
-)
+from fabric.messages import Infer, Outputs, TensorSpec
 from fabric.tensors import dtype_name
 from roles.core import SCHEDULER, Heard, Lost
 from roles.frontend.events import (
     Asked,
-    BatchBroke,
     ClientSaid,
     Computed,
     FrontendEvent,
@@ -34,6 +20,7 @@ from roles.frontend.events import (
     SchedulerSaid,
     Unannounced,
     Unpushed,
+    WorkerSaid,
 )
 from roles.hearing import UNROUTABLE, PlainSource, Translated
 from roles.payloads import Payloads
@@ -45,21 +32,17 @@ class ClientSource(PlainSource[FrontendEvent]):
 
     def __init__(self, link: Link, payloads: Payloads) -> None:
         super().__init__(link, self._said, lambda peer: Lost(peer, UNROUTABLE))
-        self.unexpected: Counter[str] = Counter()
         self._payloads = payloads
 
-    def _said(self, received: Received) -> FrontendEvent | None:
+    def _said(self, received: Received) -> FrontendEvent:
         match received.message:
             case Infer() as message:
                 specs, size_bytes = _described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
                 return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
-            case CancelRequest() | ModelsAsked() | StatusAsked() | Ping() as message:
-                return ClientSaid(received.peer, message)
             case message:
-                self.unexpected[type(message).__name__] += 1
-                return None
+                return ClientSaid(received.peer, message)
 
 
 class OutputsSource(PlainSource[FrontendEvent]):
@@ -67,21 +50,17 @@ class OutputsSource(PlainSource[FrontendEvent]):
 
     def __init__(self, link: Link, payloads: Payloads) -> None:
         super().__init__(link, self._came)
-        self.unexpected: Counter[str] = Counter()
         self._payloads = payloads
 
-    def _came(self, received: Received) -> FrontendEvent | None:
+    def _came(self, received: Received) -> FrontendEvent:
         match received.message:
             case Outputs() as message:
                 specs, _ = _described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "outputs are gone again before the turn ends"
                 return Computed(message, handle, specs)
-            case BatchFailed() as message:
-                return BatchBroke(message)
             case message:
-                self.unexpected[type(message).__name__] += 1
-                return None
+                return WorkerSaid(message)
 
 
 class SchedulerSource(Translated[Heard | Lost, FrontendEvent]):
@@ -89,17 +68,11 @@ class SchedulerSource(Translated[Heard | Lost, FrontendEvent]):
 
     def __init__(self, link: ServerLink, clock: Clock) -> None:
         super().__init__(ServerSource(link, SCHEDULER, clock), self._said)
-        self.unexpected: Counter[str] = Counter()
 
-    def _said(self, event: Heard | Lost) -> FrontendEvent | None:
+    def _said(self, event: Heard | Lost) -> FrontendEvent:
         if isinstance(event, Lost):
             return SchedulerLost()
-        match event.message:
-            case Directory() | Grant() | Dropped() | Returned() as message:
-                return SchedulerSaid(message)
-            case message:
-                self.unexpected[type(message).__name__] += 1
-                return None
+        return SchedulerSaid(event.message)
 
 
 class Refused:

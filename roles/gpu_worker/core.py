@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from fabric.ids import PeerId, SliceId
+from fabric.ids import SliceId
 from fabric.messages import (
     AnyMessage,
     Directory,
@@ -63,9 +63,9 @@ from roles.gpu_worker.events import (
 )
 from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
 from roles.gpu_worker.introductions import Introductions, WorkerIdentity
+from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
-
-AGENT: Final = PeerId("agent")
+from roles.peer_checks import Offences
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
@@ -80,6 +80,7 @@ class WorkerCore:
 
     def __init__(self, identity: WorkerIdentity, outlive_ms: float = 0.0) -> None:
         self.counters: Counter[str] = Counter()
+        self._checks = WorkerPeerChecks()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
         self._introductions = Introductions(identity, self._slices)
@@ -94,12 +95,19 @@ class WorkerCore:
         self._stop_by_ms: float | None = None
         self._has_ended = False
 
+    @property
+    def offences(self) -> Offences:
+        """Of its peers."""
+        return self._checks.offences
+
     def handle(self, event: WorkerEvent, now_ms: float) -> Sequence[WorkerAction]:
         """Take one event that happened by `now_ms`."""
         if self._has_ended:
             return []
         match event:
             case Heard(peer=peer, message=message, late_ms=late_ms):
+                if self._checks.check(peer, message, now_ms) is not None:
+                    return []
                 if peer == AGENT:
                     return self._heard_agent(message, late_ms, now_ms)
                 return self._heard_scheduler(message, late_ms, now_ms)
@@ -158,8 +166,7 @@ class WorkerCore:
             case StatusAsked():
                 return [Send(AGENT, self._status())]
             case _:
-                self.counters["messages_unexpected"] += 1
-                return []
+                raise AssertionError("checked before")
 
     def _host(self, host: Host) -> list[WorkerAction]:
         """Host these slices and no others; one that is here already, just so, stays as it is."""
@@ -271,8 +278,7 @@ class WorkerCore:
                 frontends = KnowFrontends(message.frontends)
                 return [frontends, *self._introductions.heard(message, now_ms)]
             case _:
-                self.counters["messages_unexpected"] += 1
-                return []
+                raise AssertionError("checked before")
 
     # ------------------------------------------------ batches
 
@@ -518,5 +524,6 @@ class WorkerCore:
             )
             for slice_id, slice_ in self._slices.items()
         )
-        counters = {name: float(value) for name, value in self.counters.items()}
+        counted = self.counters + self.offences.counters
+        counters = {name: float(value) for name, value in counted.items()}
         return StatusListed(self._identity.worker_id, self._identity.pid, slices, (), counters)

@@ -11,6 +11,7 @@ from roles.core import Handle
 
 WAIT_MS = 50.0  # RunBatch and Grant leave together: 50 ms apart, one of them is lost (design section 4)
 BYTES_MAX = 64 * 2**20
+PARTS_MAX = 4_096  # inputs may be small, or of no request at all
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,7 +39,7 @@ class EarlyInputs:
     def put(self, inputs: Inputs, payload: Handle, size_bytes: int, now_ms: float) -> bool:
         """Keep a part; False: there is no room for it, or it is here already."""
         key = (inputs.slice_id, inputs.batch_id, inputs.part)
-        if key in self._parts or self._bytes + size_bytes > self._bytes_max:
+        if key in self._parts or self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
             return False
         self._bytes += size_bytes
         self._parts[key] = EarlyPart(inputs, payload, size_bytes, now_ms + self._wait_ms)

@@ -30,7 +30,7 @@ from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.answers import answer_unsendable, check_rows
 from roles.gpu_worker.batches import PartInputs
-from roles.gpu_worker.core import AGENT, WorkerCore
+from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,
     BatchRan,
@@ -52,11 +52,19 @@ from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPar
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.introductions import WorkerIdentity
+from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.scheduler_door import SchedulerDoor
 from roles.gpu_worker.slices import EMULATED
 from roles.hearing import PlainSource, Translated
 from roles.payloads import Payloads
-from roles.process import StopSignal, die_with_parent, outlive_parent, set_up_descriptors, set_up_logging
+from roles.process import (
+    StopSignal,
+    die_with_parent,
+    log_offences,
+    outlive_parent,
+    set_up_descriptors,
+    set_up_logging,
+)
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
@@ -143,6 +151,7 @@ class _Worker:
                 PlainSource(self._pull, self._from_frontend),
             ],
             self._perform,
+            lambda: log_offences(self._core.offences),
         )
         # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
         report = DefectReport(worker_id, run_dir, before_end=lambda: self._thread.close(RUN_ON_S))
@@ -177,11 +186,10 @@ class _Worker:
             gc.freeze()
         return event
 
-    def _from_frontend(self, received: Received) -> InputsCame | None:
+    def _from_frontend(self, received: Received) -> InputsCame | Heard | None:
         """What there is no room for is dropped and counted: it comes back as `missing`."""
         if not isinstance(received.message, Inputs):
-            self._core.counters["messages_unexpected"] += 1
-            return None
+            return Heard(A_FRONTEND, received.message)
         size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
         if self._payloads.bytes_kept + size_bytes > self._options.inputs_bytes_max:
             self._core.counters["inputs_over_memory"] += 1

@@ -61,9 +61,11 @@ from roles.node_agent.events import (
 )
 from roles.node_agent.inquiries import Inquiries
 from roles.node_agent.lifecycle import WorkerState
+from roles.node_agent.peer_checks import AgentPeerChecks
 from roles.node_agent.reports import Reports
 from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
+from roles.peer_checks import Offences
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
 EMULATED_PER_PROCESS = 64
@@ -111,12 +113,18 @@ class NodeAgentCore:
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.
         self._workers.count_from(max(map(_number, self._orphans), default=0))
+        self._checks = AgentPeerChecks(self._workers, self._orphans)
         self._adopt_until_ms: float | None = None
         self._strays: set[str] = set()
         """Orphans that were killed and whose end is not known yet."""
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._hello_at_ms: float | None = None
         self._is_stopping = False
+
+    @property
+    def offences(self) -> Offences:
+        """Of its peers."""
+        return self._checks.offences
 
     def handle(self, event: AgentEvent, now_ms: float) -> Sequence[AgentAction]:
         """Take one event; answer what to do, in order."""
@@ -129,10 +137,13 @@ class NodeAgentCore:
                 self._on_daemon_checked(event, now_ms)
             case GpusSampled(samples):
                 self._watch.sampled(samples, now_ms)
-            case Heard(peer, message) if peer == SCHEDULER:
-                self._on_scheduler(message, now_ms)
             case Heard(peer, message):
-                self._on_worker(peer, message, now_ms)
+                if self._checks.check(peer, message, now_ms) is not None:
+                    pass
+                elif peer == SCHEDULER:
+                    self._on_scheduler(message, now_ms)
+                else:
+                    self._on_worker(peer, message, now_ms)
             case Lost():
                 self._hello_at_ms = now_ms
             case ProcessExited(worker_id, code, last_words):
@@ -186,7 +197,7 @@ class NodeAgentCore:
             case Directory() if not self._is_stopping:  # it had given us up
                 self._hello(now_ms)
             case _:
-                self.counters["unexpected_in"] += 1
+                assert isinstance(message, Directory), "checked before"
 
     def _hello(self, now_ms: float) -> None:
         if self._orphans:
@@ -209,7 +220,8 @@ class NodeAgentCore:
         self._actions.extend(Send(peer, StatusAsked()) for peer in reachable.values())
 
     def _listed(self, of_workers: Mapping[str, float], now_ms: float) -> StatusListed:
-        counters = {name: float(count) for name, count in self.counters.items()} | dict(of_workers)
+        counted = self.counters + self.offences.counters
+        counters = {name: float(count) for name, count in counted.items()} | dict(of_workers)
         slices = self._reports.listed(self._wanted)
         return StatusListed(
             self._own.role_id, self._own.pid, slices, (), counters, self._watch.listed(now_ms)
@@ -296,19 +308,21 @@ class NodeAgentCore:
             case StatusAsked():
                 self._on_status_asked(peer, now_ms)
             case StatusListed(counters=counters):
-                worker = self._workers.at(peer)
-                if worker is not None:
-                    self._inquiries.heard(worker.worker_id, counters)
+                self._inquiries.heard(self._worker_at(peer).worker_id, counters)
             case SliceReady() | SliceFailed():
-                worker = self._workers.at(peer)
-                if worker is None or worker.is_ending:
-                    self.counters["unexpected_in"] += 1
+                worker = self._worker_at(peer)
+                if worker.is_ending:
                     return
                 if message.slice_id in worker.slices:  # else it is no longer wanted
                     self._on_news(worker, message, now_ms)
                 self._workers.settle(worker, now_ms)
             case _:
-                self.counters["unexpected_in"] += 1
+                raise AssertionError("checked before")
+
+    def _worker_at(self, peer: PeerId) -> Worker:
+        worker = self._workers.at(peer)
+        assert worker is not None, "checked before"
+        return worker
 
     def _on_greeting(self, peer: PeerId, hello: WorkerHello, now_ms: float) -> None:
         orphan = self._orphans.get(hello.worker_id)
@@ -318,12 +332,11 @@ class NodeAgentCore:
         elif worker is not None:
             self._workers.greet(worker, peer, hello.incarnation, hello.pid, now_ms)
         else:
-            self.counters["unexpected_in"] += 1
+            self.counters["workers_sent_away"] += 1
             self._actions.append(Send(peer, Stop(0.0)))  # nobody's child: of no use to anyone
 
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
-        if (hello.incarnation, hello.pid) != (orphan.incarnation, orphan.pid) or not hello.slices:
-            self.counters["unexpected_in"] += 1
+        if not hello.slices:
             self._send_away(orphan.worker_id)
         else:
             del self._orphans[orphan.worker_id]

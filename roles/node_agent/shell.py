@@ -50,6 +50,7 @@ from roles.process import (
     RunFile,
     StopSignal,
     StopSource,
+    log_offences,
     remove_run_file,
     write_run_file,
 )
@@ -126,6 +127,7 @@ class _Agent:
                 Translated(self._processes, self._from_process),
             ],
             self._perform,
+            lambda: log_offences(self._core.offences),
         )
         self._driver = Driver([role], options.clock, on_defect=DefectReport(role_id, run_dir).end)
         self._run_file = RunFile(role_id, os.getpid(), incarnation, {"control": list(self._link.addresses)})
@@ -237,9 +239,9 @@ class _Agent:
         return GpusSampled(tuple(map(self._nvml.sample, self._gpus)))
 
 
-def _from_worker(received: Received) -> Heard | None:
-    """Workers are not watched: the end of one is seen at its process. None may take the scheduler's name."""
-    return None if received.peer == SCHEDULER else Heard(received.peer, received.message, received.late_ms)
+def _from_worker(received: Received) -> Heard:
+    """Workers are not watched: the end of one is seen at its process. None can have the scheduler's name."""
+    return Heard(received.peer, received.message, received.late_ms)
 
 
 def _node(config: ClusterConfig, host: str) -> NodeConfig:

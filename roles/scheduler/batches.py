@@ -41,7 +41,6 @@ class Counters:
     requests_returned: float = 0.0
     batches_sent: float = 0.0
     batches_lost: float = 0.0
-    messages_unexpected: float = 0.0
     guard_ms: float = 0.0
 
 
@@ -52,6 +51,8 @@ class Flight:
     batch_id: BatchId
     record: SliceRecord
     model_id: ModelId
+    parts: tuple[Part, ...]
+    batch_size: int
     exec_ms: float
     sent_at_ms: float
     runs: Sequence[RequestRun]
@@ -72,7 +73,8 @@ class Batches:
         self._fleet = fleet
         self._beliefs = beliefs
         self._news = news
-        self._flights: dict[BatchId, Flight] = {}
+        self.flights: dict[BatchId, Flight] = {}
+        """Those that have not ended; whoever looks must not change them."""
         self._on_slice: dict[str, list[Flight]] = {}
         self._next_batch = 1
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
@@ -179,8 +181,9 @@ class Batches:
         flights = self._on_slice.get(slice_id)
         if flights is None:
             flights = self._on_slice[slice_id] = []
-        flight = self._flights[batch_id] = Flight(
-            batch_id, record, model_id, exec_ms, now_ms, dispatch.runs, flights
+        granted = tuple(parts)
+        flight = self.flights[batch_id] = Flight(
+            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs, flights
         )
         flights.append(flight)
         record.batches += 1
@@ -196,7 +199,7 @@ class Batches:
         if self._news.is_behind:
             actions += self._news.tell()
         run_batch = RunBatch(
-            batch_id, slice_id, incarnation, model_id, tuple(parts), start_in_ms, latest_in_ms, expires_in_ms
+            batch_id, slice_id, incarnation, model_id, granted, start_in_ms, latest_in_ms, expires_in_ms
         )
         actions.append(Send(worker, run_batch))
         actions += grants
@@ -225,7 +228,7 @@ class Batches:
         if not flights:
             return
         flight = flights.pop()
-        del self._flights[flight.batch_id]
+        del self.flights[flight.batch_id]
         worker = flight.record.worker
         assert worker is not None, "the discipline knows ready slices only"
         actions.append(Send(worker, PreemptBatch(flight.batch_id, flight.record.spec.slice_id)))
@@ -249,7 +252,7 @@ class Batches:
 
     def done(self, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
         """A worker says how a batch ended."""
-        flight = self._flights.pop(message.batch_id, None)
+        flight = self.flights.pop(message.batch_id, None)
         if flight is None:
             return _NOTHING  # of a lost slice, or preempted: its requests have gone their way
         flights, record = flight.others, flight.record
@@ -279,15 +282,15 @@ class Batches:
     def lose(self, record: SliceRecord) -> None:
         """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""
         for flight in self._on_slice.pop(record.spec.slice_id, ()):
-            del self._flights[flight.batch_id]
+            del self.flights[flight.batch_id]
             self.counters.batches_lost += 1
 
     def give_up_overdue(self, now_ms: float) -> list[Send]:
         """Wait no longer for what is overdue by now."""
         actions: list[Send] = []
         overdue = self._overdue
-        while overdue and (overdue[0][0] <= now_ms or overdue[0][1] not in self._flights):
-            flight = self._flights.pop(heappop(overdue)[1], None)
+        while overdue and (overdue[0][0] <= now_ms or overdue[0][1] not in self.flights):
+            flight = self.flights.pop(heappop(overdue)[1], None)
             if flight is not None:
                 self.counters.batches_lost += 1
                 flight.others.remove(flight)

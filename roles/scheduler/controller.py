@@ -231,7 +231,7 @@ class Controller:
         if isinstance(
             change, ModelsRemove
         ):  # its requests are refused from now on, whatever the plan will be
-            for model_id in change.model_ids:
+            for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
                 self._hands.remove_model(model_id, now_ms)
                 self._rates.forget(model_id)
             self._desired = desired

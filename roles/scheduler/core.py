@@ -36,7 +36,8 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
-from roles.core import PLANNER, Heard, Lost, Send, Tick
+from roles.core import Heard, Lost, Send, Tick
+from roles.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.batches import Batches, Counters
 from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.controller import Controller
@@ -46,6 +47,7 @@ from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceReco
 from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
 from roles.scheduler.news import News
+from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.promises import PromiseWatch
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
 
@@ -76,10 +78,13 @@ class SchedulerCore:
             () if planning is None else {gpu.node_id for gpu in planning.desired.gpus},
         )
         self._replicas = self._fleet.replicas
+        self._listed = self._fleet.frontend_ids
         self._beliefs = Beliefs(settings)
         self._news = News(self._fleet)
         self._batches = Batches(discipline, self._fleet, self._beliefs, self._news)
         self._counters = self._batches.counters
+        nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
+        self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
         self._guard = LatenessGuard(settings.guard_ms)
         discipline.set_guard_ms(settings.guard_ms)
         for model_id in self._replicas:
@@ -110,6 +115,11 @@ class SchedulerCore:
         """What has happened so far."""
         return self._counters
 
+    @property
+    def offences(self) -> Offences:
+        """Of its peers."""
+        return self._checks.offences
+
     def settings(self) -> SchedulerSettings:
         """What a scheduler would start with that goes on from here."""
         fleet, started = self._fleet, self._settings
@@ -129,7 +139,8 @@ class SchedulerCore:
         """Take one event; see `roles.core.Core`."""
         if type(event) is Heard:
             message = event.message
-            if type(message) is Arrivals:  # nearly all there is, so it is written out here
+            # Nearly all there is, so it is written out here. One who is listed may send it, always.
+            if type(message) is Arrivals and event.peer in self._listed:
                 model_id = message.model_id
                 self._counters.requests_announced += message.count
                 if not self._replicas.get(model_id):
@@ -153,11 +164,11 @@ class SchedulerCore:
                     self._batches.carry_out(decisions, now_ms) if decisions else _NOTHING
                 )
             else:
-                handler = self._on.get(type(message))
-                if handler is None:
-                    self._counters.messages_unexpected += 1
-                    return _NOTHING
-                actions = handler(event.peer, message, event.late_ms, now_ms)
+                verdict = self._checks.check(event.peer, message, now_ms)
+                if verdict is None:
+                    actions = self._on[type(message)](event.peer, message, event.late_ms, now_ms)
+                else:
+                    actions = self._not_heard(event.peer, verdict, now_ms)
         elif type(event) is Tick:
             actions = self._on_tick(now_ms)
         else:
@@ -175,6 +186,15 @@ class SchedulerCore:
         if wake_at_ms is None or chore_at_ms < wake_at_ms:
             wake_at_ms = None if chore_at_ms == NEVER_MS else chore_at_ms
         self.wake_at_ms = wake_at_ms
+
+    def _not_heard(self, peer: PeerId, verdict: Verdict, now_ms: float) -> Sequence[Send]:
+        match verdict:
+            case Verdict.CUT_OFF:
+                return self._on_lost(peer, CUT_OFF_REASON, now_ms)
+            case Verdict.UNLISTED:
+                return [Send(peer, self._fleet.directory())]
+            case _:
+                return _NOTHING
 
     # ------------------------------------------------------------ requests
 
@@ -230,11 +250,8 @@ class SchedulerCore:
         return self._hands.take()
 
     def _on_plan_made(self, peer: PeerId, message: PlanMade, late_ms: float, now_ms: float) -> Sequence[Send]:
-        del late_ms
+        del peer, late_ms
         assert self.controller is not None, "listed with it"
-        if peer != PLANNER:
-            self._counters.messages_unexpected += 1
-            return _NOTHING
         self.controller.planned(message, now_ms)
         return self._hands.take()
 
@@ -363,7 +380,7 @@ class SchedulerCore:
             settings.pid,
             tuple(self._fleet.reports()),
             self._fleet.models(),
-            asdict(self._counters),
+            asdict(self._counters) | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
         )

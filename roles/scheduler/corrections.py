@@ -14,6 +14,7 @@ HEADROOM = 0.01  # a slowdown is said with so much on top, so that its last bits
 SPREADS = 2.0  # mean absolute deviations: about the p90 of what ways on a loaded host look like
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
+FACTOR_MIN, FACTOR_MAX = 1e-3, 1e6  # whatever a worker says it measured, what is made of it can be divided by
 LATE_FACTOR = 2.0
 LATE_IN_A_ROW = 3
 WAY_STEP = 0.2
@@ -36,7 +37,10 @@ class SpeedCorrection:
 
     def observe(self, measured_ms: float, table_ms: float) -> bool:
         """Note one batch against its table's l(b); True when `factor` has changed."""
-        error = measured_ms / table_ms - self._mean
+        ratio = measured_ms / table_ms
+        if not FACTOR_MIN <= ratio <= FACTOR_MAX:
+            ratio = min(FACTOR_MAX, max(FACTOR_MIN, ratio))
+        error = ratio - self._mean
         self._mean += MEMORY * error
         self._deviation += MEMORY * (abs(error) - self._deviation)
         # Mean plus one deviation, as the profile's own numbers are meant (Symphony's implementation).

@@ -22,7 +22,7 @@ from roles.drive import Role, run_roles
 from roles.environment import RunDir
 from roles.hearing import LinkSource
 from roles.journal import Journal, MessageCore, Recorded, kept_aside
-from roles.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+from roles.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired import ControllerSettings, controller_settings
 from roles.scheduler.kept import PLAN_FILE, KeptPlan
@@ -160,6 +160,7 @@ class SchedulerShell:
     def _end_turn(self) -> None:
         self._outbox.flush()
         controller, kept = self._controller, self._kept
+        log_offences(self._core.offences)
         while controller.unsaid:
             log.info("placement %s", controller.unsaid.popleft())
         if controller.is_steady and kept.is_due(controller.settled, self._clock):

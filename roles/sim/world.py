@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id, role_id_of
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -34,6 +34,7 @@ from fabric.messages import (
     Want,
 )
 from profiles.device import DeviceModel
+from roles.cluster import role_id_of_node
 from roles.core import PLANNER, Core, Heard, Lost, Send, Tick
 from roles.frontend.measures import ReturnPath
 from roles.outcomes import BatchRecord
@@ -147,6 +148,8 @@ class World:
                 self._gpus[node.node_id, info.gpu] = SimulatedGpu(len(self._gpus), device)
         self._slices: dict[SliceId, SimulatedSlice] = {}
         self._nodes_slices: dict[NodeId, list[SliceId]] = {}
+        self._node_of: dict[PeerId, NodeId] = {}
+        self._started = 0
         # A network that jitters is learned as live frontends learn it; one that does not is known.
         model = hardware.network.model
         self._is_learning = model.jitter_ms > 0.0
@@ -338,12 +341,14 @@ class World:
         for name, peer in self._frontends:
             self._carry_out(self._core.handle(Heard(peer, FrontendHello(name, FIRST, ())), 0.0), 0.0)
         for node in self._nodes.values():
-            hello = Heard(peer_id(node.node_id, FIRST), NodeHello(node.node_id, FIRST, node.gpus, ()))
+            agent = peer_id(role_id_of_node(node.node_id), FIRST)
+            self._node_of[agent] = node.node_id
+            hello = Heard(agent, NodeHello(node.node_id, FIRST, node.gpus, ()))
             self._carry_out(self._core.handle(hello, 0.0), 0.0)
 
     def _on_want(self, peer: PeerId, message: Want, now_ms: float) -> None:
         """An agent ends what is not wanted and starts what is not there yet; new slices report themselves ready."""
-        node_id = NodeId(role_id_of(peer))
+        node_id = self._node_of[peer]
         wanted = {spec.slice_id for spec in message.slices}
         for slice_id in [one for one in self._nodes_slices.get(node_id, ()) if one not in wanted]:
             gone = self._slices.pop(slice_id)
@@ -353,7 +358,8 @@ class World:
             if spec.slice_id in self._slices:
                 continue
             gpu = self._gpus[node_id, spec.gpu]
-            worker = peer_id(f"worker-{spec.slice_id}", FIRST)
+            self._started += 1
+            worker = peer_id(f"worker-{node_id}-{self._started}", FIRST)
             slice_ = SimulatedSlice(spec, worker, gpu, self)
             gpu.slices.append(slice_)
             self._slices[spec.slice_id] = slice_

@@ -360,7 +360,7 @@ def test_garbage_and_strangers_on_the_payload_socket_are_counted_and_the_rest_is
     status = cluster.hear(cluster.agent, StatusListed).message
     assert isinstance(status, StatusListed)
     assert status.counters["inputs_for_another_incarnation"] == 1
-    assert status.counters["messages_unexpected"] == 1
+    assert status.counters["offences_wrong_type"] == 1
     assert ready.addresses[0].startswith("ipc://")
     assert ready.addresses[1].startswith("tcp://127.0.0.1:")
 

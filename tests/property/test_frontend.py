@@ -27,7 +27,6 @@ from fabric.messages import (
 from roles.core import Handle, Lost, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
-    BatchBroke,
     ClientSaid,
     DropSlice,
     FrontendAction,
@@ -45,6 +44,7 @@ from roles.frontend.events import (
     TurnEnded,
     Unannounced,
     Unpushed,
+    WorkerSaid,
 )
 from roles.frontend.runs import coded
 from tests.builders import (
@@ -199,7 +199,11 @@ class World:
         if flight is not None:
             specs = None if self._draws.random() < 0.95 else [TensorSpec("scores", "float32", (77,))]
             outputs = computed(
-                *flight.live_seqs, model_id=flight.model_id, slice_id=flight.slice_id, specs=specs
+                *flight.live_seqs,
+                batch_id=flight.batch_id,
+                model_id=flight.model_id,
+                slice_id=flight.slice_id,
+                specs=specs,
             )
             self._kept.add(outputs.payload)
             self._feed(outputs)
@@ -210,7 +214,7 @@ class World:
             message = BatchFailed(
                 flight.batch_id, flight.slice_id, flight.model_id, flight.live_seqs, "Internal", ""
             )
-            self._feed(BatchBroke(message))
+            self._feed(WorkerSaid(message))
 
     def _return(self) -> None:
         flight = self._flight()

@@ -44,9 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"timeout": {"timeout_ms": 4}, "fixed": {"b
 A, B = ModelId("a"), ModelId("b")
 EXEC_MS = {A: tuple(b + 5.0 for b in range(1, 9)), B: tuple(0.5 * b + 9.0 for b in range(1, 17))}
 SLO_MS = {A: 25.0, B: 60.0}
-NODE, AGENT = NodeId("n"), PeerId("n/1")
+NODE, AGENT = NodeId("n"), PeerId("node-n/1")
 FRONTENDS = (PeerId("f/1"), PeerId("g/1"))
-WORKERS = (PeerId("w0/1"), PeerId("w1/1"))
 SLICES = (SliceId("n/gpu0/0"), SliceId("n/gpu1/0"), SliceId("n/gpu2/0"))
 HOSTED = ((A, B), (A,), (A, B))
 SPECS = {model_id: ModelSpec(model_id, SLO_MS[model_id], len(EXEC_MS[model_id])) for model_id in (A, B)}
@@ -74,6 +73,7 @@ class Recording:
         self.running: list[RunBatch] = []
         self.next_seq = 0
         self.boots = 0
+        self.workers = {slice_id: PeerId("") for slice_id in SLICES}
         self.actions = 0
 
     def take(self, actions: list[Send]) -> None:
@@ -94,7 +94,8 @@ class Recording:
         self.boots += 1
         replicas = tuple(ReplicaInfo(one, len(EXEC_MS[one]), EXEC_MS[one]) for one in HOSTED[k])
         boot = Incarnation(str(self.boots))
-        self.hear(WORKERS[k % 2], SliceReady(SLICES[k], boot, NODE, k, ("ipc:///w",), replicas))
+        self.workers[SLICES[k]] = worker = PeerId(f"worker-n-{k}/{boot}")
+        self.hear(worker, SliceReady(SLICES[k], boot, NODE, k, ("ipc:///w",), replicas))
 
     def arrive(self, which: int, model_id: ModelId, count: int, budget: float, late_ms: float) -> None:
         run = Arrivals(model_id, self.next_seq, count, SLO_MS[model_id] * budget, 0.5, 3.0 * (count == 2))
@@ -111,7 +112,7 @@ class Recording:
         done = Done(
             batch.batch_id, batch.slice_id, batch.model_id, status, ran, missing, slower, 0.0, exec_ms
         )
-        self.hear(WORKERS[0], done, 0.125)
+        self.hear(self.workers[batch.slice_id], done, 0.125)
 
 
 Step = Callable[[Recording], None]
@@ -140,16 +141,18 @@ def steps(draw: st.DrawFn) -> Step:
         k = draw(slices)
         return lambda on: on.ready(k)
     k, which = draw(slices), draw(frontends)
-    hello = FrontendHello(FrontendId("fg"[which]), Incarnation("2"), ())
+    again = FrontendHello(FrontendId("fg"[which]), Incarnation("1"), ())
+    successor = FrontendHello(FrontendId("fg"[which]), Incarnation("2"), ())
     gone = SliceStatus(SLICES[k], Incarnation("1"), "lost", "its process ended")
     rare: tuple[Step, ...] = (
-        lambda on: on.hear(FRONTENDS[which], hello),
+        lambda on: on.hear(FRONTENDS[which], again),
+        lambda on: on.hear(PeerId(f"{'fg'[which]}/2"), successor),
         lambda on: on.hear(AGENT, SliceChanged(NODE, gone)),
-        lambda on: on.hear(AGENT, NodeHello(NODE, Incarnation("3"), (), ())),
+        lambda on: on.hear(AGENT, NodeHello(NODE, Incarnation("1"), (), ())),
         lambda on: on.hear(FRONTENDS[which], Withdraw(A, (SeqRun(max(0, on.next_seq - 2), 2),))),
         lambda on: on.hear(FRONTENDS[which], StatusAsked()),
         lambda on: on.hear(FRONTENDS[which], Ping(7)),
-        lambda on: on.take(list(on.core.handle(Lost(WORKERS[which], "silent"), on.now_ms))),
+        lambda on: on.take(list(on.core.handle(Lost(on.workers[SLICES[k]], "silent"), on.now_ms))),
     )
     return draw(st.sampled_from(rare))
 

@@ -16,7 +16,7 @@ from fabric.messages import Ping, Pong
 from fabric.sockets import DealerLink, RouterLink
 from tests.integration.proc import until
 
-HERE, THERE, SERVER = PeerId("here"), PeerId("there"), PeerId("server")
+HERE, THERE, SERVER = PeerId("here/1"), PeerId("there/1"), PeerId("server")
 
 
 class HandClock:

@@ -10,8 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from fabric.errors import ConfigError
-from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
-from fabric.messages import Arrivals, Dropped, ModelSpec, NodeHello, Ping, Pong, SliceSpec, Want
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    Arrivals,
+    Dropped,
+    FrontendHello,
+    ModelSpec,
+    NodeHello,
+    Ping,
+    Pong,
+    SliceSpec,
+    Want,
+)
 from roles.cluster import PolicyChoice
 from roles.commands_journal import replay as replay_command
 from roles.commands_journal import show
@@ -126,20 +136,22 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_a_scheduler_is_made_again_from_its_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", about_scheduler(SETTINGS, DEFERRED))
     core = Recorded(scheduler_core(SETTINGS, DEFERRED), journal)
-    core.handle(Heard(PEER, NodeHello(NodeId("n"), Incarnation("1"), (), ())), 0.0)
+    core.handle(Heard(PeerId("node-n/1"), NodeHello(NodeId("n"), Incarnation("1"), (), ())), 0.0)
+    core.handle(Heard(PeerId("f/1"), FrontendHello(FrontendId("f"), Incarnation("1"), ())), 0.5)
     core.handle(Heard(PeerId("f/1"), Arrivals(MODEL.model_id, 1, 1, 20.0)), 1.0)
     journal.close()
-    (hello, arrival) = JournalReader(tmp_path / "j").entries()
-    assert len(hello.sent) == len(arrival.sent) == 1
+    (hello, greeting, arrival) = JournalReader(tmp_path / "j").entries()
+    assert len(hello.sent) == len(greeting.sent) == len(arrival.sent) == 1
     again = scheduler_from(JournalReader(tmp_path / "j").about)
     (want,) = again.handle(hello.event, hello.now_ms)
+    assert again.handle(greeting.event, greeting.now_ms)
     (dropped,) = again.handle(arrival.event, arrival.now_ms)
     assert isinstance(want.message, Want)
     assert want.message.slices == (SETTINGS.slices[0][1],)
     assert isinstance(dropped.message, Dropped)
 
     result = CliRunner().invoke(replay_command, [str(tmp_path / "j")])
-    assert (result.exit_code, result.output) == (0, "same: 2 events, 2 actions\n")
+    assert (result.exit_code, result.output) == (0, "same: 3 events, 3 actions\n")
 
 
 def test_the_command_exits_1_where_the_decisions_differ(tmp_path: Path) -> None:

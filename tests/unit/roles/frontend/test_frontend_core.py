@@ -30,7 +30,6 @@ from fabric.messages import (
 from roles.core import Lost, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
-    BatchBroke,
     ClientSaid,
     DropSlice,
     FrontendAction,
@@ -49,6 +48,7 @@ from roles.frontend.events import (
     TurnEnded,
     Unannounced,
     Unpushed,
+    WorkerSaid,
 )
 from roles.frontend.measures import less_return
 from tests.builders import (
@@ -398,7 +398,7 @@ def test_a_failed_batch_is_refused_with_its_code_and_reason() -> None:
     announced(core, 2)
     core.handle(grant((0, 2)), 1.0)
     failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0, 1), "Internal", "the model raised")
-    assert refusals(core.handle(BatchBroke(failed), 2.0)) == [(1, "Internal"), (2, "Internal")]
+    assert refusals(core.handle(WorkerSaid(failed), 2.0)) == [(1, "Internal"), (2, "Internal")]
 
 
 def test_a_returned_request_is_announced_once_more_with_what_is_left() -> None:
@@ -420,7 +420,7 @@ def test_time_lost_on_a_batch_that_did_not_run_counts_as_forced() -> None:
     core.handle(returned((0, 1)), 30.0)
     core.handle(TurnEnded(), 30.0)
     core.handle(grant((1, 1), batch_id=2), 40.0)
-    [reply] = of_type(Reply, core.handle(computed(1), 50.0))
+    [reply] = of_type(Reply, core.handle(computed(1, batch_id=2), 50.0))
     ledger = reply.message.ledger  # type: ignore[union-attr]
     assert (ledger.held_ms, ledger.waited_ms, ledger.total_ms) == (10.0, 30.0, 50.0)
 
@@ -533,7 +533,7 @@ def test_a_batch_that_was_stopped_says_nothing_of_its_requests_any_more() -> Non
     [former] = pushed(core.handle(grant((0, 2), batch_id=1), 1.0))
     core.handle(grant((0, 2), batch_id=2), 5.0)
     failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0, 1), "Internal", "stopped")
-    assert core.handle(BatchBroke(failed), 6.0) == []
+    assert core.handle(WorkerSaid(failed), 6.0) == []
     assert core.handle(Unpushed(former), 6.0) == []
     assert core.handle(SchedulerSaid(Returned(BatchId(1), DIGITS, (SeqRun(0, 2),), "")), 6.0) == []
     assert answers(core.handle(computed(0, 1, batch_id=2), 7.0)) == [1, 2]
@@ -580,7 +580,7 @@ def test_what_is_said_of_a_former_seq_does_not_touch_the_request_that_runs_under
     core.handle(TurnEnded(), 2.0)
     core.handle(grant((1, 1), incarnation="b1b1b1b1"), 3.0)
     failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0,), "Internal", "of the lost worker")
-    for stale in (returned((0, 1)), dropped((0, 1)), BatchBroke(failed)):
+    for stale in (returned((0, 1)), dropped((0, 1)), WorkerSaid(failed)):
         assert core.handle(stale, 4.0) == []
     assert answers(core.handle(computed(1), 5.0)) == [1]
 

@@ -20,7 +20,7 @@ from fabric.messages import (
 )
 from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
-from roles.gpu_worker.core import AGENT, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.core import GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
@@ -43,6 +43,7 @@ from roles.gpu_worker.executors.base import (
     RunAborted,
     RunFailed,
 )
+from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from tests.worker_builders import (
     BOOT,
     FRONTEND,
@@ -594,4 +595,7 @@ def test_an_unexpected_message_is_counted() -> None:
     core = serving_core()
     assert core.handle(Heard(AGENT, Preempt(0, SLICE)), 1.0) == []  # type: ignore[arg-type]
     assert core.handle(Heard(PeerId("scheduler"), Stop(1.0)), 1.0) == []
-    assert core.counters["messages_unexpected"] == 2
+    assert core.handle(Heard(A_FRONTEND, Stop(1.0)), 1.0) == []
+    assert core.offences.counters["offences_wrong_type"] == 3
+    (status,) = sent(StatusListed, core.handle(Heard(AGENT, StatusAsked()), 8.0))
+    assert status.counters["offences_wrong_type"] == 3

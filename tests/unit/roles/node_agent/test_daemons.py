@@ -345,18 +345,26 @@ def test_an_orphan_is_adopted_before_the_scheduler_is_greeted() -> None:
     assert agent.state("x") == ("ready", "")
 
 
-def test_an_orphan_of_another_incarnation_or_pid_or_without_slices_is_killed() -> None:
-    for stranger in (hello("new", 77, spec("x")), hello("old", 78, spec("x")), hello("old", 77)):
+def test_an_orphan_without_slices_is_killed() -> None:
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    actions = agent.feed(hello("old", 77))
+    assert Kill("worker-a-7") in actions
+    assert hellos(actions)[0].slices == ()
+    agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, ""))
+
+
+def test_nobody_speaks_for_an_orphan_of_another_incarnation_or_pid() -> None:
+    for stranger in (hello("new", 77, spec("x")), hello("old", 78, spec("x"))):
         agent = Agent(orphans=[ORPHAN], daemons=[0])
-        actions = agent.feed(stranger)
-        assert Kill("worker-a-7") in actions
-        assert hellos(actions)[0].slices == ()
-        agent.feed(ProcessExited("worker-a-7", EXIT_UNKNOWN, ""))
+        assert agent.feed(stranger) == []
+        assert agent.core.offences.counters == {"offences_wrong_identity": 1}
+        (greeting,) = hellos(agent.feed(hello("old", 77, spec("x"))))
+        assert [status.slice_id for status in greeting.slices] == ["x"]
 
 
 def test_a_worker_does_not_take_the_name_of_an_orphan_that_has_not_ended_yet() -> None:
     agent = Agent(orphans=[ORPHAN], daemons=[0])
-    agent.feed(hello("old", 78, spec("x")))
+    agent.feed(hello("old", 77))
     agent.up()
     assert [spawn.worker_id for spawn in spawned(agent.want(spec("x")))] == ["worker-a-8"]
 

@@ -514,7 +514,7 @@ def test_words_nobody_expects_are_counted() -> None:
     host = Agent()
     assert host.feed(Heard(SCHEDULER, StatusAsked())) == []
     assert host.hear("w", Stop(0.0)) == []
-    assert host.core.counters["unexpected_in"] == 2
+    assert host.core.offences.counters["offences_wrong_type"] == 2
 
 
 # ---------------------------------------------------------------- the end

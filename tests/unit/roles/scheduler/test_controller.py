@@ -45,7 +45,7 @@ from roles.scheduler.recorded import about_scheduler, scheduler_from
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")
-FRONTEND, OPERATOR = PeerId("frontend-0/aaaaaaaa"), PeerId("operator/bbbbbbbb")
+FRONTEND, OPERATOR = PeerId("frontend-0/00000001"), PeerId("operator/bbbbbbbb")
 LINE = {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 8}
 
 
@@ -89,11 +89,11 @@ class Stage:
 
     def node_comes(self, host: str) -> None:
         self.running[NodeId(host)] = {}
-        self.hear(PeerId(f"node-{host}/cccccccc"), NodeHello(NodeId(host), FIRST, (), ()))
+        self.hear(PeerId(f"node-{host}/00000001"), NodeHello(NodeId(host), FIRST, (), ()))
 
     def node_goes(self, host: str) -> None:
         del self.running[NodeId(host)]
-        self.take(self.core.handle(Lost(PeerId(f"node-{host}/cccccccc"), "silent"), self.now_ms))
+        self.take(self.core.handle(Lost(PeerId(f"node-{host}/00000001"), "silent"), self.now_ms))
 
     def hear(self, peer: PeerId, message: AnyMessage) -> None:
         self.take(self.core.handle(Heard(peer, message), self.now_ms))
@@ -128,11 +128,11 @@ class Stage:
         broken = [one.model_id for one in spec.models if one.model_id in self.failing]
         if broken:
             status = SliceStatus(spec.slice_id, FIRST, "failed", f"{broken[0]} does not load")
-            self.hear(PeerId(f"node-{node_id}/cccccccc"), SliceChanged(node_id, status))
+            self.hear(PeerId(f"node-{node_id}/00000001"), SliceChanged(node_id, status))
             return
         replicas = tuple(ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms) for one in spec.models)
         ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, ("ipc:///w",), replicas)
-        self.hear(PeerId(f"worker-{spec.slice_id}/dddddddd"), ready)
+        self.hear(PeerId(f"worker-{node_id}-0/00000001"), ready)
 
     def run(self, for_ms: float) -> None:
         until_ms = self.now_ms + for_ms
@@ -222,7 +222,8 @@ def test_an_old_slice_ends_after_its_last_batch_and_gets_no_more() -> None:
     assert later <= {SliceId("left/gpu0/1"), SliceId("right/gpu0/1")}
     for batch in batches:
         done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", 1, (), 0.0, 0.0, 6.0)
-        stage.hear(PeerId(f"worker-{batch.slice_id}/dddddddd"), done)
+        node = batch.slice_id.partition("/")[0]
+        stage.hear(PeerId(f"worker-{node}-0/00000001"), done)
     stage.run(1_000)
     assert stage.hosted() == {"left/gpu0/1": ["a", "b"], "right/gpu0/1": ["a", "b"]}
     directory = [one.message for one in stage.sent if isinstance(one.message, Directory)][-1]
@@ -316,7 +317,7 @@ def test_nobody_but_the_planner_can_hand_in_a_plan() -> None:
     before = stage.hosted()
     stage.hear(OPERATOR, plan)
     assert stage.hosted() == before
-    assert stage.status().counters["messages_unexpected"] == 1
+    assert stage.status().counters["offences_wrong_type"] == 1
 
 
 def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path: Path) -> None:
@@ -356,3 +357,10 @@ def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) ->
     played = replay(path, scheduler_from)
     assert played.difference is None
     assert played.actions > 10
+
+
+def test_a_model_may_be_named_twice_when_it_is_removed() -> None:
+    stage = two_nodes(model("a"), model("b"))
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"), ModelId("b"))))
+    assert stage.code_of("b") == "ModelNotFound"
+    assert stage.code_of("a") == ""

@@ -40,9 +40,9 @@ from roles.scheduler.settings import SchedulerSettings
 
 MODEL = ModelId("resnet50")
 NODE = NodeId("local")
-FRONTEND = PeerId("frontend-0/aaaaaaaa")
-WORKER = PeerId("worker-0/bbbbbbbb")
-AGENT = PeerId("node-local/cccccccc")
+FRONTEND = PeerId("frontend-0/00000001")
+WORKER = PeerId("worker-local-0/00000001")
+AGENT = PeerId("node-local/00000001")
 FIRST = Incarnation("00000001")
 EXEC_MS = tuple(1.0 * b + 5.0 for b in range(1, 9))  # l(b) = b + 5
 
@@ -189,10 +189,9 @@ def dispatched(core: SchedulerCore, now_ms: float, first_seq: int = 0) -> RunBat
 def test_missing_inputs_go_back_to_their_frontend() -> None:
     core = serving_core()
     batch = dispatched(core, 100.0)
-    missing = (Part(FrontendId("frontend-0"), (SeqRun(6, 2),)),)
-    done = Done(batch.batch_id, slice_id(), MODEL, "ok", 6, missing, 0.1, 0.0, 11.0)
+    done = Done(batch.batch_id, slice_id(), MODEL, "expired", 0, batch.parts, 0.1, 0.0, 0.0)
     (returned,) = of_type(hear(core, WORKER, done, 111.0), Returned)
-    assert returned.runs == (SeqRun(6, 2),)
+    assert returned.runs == (SeqRun(0, 8),)
 
 
 def test_a_scheduler_whose_batches_come_back_without_inputs_sends_them_earlier() -> None:
@@ -270,7 +269,7 @@ def test_a_restarted_slice_serves_again() -> None:
     lost = SliceChanged(NODE, SliceStatus(slice_id(), FIRST, "lost", "killed"))
     hear(core, AGENT, lost, 105.0)
     second = Incarnation("00000002")
-    hear(core, WORKER, ready(incarnation=second), 110.0)
+    hear(core, PeerId(f"worker-local-1/{second}"), ready(incarnation=second), 110.0)
     run_until(core, 112.0)
     assert dispatched(core, 120.0).incarnation == second
 
@@ -305,7 +304,7 @@ def test_requests_of_a_lost_frontend_do_not_run() -> None:
     hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 20.0), 100.0)
     core.handle(Lost(FRONTEND, "silent"), 101.0)
     assert of_type([send for _, send in run_until(core, 150.0)], RunBatch) == []
-    other = PeerId("frontend-1/dddddddd")
+    other = PeerId("frontend-1/00000001")
     hear(core, other, FrontendHello(FrontendId("frontend-1"), FIRST, ()), 151.0)
     (batch,) = of_type(hear(core, other, Arrivals(MODEL, 0, 8, 20.0), 152.0), RunBatch)
     assert batch.parts == (Part(FrontendId("frontend-1"), (SeqRun(0, 8),)),)
@@ -314,8 +313,9 @@ def test_requests_of_a_lost_frontend_do_not_run() -> None:
 def test_a_frontend_that_has_not_said_hello_sees_that_it_is_not_listed() -> None:
     core = serving_core()
     stranger = PeerId("frontend-7/dddddddd")
-    hear(core, stranger, Arrivals(MODEL, 0, 1, budget_ms=20.0), now_ms=100.0)
-    told = [send for _, send in run_until(core, 200.0) if send.peer == stranger]
+    sends = list(hear(core, stranger, Arrivals(MODEL, 0, 1, budget_ms=20.0), now_ms=100.0))
+    sends += [send for _, send in run_until(core, 200.0)]
+    told = [send for send in sends if send.peer == stranger]
     assert of_type(told, Directory)[0].frontends[0].frontend_id == "frontend-0"
     assert len(of_type(told, Directory)[0].frontends) == 1
     assert not of_type(told, Grant)
@@ -334,7 +334,7 @@ def test_a_slice_whose_batches_got_smaller_is_given_smaller_ones() -> None:
 
 def test_a_batch_of_two_frontends_has_two_parts() -> None:
     core = serving_core()
-    other = PeerId("frontend-1/dddddddd")
+    other = PeerId("frontend-1/00000001")
     hear(core, other, FrontendHello(FrontendId("frontend-1"), FIRST, ()), 90.0)
     hear(core, FRONTEND, Arrivals(MODEL, 0, 5, 20.0), 100.0)
     sends = hear(core, other, Arrivals(MODEL, 0, 3, 20.0), 100.5)
@@ -349,7 +349,7 @@ def test_a_slow_slice_is_believed_slow() -> None:
     core = serving_core()
     for number in range(40):
         now_ms = 100.0 + 100.0 * number
-        batch = dispatched(core, now_ms, first_seq=8 * number)
+        (batch,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 8 * number, 8, 60.0), now_ms), RunBatch)
         done = Done(batch.batch_id, slice_id(), MODEL, "ok", 8, (), 0.0, 0.0, 2.0 * EXEC_MS[7])
         hear(core, WORKER, done, now_ms + 26.0)
     hear(core, FRONTEND, Arrivals(MODEL, 1000, 1, budget_ms=40.0), now_ms=9_000.0)

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from roles.scheduler.corrections import (
+    FACTOR_MAX,
+    FACTOR_MIN,
     GUARD_MS_MAX,
     LatenessGuard,
     SpeedCorrection,
@@ -43,6 +45,16 @@ def test_a_slice_that_is_fast_again_is_believed_so_once_it_matters() -> None:
     for _ in range(500):
         speed.observe(10.0, 10.0)
     assert 1.0 <= speed.factor <= 1.06
+
+
+@pytest.mark.parametrize(("measured_ms", "table_ms"), [(0.0, 5.0), (1e9, 1e-300), (1e-300, 1e9), (1e9, 5.0)])
+def test_whatever_is_said_to_have_been_measured_a_run_time_stays_one(
+    measured_ms: float, table_ms: float
+) -> None:
+    speed = SpeedCorrection()
+    for _ in range(20_000):
+        speed.observe(measured_ms, table_ms)
+    assert FACTOR_MIN / 2 <= speed.factor <= FACTOR_MAX * 2
 
 
 def test_a_configured_way_that_is_true_changes_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fabric.ids import FrontendId, NodeId, PeerId
+from fabric.ids import FrontendId, Incarnation, NodeId, PeerId
 from fabric.messages import (
     Directory,
     FrontendHello,
@@ -33,7 +33,7 @@ from tests.unit.roles.scheduler.test_core import (
 GPU = GpuInfo(0, "a100", "cuda", 40 << 30, "GPU-0")
 SAMPLE = GpuSample(0, busy_percent=42.0)
 SHARING = GpuSharing(0, "mps")
-WORKER = PeerId("worker-0/bbbbbbbb")
+WORKER = PeerId("worker-local-0/00000001")
 
 
 def listed(core: SchedulerCore, now_ms: float) -> tuple[GpuReport, ...]:
@@ -65,9 +65,10 @@ def test_slices_whose_workers_outlive_their_agent_are_not_lost_with_it() -> None
     hear(core, AGENT, NodeHello(NODE, FIRST, (), (), workers_outlive_agent=True))
     hear(core, WORKER, ready())
     assert [send.peer for send in core.handle(Lost(AGENT, "its connection is closed"), 1.0)] == [AGENT]
-    next_agent = PeerId("node-local/dddddddd")
+    next_agent = PeerId("node-local/00000002")
     alive = (SliceStatus(slice_id(), FIRST, "starting"),)
-    sends = hear(core, next_agent, NodeHello(NODE, FIRST, (), alive, workers_outlive_agent=True), 2.0)
+    hello = NodeHello(NODE, Incarnation("00000002"), (), alive, workers_outlive_agent=True)
+    sends = hear(core, next_agent, hello, 2.0)
     assert of_type(sends, Directory) == [], "nothing is news"
     (directory, *_) = of_type(core.handle(Lost(WORKER, "silent"), 3.0), Directory)
     assert directory.slices == ()

@@ -150,7 +150,7 @@ def test_only_what_was_sent_last_is_stopped() -> None:
     sends = hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 40.0), 17.0)
     assert [one.batch_id for one in of_type(sends, Preempt)] == [second.batch_id]
     assert queued(core) == 1
-    assert first.batch_id in core._batches._flights
+    assert first.batch_id in core._batches.flights
 
 
 def test_what_is_returned_of_a_former_incarnation_is_not_told_to_its_next() -> None:

@@ -1,0 +1,81 @@
+"""What a node agent's peers may say: its core sees nothing that has not been checked here.
+
+The scheduler is the one that the agent connected to. Workers introduce themselves under their own identity, worker id
+and boot nonce, and speak of the slices that their process was started with. Everybody may ask how the agent is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fabric.errors import RemoteProtocolError
+from fabric.ids import PeerId
+from fabric.messages import (
+    AnyMessage,
+    Directory,
+    SliceFailed,
+    SliceReady,
+    StatusAsked,
+    StatusListed,
+    Want,
+    WorkerHello,
+)
+from roles.core import SCHEDULER
+from roles.node_agent.events import Orphan
+from roles.node_agent.workers import Workers
+from roles.peer_checks import (
+    NOT_OWNER,
+    WRONG_IDENTITY,
+    Offences,
+    PeerChecks,
+    Rule,
+    Verdict,
+    anybody,
+    require_identity,
+)
+
+
+class AgentPeerChecks:
+    """Looks at the core's own tables."""
+
+    def __init__(self, workers: Workers, orphans: Mapping[str, Orphan]) -> None:
+        self.offences = Offences()
+        self._workers = workers
+        self._orphans = orphans
+        rules: dict[type, Rule] = {
+            WorkerHello: self._worker_hello,
+            SliceReady: self._slice_news,
+            SliceFailed: self._slice_news,
+            StatusListed: self._status_listed,
+            StatusAsked: anybody,
+        }
+        self._others = PeerChecks(rules, self.offences)
+        wanting: dict[type, Rule] = {Want: anybody, Directory: anybody}
+        self._scheduler = PeerChecks(wanting, self.offences, frozenset({SCHEDULER}))
+
+    def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
+        """None if the core may look at what a peer says."""
+        checks = self._scheduler if peer == SCHEDULER else self._others
+        return checks.check(peer, message, now_ms)
+
+    def _worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
+        require_identity(peer, hello.worker_id, hello.incarnation)
+        orphan = self._orphans.get(hello.worker_id)
+        if orphan is not None and (hello.incarnation, hello.pid) != (orphan.incarnation, orphan.pid):
+            raise RemoteProtocolError(
+                f"it is not the {hello.worker_id} that a former agent left", WRONG_IDENTITY
+            )
+        worker = self._workers.named(hello.worker_id)
+        if worker is not None and worker.peer is not None and worker.peer != peer:
+            raise RemoteProtocolError(f"{hello.worker_id} is another process", WRONG_IDENTITY)
+
+    def _slice_news(self, peer: PeerId, news: SliceReady | SliceFailed) -> None:
+        worker = self._workers.at(peer)
+        if worker is None or news.slice_id not in worker.holding:
+            raise RemoteProtocolError(f"{news.slice_id} is not its slice", NOT_OWNER)
+        require_identity(peer, worker.worker_id, news.incarnation)
+
+    def _status_listed(self, peer: PeerId, status: StatusListed) -> None:
+        del status
+        if self._workers.at(peer) is None:
+            raise RemoteProtocolError("it is no worker of this agent", NOT_OWNER)

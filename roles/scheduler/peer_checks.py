@@ -1,0 +1,190 @@
+"""What a scheduler's peers may say: its core sees nothing that has not been checked here.
+
+Who may speak of what goes by names and by what was said before:
+
+- A frontend, an agent and a worker introduce themselves under their own identity: role id and boot nonce.
+- A frontend speaks of its own requests, once it is listed. One that is not listed, because the scheduler is new here
+  or had lost it, is no offender: it is told the directory, and introduces itself again.
+- An agent speaks of its node and the slices on it, and of nothing before its hello.
+- A worker speaks of slices of its own node, and of the batches that it was given.
+- Changes are an operator's, plans are the planner's.
+
+News of what has ended meanwhile (a batch, a slice, an agent) passes: the core knows that it is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from fabric.errors import RemoteProtocolError
+from fabric.ids import NodeId, PeerId, role_id_of
+from fabric.messages import (
+    Arrivals,
+    Done,
+    DrainAsked,
+    FrontendHello,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    NodeHello,
+    Ping,
+    PlanMade,
+    ReplicaInfo,
+    SliceChanged,
+    SliceReady,
+    StatusAsked,
+    Telemetry,
+    Withdraw,
+)
+from roles.cluster import role_id_of_node
+from roles.core import PLANNER
+from roles.peer_checks import (
+    NOT_OWNER,
+    OTHER_PLAN,
+    OUT_OF_RANGE,
+    TOO_MANY,
+    WRONG_IDENTITY,
+    Offences,
+    PeerChecks,
+    Rule,
+    Verdict,
+    anybody,
+    refuse_type,
+    require_identity,
+)
+from roles.scheduler.batches import Batches
+from roles.scheduler.fleet import Fleet, SliceRecord
+
+FRONTENDS_MAX: Final = 1_024
+OPERATOR: Final = "operator"
+UNLISTED: Final = "unlisted"
+UNLISTED_EVERY_MS: Final = 1_000.0
+UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
+
+
+class SchedulerPeerChecks(PeerChecks):
+    """Looks at the core's own tables. `nodes`: those of the configuration; None: any."""
+
+    def __init__(self, fleet: Fleet, batches: Batches, nodes: Collection[NodeId] | None) -> None:
+        self._fleet = fleet
+        self._flights = batches.flights
+        self._nodes = nodes
+        self._unlisted: set[PeerId] = set()
+        self._unlisted_since_ms = 0.0
+        rules: dict[type, Rule] = {
+            Done: self._done,
+            Arrivals: self._requests,
+            Withdraw: self._requests,
+            FrontendHello: self._frontend_hello,
+            NodeHello: self._node_hello,
+            SliceReady: self._slice_ready,
+            SliceChanged: self._slice_changed,
+            Telemetry: self._telemetry,
+            Ping: anybody,
+            StatusAsked: anybody,
+        }
+        if nodes is not None:  # then there is a plan that can be changed
+            rules |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), _change)
+            rules[PlanMade] = _plan_made
+        super().__init__(rules, Offences(), frozenset({PLANNER}))
+
+    def _refused(self, peer: PeerId, error: RemoteProtocolError, now_ms: float) -> Verdict:
+        if error.reason != UNLISTED:
+            return super()._refused(peer, error, now_ms)
+        self.offences.counters["messages_unlisted"] += 1
+        if now_ms - self._unlisted_since_ms >= UNLISTED_EVERY_MS:
+            self._unlisted_since_ms = now_ms
+            self._unlisted.clear()
+        if peer in self._unlisted or len(self._unlisted) >= UNLISTED_MAX:
+            return Verdict.IGNORE
+        self._unlisted.add(peer)
+        return Verdict.UNLISTED
+
+    # ------------------------------------------------------------ rules
+
+    def _done(self, peer: PeerId, done: Done) -> None:
+        flight = self._flights.get(done.batch_id)
+        if flight is None:
+            return
+        record = flight.record
+        if peer != record.worker or done.slice_id != record.spec.slice_id or done.model_id != flight.model_id:
+            raise RemoteProtocolError(f"batch {done.batch_id} is not its own", NOT_OWNER)
+        if done.ran > flight.batch_size:
+            ran = f"{done.ran} of {flight.batch_size} requests ran of batch {done.batch_id}"
+            raise RemoteProtocolError(ran, OUT_OF_RANGE)
+        if done.missing and not all(part in flight.parts for part in done.missing):
+            raise RemoteProtocolError(
+                f"parts that batch {done.batch_id} does not have are missing", NOT_OWNER
+            )
+
+    def _requests(self, peer: PeerId, message: Arrivals | Withdraw) -> None:
+        del message
+        if peer not in self._fleet.frontend_ids:
+            raise RemoteProtocolError("it is not listed", UNLISTED)
+
+    def _frontend_hello(self, peer: PeerId, hello: FrontendHello) -> None:
+        require_identity(peer, hello.frontend_id, hello.incarnation)
+        frontends = self._fleet.frontends
+        if len(frontends) >= FRONTENDS_MAX and hello.frontend_id not in frontends:
+            raise RemoteProtocolError(f"there are {len(frontends)} frontends already", TOO_MANY)
+
+    def _node_hello(self, peer: PeerId, hello: NodeHello) -> None:
+        require_identity(peer, role_id_of_node(hello.node_id), hello.incarnation)
+        if self._nodes is not None and hello.node_id not in self._nodes:
+            raise RemoteProtocolError(f"the configuration has no node {hello.node_id}", NOT_OWNER)
+
+    def _slice_ready(self, peer: PeerId, ready: SliceReady) -> None:
+        role_id, _, nonce = peer.rpartition("/")
+        number = role_id.removeprefix(f"worker-{ready.node_id}-")
+        if nonce != ready.incarnation or not number.isdigit():
+            whose = f"incarnation {ready.incarnation} of a worker of node {ready.node_id}"
+            raise RemoteProtocolError(f"it says that it is {whose}", WRONG_IDENTITY)
+        record = self._fleet.slices.get(ready.slice_id)
+        if record is None:
+            return
+        if ready.node_id != record.node_id:
+            raise RemoteProtocolError(f"{ready.slice_id} is a slice of node {record.node_id}", NOT_OWNER)
+        _check_replicas(ready.replicas, record)
+
+    def _slice_changed(self, peer: PeerId, change: SliceChanged) -> None:
+        self._agents_word(peer, change.node_id)
+        record = self._fleet.slices.get(change.status.slice_id)
+        if record is not None and record.node_id != change.node_id:
+            slice_id = change.status.slice_id
+            raise RemoteProtocolError(f"{slice_id} is a slice of node {record.node_id}", NOT_OWNER)
+
+    def _telemetry(self, peer: PeerId, telemetry: Telemetry) -> None:
+        self._agents_word(peer, telemetry.node_id)
+
+    def _agents_word(self, peer: PeerId, node_id: NodeId) -> None:
+        if role_id_of(peer) != role_id_of_node(node_id):
+            raise RemoteProtocolError(f"it is not the agent of node {node_id}", NOT_OWNER)
+
+
+def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> None:
+    slice_id = record.spec.slice_id
+    planned: Mapping[str, int] = {model.model_id: model.batch_size_max for model in record.spec.models}
+    if len({replica.model_id for replica in replicas}) != len(replicas):
+        raise RemoteProtocolError(f"{slice_id} hosts a model twice", OUT_OF_RANGE)
+    for replica in replicas:
+        size = replica.batch_size_max
+        if len(replica.exec_ms) != size:
+            what = f"{len(replica.exec_ms)} run times of model {replica.model_id} for batches up to {size}"
+            raise RemoteProtocolError(what, OUT_OF_RANGE)
+        if size > planned.get(replica.model_id, 0):
+            what = (
+                f"{slice_id} hosts model {replica.model_id} with batches up to {size}, which is not the plan"
+            )
+            raise RemoteProtocolError(what, OTHER_PLAN)
+
+
+def _change(peer: PeerId, change: ModelsAdd | ModelsRemove | ModelSet | DrainAsked) -> None:
+    del change
+    if role_id_of(peer) != OPERATOR:
+        raise RemoteProtocolError("it is not an operator", NOT_OWNER)
+
+
+def _plan_made(peer: PeerId, made: PlanMade) -> None:
+    if peer != PLANNER:
+        refuse_type(peer, made)
