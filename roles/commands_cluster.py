@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import GpuReport, SliceReport
 from roles.cluster import role_id_of_node
 from roles.config import load_config
+from roles.console import plain_console
 from roles.environment import RunDir, run_dir
 from roles.node_agent.shell import run_node_agent
 from roles.process import StopSignal, die_with_parent, set_up_logging
@@ -208,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def _print_status(report: ClusterReport) -> None:
-    console = Console()
+    console = plain_console()
     processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
     for process in report.processes:
         addresses = "\n".join(a for several in process.addresses.values() for a in several)
@@ -226,9 +226,9 @@ def _print_status(report: ClusterReport) -> None:
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
         advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
-        console.print(f"Plan: {plan.state}{why}; {advised}", markup=False)
+        console.print(f"Plan: {plan.state}{why}; {advised}")
         for line in plan.lately[-LATELY_SHOWN:]:
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 def _loop_table(report: ClusterReport) -> Table:

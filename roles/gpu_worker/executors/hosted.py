@@ -49,6 +49,8 @@ class HostedModel:
         self.exec_ms: tuple[float, ...] = ()
         self.no_memory_for: int | None = None
         """The batch size at which warming up ran out of memory."""
+        self.not_finite: tuple[str, ...] = ()
+        """Outputs of the example that hold NaN or infinity."""
         self._name = name
         self._loaded = loaded
         self._batch_size_max = batch_size_max
@@ -110,9 +112,14 @@ class HostedModel:
         at the first but the smallest that there is no memory for.
         """
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
+        answer = self.run([example])
         self.outputs = tuple(
-            TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:])
-            for output in self.run([example])
+            TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:]) for output in answer
+        )
+        self.not_finite = tuple(
+            output.name
+            for output in answer
+            if output.array.dtype.kind in "fc" and not np.isfinite(output.array).all()
         )
         sizes, took_ms = self._measured(example, slo_ms)
         if self.buckets.problem is not None and len(sizes) > 1:  # the first ones may have been captured still

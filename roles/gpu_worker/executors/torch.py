@@ -141,6 +141,12 @@ def _tell(model_id: ModelId, hosted: HostedModel) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
+    if hosted.not_finite:
+        log.warning(
+            "outputs_not_finite model=%s outputs=%s: its own example gives NaN or infinity",
+            model_id,
+            list(hosted.not_finite),
+        )
     if hosted.no_memory_for is not None:
         log.warning(
             "no_memory_for_batch model=%s batch_size=%d batch_size_max=%d",

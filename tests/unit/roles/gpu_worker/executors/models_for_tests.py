@@ -97,6 +97,11 @@ class PreIsNoMethod(Doubler):
     pre = 5
 
 
+class NotFinite(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"nan": batch["x"] / 0, "sum": batch["x"].sum(dim=1)}
+
+
 class Hungry(Doubler):
     """Has no memory for more than two rows whose sum is over 0."""
 
