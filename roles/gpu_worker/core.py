@@ -253,7 +253,7 @@ class WorkerCore:
             slice_.turn(Turn.BROKEN)
             slice_.reason = reason
             if slice_.queue.running is not None:
-                actions += self._end_failed(slice_, slice_.queue.running, reason)
+                actions += self._end_broken(slice_, slice_.queue.running, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
             actions.append(Send(AGENT, SliceFailed(slice_.spec.slice_id, self._identity.incarnation, reason)))
@@ -352,13 +352,15 @@ class WorkerCore:
                 batch.started_at_ms = now_ms
                 actions += self._end_empty(batch)
         while (batch_ := slice_.queue.start_next(now_ms)) is not None:
-            parts = tuple(part for _, part in batch_.live())
-            if parts:
-                actions.append(Execute(batch_.run, parts))
+            if batch_.rows:
+                actions.append(self._execute(batch_))
                 break
             slice_.queue.running = None
             actions += self._end_empty(batch_)
         return actions
+
+    def _execute(self, batch: Batch) -> Execute:
+        return Execute(batch.run, tuple(part for _, part in batch.running()))
 
     def _look_ahead(self, slice_: HostedSlice) -> list[WorkerAction]:
         """Put the next batch in place, set the slice's alarm, and let it go if nobody wants it any more."""
@@ -383,14 +385,18 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        slice_.queue.running = None
-        actions = self._launch(slice_, now_ms)  # first of all: the device has nothing to do while we answer
         answers, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran
         self.counters["requests_invalid"] += len(event.rejected)
         slice_.requests += ran
         self.counters["batches_ran"] += 1
         slice_.batches += 1
+        if batch.failure:
+            batch.ran += ran
+            batch.exec_ms += event.exec_ms
+            return [*answers, *release(event.outputs), *self._run_apart(slice_, batch, now_ms)]
+        slice_.queue.running = None
+        actions = self._launch(slice_, now_ms)  # before the answers: the device has nothing to do meanwhile
         actions += [*answers, *release(event.outputs, *batch.payloads())]
         actions.append(Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms)))
         return actions + self._look_ahead(slice_) + self._end_if_stopped(now_ms)
@@ -399,7 +405,28 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        actions = self._end_failed(slice_, batch, event.reason)
+        if len(batch.rows) > 1:
+            batch.halve(event.reason)
+            return self._run_apart(slice_, batch, now_ms)
+        return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)
+
+    def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
+        """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
+
+        Rows whose loosest deadline another run would miss are not run.
+        """
+        model_id = batch.run.model_id
+        granted = sum(run.count for part in batch.run.parts for run in part.runs)
+        lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
+        actions: list[WorkerAction] = []
+        while batch.rest:
+            batch.rows = batch.rest.pop(0)
+            if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
+                self.counters["runs_apart"] += 1
+                return [*actions, self._execute(batch)]
+            reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
+            actions += answer_failure(batch, "DeadlineExceeded", reason)
+        actions += self._end_failed(slice_, batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
@@ -410,11 +437,19 @@ class WorkerCore:
         actions = self._end_preempted(batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
-    def _end_failed(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+    def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         self.counters["batches_failed"] += 1
         slice_.queue.running = None
-        done = Send(SCHEDULER, done_of(batch, "failed"))
-        return [*answer_failure(batch, reason), *release(*batch.payloads()), done]
+        done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
+        return [*release(*batch.payloads()), done]
+
+    def _end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+        """What runs, and what was still to run apart, never will."""
+        actions: list[WorkerAction] = []
+        for rows in (batch.rows, *batch.rest):
+            batch.rows = rows
+            actions += answer_failure(batch, "Internal", reason)
+        return actions + self._end_failed(slice_, batch)
 
     def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
         """Too late, or stopping: everything goes back, what had come as well."""

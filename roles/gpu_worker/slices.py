@@ -94,6 +94,11 @@ class HostedSlice:
             for one in self.replicas
         )
 
+    def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
+        """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""
+        times = next(one.exec_ms for one in self.replicas if one.model_id == model_id)
+        return times[min(batch_size, len(times)) - 1] if times else 0.0
+
     def hosts(self, model_id: ModelId) -> bool:
         """Whether the model is loaded here."""
         return any(replica.model_id == model_id for replica in self.replicas)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from fabric.errors import InvalidInput
 from fabric.link import NamedTensor
-from fabric.shared import Arena, memory_address
 from fabric.messages import ImagePreprocess
+from fabric.shared import Arena, memory_address
 from roles.core import Handle
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import Preprocessed, PreprocessFailed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from fabric.ids import FrontendId, PeerId
+from fabric.ids import BatchId, FrontendId, PeerId
 from fabric.messages import (
     BatchFailed,
     Done,
@@ -35,6 +37,7 @@ from roles.gpu_worker.events import (
     Release,
     SchedulerAnswers,
     Unload,
+    WorkerAction,
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -67,8 +70,6 @@ OUTPUTS = Handle(77)
 
 
 def ran(batch_id: int = 1, rejected: tuple[Rejected, ...] = (), exec_ms: float = 7.0) -> BatchRan:
-    from fabric.ids import BatchId
-
     return BatchRan(SLICE, BatchId(batch_id), OUTPUTS, rejected, exec_ms)
 
 
@@ -448,24 +449,67 @@ def test_a_request_that_does_not_fit_is_refused_and_the_others_answered() -> Non
     assert sent(Done, actions)[0].ran == 3
 
 
-def test_a_model_that_raises_fails_its_batch_and_the_slice_serves_on() -> None:
+def test_a_model_that_raises_on_a_request_fails_it_and_the_slice_serves_on() -> None:
     core = serving_core()
-    core.handle(inputs(0, 1), 0.0)
-    run = run_batch()
+    core.handle(inputs(0), 0.0)
+    run = run_batch(part((0, 1)))
     core.handle(run, 0.0)
     core.handle(inputs(2, batch_id=2), 0.0)
     core.handle(run_batch(part((2, 1)), batch_id=2, latest_in_ms=50.0), 0.0)
-    assert isinstance(run.message, RunBatch)
-    actions = core.handle(RunFailed(SLICE, run.message.batch_id, "ValueError: no"), 5.0)
-    (push,) = actions_of(Push, actions)
-    assert isinstance(push.message, BatchFailed)
-    assert (push.message.seqs, push.message.code, push.message.reason) == (
-        (0, 1),
-        "Internal",
-        "ValueError: no",
-    )
+    actions = core.handle(failed(), 5.0)
+    assert told(actions) == [((0,), "Internal", "ValueError: no")]
     assert sent(Done, actions) == [done_of(run, "failed")]
     assert len(actions_of(Execute, actions)) == 1
+
+
+def test_only_the_request_that_the_model_raises_on_fails() -> None:
+    """A batch of 32 over two frontends, poisoned at any one place: 31 answers, each run apart in time."""
+    for guilty in range(32):
+        core = serving_core(slice_spec(models=[model_spec(exec_ms=[6.0] * 32)]))
+        core.handle(inputs(*range(20)), 0.0)
+        core.handle(inputs(*range(20, 32), number=1, frontend_id=OTHER_FRONTEND), 0.0)
+        parts = (part((0, 20)), part((20, 12), frontend_id=OTHER_FRONTEND))
+        actions = core.handle(run_batch(*parts, latest_in_ms=10.0, expires_in_ms=500.0), 0.0)
+        fates: list[tuple[tuple[int, ...], str]] = []
+        for run_no in range(1, 100):
+            running = actions_of(Execute, actions)
+            if not running:
+                break
+            seqs = [seq for piece in running[0].parts for seq in piece.live_seqs]
+            actions = core.handle(failed() if guilty in seqs else ran(), 6.0 * run_no)
+            fates += [
+                (push.message.seqs, getattr(push.message, "code", "ok")) for push in actions_of(Push, actions)
+            ]
+        assert [seqs for seqs, code in fates if code == "Internal"] == [(guilty,)]
+        served = [seq for seqs, code in fates if code == "ok" for seq in seqs]
+        assert sorted(served) == [seq for seq in range(32) if seq != guilty]
+        (done,) = sent(Done, actions)
+        assert (done.status, done.ran, done.missing) == ("failed", 31, ())
+        assert run_no <= 2 * 5 + 2, "two runs a halving"
+
+
+def test_what_has_no_time_for_a_run_apart_expires() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(latest_in_ms=10.0), 0.0)
+    assert (
+        len(actions_of(Execute, core.handle(failed(), 9.0))) == 1
+    )  # l(1) = 6, and l(2) = 7 from 10 on was in time
+    actions = core.handle(failed(), 13.0)
+    assert [(seqs, code) for seqs, code, _ in told(actions)] == [
+        ((0,), "Internal"),
+        ((1,), "DeadlineExceeded"),
+    ]
+    assert [done.status for done in sent(Done, actions)] == ["failed"]
+
+
+def test_a_device_that_breaks_in_a_run_apart_answers_for_all_that_is_left() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1, 2, 3), 0.0)
+    core.handle(run_batch(part((0, 4)), latest_in_ms=100.0), 0.0)
+    core.handle(failed(), 1.0)
+    actions = core.handle(DeviceBroken("gone"), 2.0)
+    assert [(seqs, code) for seqs, code, _ in told(actions)] == [((0, 1), "Internal"), ((2, 3), "Internal")]
 
 
 def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
@@ -478,6 +522,15 @@ def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
     assert len(actions_of(Push, actions)) == 1
     assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error: illegal address")]
     assert actions[-1] == End(1, "CUDA error: illegal address")
+
+
+def failed() -> RunFailed:
+    return RunFailed(SLICE, BatchId(1), "ValueError: no")
+
+
+def told(actions: Sequence[WorkerAction]) -> list[tuple[tuple[int, ...], str, str]]:
+    messages = [push.message for push in actions_of(Push, actions)]
+    return [(one.seqs, one.code, one.reason) for one in messages if isinstance(one, BatchFailed)]
 
 
 # ---------------------------------------------------------------- preemption, stop, scheduler
