@@ -147,6 +147,8 @@ class ModelSpec(Value, frozen=True):
     exec_ms: tuple[float, ...] = ()
     memory_bytes: int = 0
     profile_ref: str = ""
+    run_limit_ms: float | None = None
+    """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
 
 
 class InterferenceSpec(Value, frozen=True):
@@ -180,6 +182,14 @@ class ReplicaInfo(Value, frozen=True):
     outputs: tuple[TensorInfo, ...] = ()
     image: ImagePreprocess | None = None
     memory_bytes: int = 0
+
+
+class LeftOut(Value, frozen=True):
+    """A model that its slice should host and does not: it cannot be loaded, or has hung too often."""
+
+    slice_id: SliceId
+    model_id: ModelId
+    reason: str
 
 
 class GpuInfo(Value, frozen=True):
@@ -407,7 +417,10 @@ class Returned(Message, frozen=True, tag=16):
 
 
 class SliceReady(Message, frozen=True, tag=20):
-    """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`."""
+    """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`.
+
+    `left_out`: models it should host and does not.
+    """
 
     slice_id: SliceId
     incarnation: Incarnation
@@ -415,6 +428,7 @@ class SliceReady(Message, frozen=True, tag=20):
     gpu: int
     addresses: tuple[str, ...]
     replicas: tuple[ReplicaInfo, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class RunBatch(Message, frozen=True, tag=21):
@@ -572,21 +586,34 @@ class WorkerHello(Message, frozen=True, tag=50):
 class Host(Message, frozen=True, tag=51):
     """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`.
 
-    `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said.
+    `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said. Models `left_out` are
+    not even loaded.
     """
 
     node_id: NodeId
     slices: tuple[SliceSpec, ...]
     scheduler_addresses: tuple[str, ...]
     agent_pid: int = 0
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class SliceFailed(Message, frozen=True, tag=52):
-    """Worker -> agent: this slice cannot be served (a loader raised, out of memory); its reason in words."""
+    """Worker -> agent: this slice cannot be served (no model loads, its device broke); its reason in words.
+
+    `model_id`: it ended because a run of that model took many times what it should; empty: for another reason.
+    """
 
     slice_id: SliceId
     incarnation: Incarnation
     reason: str
+    model_id: ModelId = ModelId("")
+
+
+class Loading(Message, frozen=True, tag=54):
+    """Worker -> agent: begins to load that model; should the process end or hang now, it is the model's doing."""
+
+    slice_id: SliceId
+    model_id: ModelId
 
 
 class Stop(Message, frozen=True, tag=53):
@@ -611,6 +638,7 @@ class SliceReport(Value, frozen=True):
     models: tuple[ModelId, ...]
     batches: int
     requests: int
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class UnplacedInfo(Value, frozen=True):
@@ -830,6 +858,7 @@ AnyMessage = (
     | WorkerHello
     | Host
     | SliceFailed
+    | Loading
     | Stop
     | StatusAsked
     | StatusListed

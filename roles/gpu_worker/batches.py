@@ -10,6 +10,7 @@ lost, it has expired.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -51,6 +52,8 @@ class Batch:
     ran: int = 0
     """Rows that have run apart, and `exec_ms` for how long."""
     exec_ms: float = 0.0
+    overdue_at_ms: float = math.inf
+    """When what runs has hung."""
 
     @property
     def is_complete(self) -> bool:
@@ -200,9 +203,10 @@ class BatchQueue:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When the next batch may start or, while the device is busy, expires."""
+        """When the next batch may start or, while the device is busy, expires, or what runs has hung."""
         if self.running is not None:
-            return min((batch.expires_at_ms for batch in self._waiting), default=None)
+            expires_at_ms = min((batch.expires_at_ms for batch in self._waiting), default=math.inf)
+            return min(expires_at_ms, self.running.overdue_at_ms)
         return min((batch.may_start_at_ms for batch in self._waiting), default=None)
 
 

@@ -7,6 +7,9 @@ scheduler, and every live request of it in one row of `Outputs`, in one `BatchFa
 A worker that may outlive its agent serves on when that is gone, and says hello with what it hosts until the next
 agent of this host adopts it by telling it what to host, or its time is over. Who hosts nothing ends at once.
 
+A run that takes many times what was promised has hung, and with it the device's thread: the process says which model it was
+and ends, to be started again. A model that cannot be loaded, or that the agent leaves out, leaves only itself out.
+
 A slice's life is the table in `slices.py`; all slices of a process share its incarnation.
 """
 
@@ -17,12 +20,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from fabric.ids import PeerId, SliceId
+from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
     Directory,
     Host,
     Inputs,
+    LeftOut,
+    Loading,
+    Ping,
+    Pong,
     Preempt,
     RunBatch,
     SliceFailed,
@@ -32,6 +39,7 @@ from fabric.messages import (
     StatusListed,
     Stop,
     WorkerHello,
+    replaced,
 )
 from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.answers import (
@@ -61,17 +69,30 @@ from roles.gpu_worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    LoadBegins,
+    Loaded,
+    LoadFailed,
+    RunAborted,
+    RunFailed,
+    Shrunk,
+)
 from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 
 AGENT: Final = PeerId("agent")
+NO_MODEL: Final = ModelId("")
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
 LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
+EXIT_HUNG: Final = 70  # of a process whose model hung
+OWN_GAP_MS: Final = (
+    500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
+)
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
@@ -86,6 +107,7 @@ class WorkerCore:
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
+        self._left_out: tuple[LeftOut, ...] = ()
         self._scheduler_addresses: tuple[str, ...] = ()
         self._hello_at_ms: float | None = 0.0
         self._hello_until_ms: float | None = None
@@ -111,6 +133,8 @@ class WorkerCore:
                 return self._fail(event, now_ms)
             case Shrunk():
                 return self._shrunk(event, now_ms)
+            case LoadBegins(slice_id, model_id):
+                return [Send(AGENT, Loading(slice_id, model_id))]
             case Loaded():
                 return self._loaded(event, now_ms)
             case LoadFailed():
@@ -157,6 +181,8 @@ class WorkerCore:
                 return self._stop(now_ms - late_ms + grace_ms, now_ms)
             case StatusAsked():
                 return [Send(AGENT, self._status())]
+            case Ping(number=number):
+                return [Send(AGENT, Pong(number))]
             case _:
                 self.counters["messages_unexpected"] += 1
                 return []
@@ -173,6 +199,7 @@ class WorkerCore:
             self._introductions.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
+        self._left_out = host.left_out
         for slice_ in list(self._slices.values()):
             if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
                 slice_.turn(Turn.UNWANTED)
@@ -206,8 +233,11 @@ class WorkerCore:
         return self._hello(now_ms)
 
     def _load(self, spec: SliceSpec) -> list[WorkerAction]:
-        self._slices[spec.slice_id] = HostedSlice(spec)
-        return [Load(spec)]
+        left_out = {one.model_id: one for one in self._left_out if one.slice_id == spec.slice_id}
+        self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()))
+        return [
+            Load(replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out)))
+        ]
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
         """Give back what has not started, let the rest finish."""
@@ -222,8 +252,12 @@ class WorkerCore:
 
     def _loaded(self, event: Loaded, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
+        if slice_.left_out and not event.replicas:
+            reason = "; ".join(f"{one.model_id}: {one.reason}" for one in slice_.left_out)
+            return self._load_failed(LoadFailed(event.slice_id, reason))
         slice_.has_loaded = True
         slice_.replicas = event.replicas
+        slice_.left_out += event.left_out
         slice_.turn(Turn.LOADED)
         if slice_.state is SliceState.STOPPING:
             return self._forget_if_drained(slice_)
@@ -246,7 +280,9 @@ class WorkerCore:
         failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
 
-    def _break(self, reason: str) -> list[WorkerAction]:
+    def _break(
+        self, reason: str, exit_code: int = 1, hung: tuple[SliceId, ModelId] | None = None
+    ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
@@ -256,8 +292,11 @@ class WorkerCore:
                 actions += self._end_broken(slice_, slice_.queue.running, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
-            actions.append(Send(AGENT, SliceFailed(slice_.spec.slice_id, self._identity.incarnation, reason)))
-        return [*actions, self._end(1, reason)]
+            slice_id = slice_.spec.slice_id
+            model_id = hung[1] if hung is not None and hung[0] == slice_id else NO_MODEL
+            failed = SliceFailed(slice_id, self._identity.incarnation, reason, model_id)
+            actions.append(Send(AGENT, failed))
+        return [*actions, self._end(exit_code, reason)]
 
     # ------------------------------------------------ scheduler
 
@@ -338,7 +377,20 @@ class WorkerCore:
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may, and look ahead."""
+        running = slice_.queue.running
+        if running is not None and running.overdue_at_ms <= now_ms:
+            if now_ms - running.overdue_at_ms < OWN_GAP_MS:
+                return self._hung(slice_, running)
+            self._expect(slice_, running, now_ms)
         return self._launch(slice_, now_ms) + self._look_ahead(slice_)
+
+    def _hung(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
+        """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
+        model_id = batch.run.model_id
+        limit_ms = slice_.run_limit_ms(model_id, len(batch.rows))
+        reason = f"model {model_id!r} hung: a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
+        self.counters["runs_hung"] += 1
+        return self._break(reason, EXIT_HUNG, (slice_.spec.slice_id, model_id))
 
     def _launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may."""
@@ -353,14 +405,19 @@ class WorkerCore:
                 actions += self._end_empty(batch)
         while (batch_ := slice_.queue.start_next(now_ms)) is not None:
             if batch_.rows:
-                actions.append(self._execute(batch_))
+                actions.append(self._execute(slice_, batch_, now_ms))
                 break
             slice_.queue.running = None
             actions += self._end_empty(batch_)
         return actions
 
-    def _execute(self, batch: Batch) -> Execute:
+    def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
+        self._expect(slice_, batch, now_ms)
         return Execute(batch.run, tuple(part for _, part in batch.running()))
+
+    def _expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
+        """What runs ends within its limit from now on, or has hung."""
+        batch.overdue_at_ms = now_ms + slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
 
     def _look_ahead(self, slice_: HostedSlice) -> list[WorkerAction]:
         """Put the next batch in place, set the slice's alarm, and let it go if nobody wants it any more."""
@@ -423,7 +480,7 @@ class WorkerCore:
             batch.rows = batch.rest.pop(0)
             if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
                 self.counters["runs_apart"] += 1
-                return [*actions, self._execute(batch)]
+                return [*actions, self._execute(slice_, batch, now_ms), *self._look_ahead(slice_)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
             actions += answer_failure(batch, "DeadlineExceeded", reason)
         actions += self._end_failed(slice_, batch)
@@ -550,6 +607,7 @@ class WorkerCore:
                 models=tuple(model.model_id for model in slice_.spec.models),
                 batches=slice_.batches,
                 requests=slice_.requests,
+                left_out=slice_.left_out,
             )
             for slice_id, slice_ in self._slices.items()
         )

@@ -28,14 +28,14 @@ class TorchDevice:
         self._uses_cuda = False
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
-        """Load, warm and measure every model of the slice; all or nothing."""
+        """Load, warm and measure these models of the slice; all or none of them."""
         device = self._device(spec)
         replicas = []
         hosted: dict[ModelId, HostedModel] = {}
         for model in spec.models:
             hosted[model.model_id], replica = self._load(model, device)
             replicas.append(replica)
-        self._hosted[spec.slice_id] = hosted
+        self._hosted.setdefault(spec.slice_id, {}).update(hosted)
         return tuple(replicas)
 
     def unload(self, slice_id: SliceId) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from fabric.ids import BatchId, FrontendId, PeerId
+from fabric.ids import BatchId, FrontendId, NodeId, PeerId, SliceId
 from fabric.messages import (
     BatchFailed,
     Done,
+    Host,
+    LeftOut,
+    Loading,
     Outputs,
     Preempt,
     RunBatch,
@@ -19,10 +22,11 @@ from fabric.messages import (
     StatusListed,
     Stop,
     WorkerHello,
+    replaced,
 )
 from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
-from roles.gpu_worker.core import AGENT, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.core import AGENT, EXIT_HUNG, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
@@ -41,6 +45,8 @@ from roles.gpu_worker.events import (
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LoadBegins,
+    Loaded,
     LoadFailed,
     Rejected,
     RunAborted,
@@ -51,6 +57,7 @@ from tests.worker_builders import (
     FRONTEND,
     MODEL,
     OTHER_FRONTEND,
+    SCHEDULER_AT,
     SLICE,
     actions_of,
     host,
@@ -522,6 +529,75 @@ def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
     assert len(actions_of(Push, actions)) == 1
     assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error: illegal address")]
     assert actions[-1] == End(1, "CUDA error: illegal address")
+
+
+@pytest.mark.parametrize(
+    ("exec_ms", "said_ms", "limit_ms"), [(7.0, None, 2_000.0), (500.0, None, 10_000.0), (500.0, 800.0, 800.0)]
+)
+def test_a_run_of_many_times_its_promise_has_hung_and_ends_the_process(
+    exec_ms: float, said_ms: float | None, limit_ms: float
+) -> None:
+    model = replaced(model_spec(exec_ms=(exec_ms,)), run_limit_ms=said_ms)
+    core = serving_core(slice_spec(models=[model]), slice_spec("node-0/gpu0/1"))
+    core.handle(inputs(0), 0.0)
+    run = run_batch(part((0, 1)))
+    core.handle(run, 0.0)
+    core.handle(run_batch(part((9, 1)), batch_id=2, latest_in_ms=1e6), 0.0)
+    assert core.handle(Tick(), limit_ms - 1.0) == []
+    assert core.wake_at_ms == limit_ms
+    actions = core.handle(Tick(), limit_ms)
+    reason = f"model 'resnet50' hung: a batch of 1 did not end within {limit_ms:.0f} ms"
+    assert told(actions) == [((0,), "Internal", reason)]
+    assert [done.status for done in sent(Done, actions)] == ["failed", "expired"]
+    assert sent(SliceFailed, actions) == [
+        SliceFailed(SLICE, BOOT, reason, MODEL),
+        SliceFailed(SliceId("node-0/gpu0/1"), BOOT, reason),  # its neighbour in this process has hung nobody
+    ]
+    assert actions[-1] == End(EXIT_HUNG, reason)
+
+
+def test_a_process_that_was_stopped_itself_takes_no_run_for_hung() -> None:
+    core = serving_core()
+    core.handle(inputs(0), 0.0)
+    core.handle(run_batch(part((0, 1))), 0.0)
+    assert core.handle(Tick(), 60_000.0) == []
+    assert core.wake_at_ms == 62_000.0
+    assert actions_of(End, core.handle(Tick(), 62_000.0))
+
+
+def test_each_run_apart_has_its_own_limit() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(latest_in_ms=5_000.0), 0.0)
+    core.handle(failed(), 1_500.0)
+    assert core.handle(Tick(), 2_000.0) == []
+    assert actions_of(End, core.handle(Tick(), 3_500.0))
+
+
+def test_models_that_are_left_out_are_not_loaded_and_reported_with_their_reasons() -> None:
+    core = worker_core()
+    good, bad, worse = model_spec(), model_spec("bad"), model_spec("worse")
+    spec = slice_spec(models=[bad, good, worse])
+    out = LeftOut(SLICE, bad.model_id, "hung 3 times")
+    core.handle(Tick(), 0.0)
+    actions = core.handle(Heard(AGENT, Host(NodeId("node-0"), (spec,), SCHEDULER_AT, left_out=(out,))), 0.0)
+    assert actions_of(Load, actions) == [Load(replaced(spec, models=(good, worse)))]
+    assert core.handle(LoadBegins(SLICE, good.model_id), 0.0) == [Send(AGENT, Loading(SLICE, good.model_id))]
+    raised = LeftOut(SLICE, worse.model_id, "it raised")
+    replicas = loaded(slice_spec(models=[good])).replicas
+    (ready,) = sent(SliceReady, core.handle(Loaded(SLICE, replicas, (raised,)), 1.0))
+    assert ready.left_out == (out, raised)
+    assert [replica.model_id for replica in ready.replicas] == [MODEL]
+
+
+def test_a_slice_of_which_every_model_is_left_out_fails() -> None:
+    core = worker_core()
+    core.handle(Tick(), 0.0)
+    out = LeftOut(SLICE, MODEL, "hung 3 times")
+    host_it = Host(NodeId("node-0"), (slice_spec(),), SCHEDULER_AT, left_out=(out,))
+    core.handle(Heard(AGENT, host_it), 0.0)
+    actions = core.handle(Loaded(SLICE, ()), 0.0)
+    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "resnet50: hung 3 times")]
 
 
 def failed() -> RunFailed:

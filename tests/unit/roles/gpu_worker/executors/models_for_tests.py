@@ -111,6 +111,13 @@ class Hungry(Doubler):
         return super().infer(batch)
 
 
+class HangsOnMinusThree(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if (batch["x"] == -3).any():
+            time.sleep(1_000)
+        return super().infer(batch)
+
+
 class HangsInLoad(Doubler):
     def load(self, device: str) -> None:
         time.sleep(3_600)
