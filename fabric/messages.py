@@ -600,7 +600,7 @@ class Host(Message, frozen=True, tag=51):
 class SliceFailed(Message, frozen=True, tag=52):
     """Worker -> agent: this slice cannot be served (no model loads, its device broke); its reason in words.
 
-    `model_id`: it ended because a run of that model took many times what it should; empty: for another reason.
+    `model_id`: it ends because of that model, whose run hung or whose load broke the device; empty: for another reason.
     """
 
     slice_id: SliceId

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import GpuReport, SliceReport
 from roles.cluster import role_id_of_node
+from roles.command_parts import EXIT_PARTIAL
 from roles.config import load_config
 from roles.console import plain_console
 from roles.environment import RunDir, run_dir
@@ -23,7 +25,7 @@ from roles.process import StopSignal, die_with_parent, set_up_logging
 from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
 from roles.supervisor.core import EXIT_CONFIG, Outcome
 from roles.supervisor.home import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
-from roles.supervisor.shell import Started, is_better_together, role_plans, supervise
+from roles.supervisor.shell import Started, is_better_together, problems_of, role_plans, supervise
 
 DEFAULT_CONFIG = """\
 # One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
@@ -72,7 +74,10 @@ def up(
     together: bool | None,  # noqa: FBT001  click's flags
     remove_run_dir: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model."""
+    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model.
+
+    Exit 6 when a model of FILE could not be loaded and the others are served, 1 when nothing is.
+    """
     die_with_parent()
     home = _home(run_dir_option)
     if file is not None:
@@ -84,17 +89,19 @@ def up(
             *([] if together is None else ["--together" if together else "--apart"]),
         ]
         up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
-        _show_start(up_file.endpoints, (), home.path, up_file.pid, is_json=is_json)
-        return
+        _show_start(up_file, (), home.path, is_json=is_json)
+        sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
-            outcome = _run(file, home.path, stop, together=together, is_json=is_json)
+            outcome, problems = _run(file, home.path, stop, together=together, is_json=is_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)
     if outcome.exit_code:
         raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
+    if problems:
+        sys.exit(EXIT_PARTIAL)
 
 
 @click.command()
@@ -153,45 +160,45 @@ def _home(option: Path | None) -> RunDir:
     return run_dir() if option is None else RunDir(option.absolute())
 
 
-def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool) -> Outcome:
+def _run(
+    file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool
+) -> tuple[Outcome, Sequence[str]]:
+    """How it ended, and what could not be served at its start."""
     if file is None:
         file = path / CONFIG_FILE
         file.write_text(DEFAULT_CONFIG, encoding="utf-8")
     write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
 
+    problems: list[str] = []
+
     def on_started(started: Started) -> None:
-        write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
-        _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
+        problems.extend(problems_of(started.slices))
+        up_file = UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints, problems=problems)
+        write_up_file(path, up_file)
+        _show_start(up_file, started.slices, path, is_json=is_json)
 
     config = load_config(file)
     is_together = is_better_together(config) if together is None else together
     plans = role_plans(config, file, path, is_together=is_together)
-    return supervise(plans, path, stop, on_started)
+    return supervise(plans, path, stop, on_started), problems
 
 
-def _show_start(
-    endpoints: Mapping[str, Sequence[str]],
-    slices: Sequence[SliceReport],
-    path: Path,
-    pid: int,
-    *,
-    is_json: bool,
-) -> None:
-    for report in slices:
-        if report.state == "failed":
-            click.echo(f"tenuto: slice {report.slice_id} failed: {report.reason}", err=True)
+def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, is_json: bool) -> None:
+    for problem in up_file.problems:
+        click.echo(f"tenuto: {problem}", err=True)
     if is_json:
         plain = {
-            "endpoints": endpoints,
+            "endpoints": up_file.endpoints,
             "run_dir": str(path),
-            "pid": pid,
+            "pid": up_file.pid,
             "processes": processes_in(path),
             "slices": slices,
+            "problems": up_file.problems,
         }
         click.echo(json.dumps(_plain(plain)))
         return
-    clients = " ".join(endpoints.get("client", ()))
-    click.echo(f"tenuto is up (process {pid}); clients connect to {clients}", err=True)
+    clients = " ".join(up_file.endpoints.get("client", ()))
+    click.echo(f"tenuto is up (process {up_file.pid}); clients connect to {clients}", err=True)
 
 
 def _plain(value: Any) -> Any:

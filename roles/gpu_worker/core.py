@@ -134,6 +134,7 @@ class WorkerCore:
             case Shrunk():
                 return self._shrunk(event, now_ms)
             case LoadBegins(slice_id, model_id):
+                self._slices[slice_id].loading = model_id
                 return [Send(AGENT, Loading(slice_id, model_id))]
             case Loaded():
                 return self._loaded(event, now_ms)
@@ -256,6 +257,7 @@ class WorkerCore:
             reason = "; ".join(f"{one.model_id}: {one.reason}" for one in slice_.left_out)
             return self._load_failed(LoadFailed(event.slice_id, reason))
         slice_.has_loaded = True
+        slice_.loading = None
         slice_.replicas = event.replicas
         slice_.left_out += event.left_out
         slice_.turn(Turn.LOADED)
@@ -293,8 +295,8 @@ class WorkerCore:
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
             slice_id = slice_.spec.slice_id
-            model_id = hung[1] if hung is not None and hung[0] == slice_id else NO_MODEL
-            failed = SliceFailed(slice_id, self._identity.incarnation, reason, model_id)
+            guilty = hung[1] if hung is not None and hung[0] == slice_id else slice_.loading
+            failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
             actions.append(Send(AGENT, failed))
         return [*actions, self._end(exit_code, reason)]
 

@@ -62,6 +62,8 @@ class HostedSlice:
     replicas: tuple[ReplicaInfo, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     """Models it should host and does not."""
+    loading: ModelId | None = None
+    """What the device was loading when it was last heard of, until all is loaded."""
     queue: BatchQueue = field(default_factory=BatchQueue)
     introduced_at_ms: float = -math.inf
     """When the scheduler was told last."""

@@ -369,7 +369,7 @@ class NodeAgentCore:
                 worker.loading = None
                 self._reports.report(slice_id, "ready", incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
-            case SliceFailed() if self._reports.is_ready(slice_id):
+            case SliceFailed() if message.model_id or self._reports.is_ready(slice_id):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
                 worker.loading = None

@@ -18,6 +18,7 @@ from fabric.messages import (
     GpuReport,
     GpuSample,
     GpuSharing,
+    LeftOut,
     ModelInfo,
     ReplicaInfo,
     SliceInfo,
@@ -26,6 +27,7 @@ from fabric.messages import (
     SliceSpec,
 )
 
+LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
 
 
@@ -44,6 +46,8 @@ class SliceRecord:
     replicas: tuple[ReplicaInfo, ...] = ()
     exec_ms: Mapping[ModelId, Sequence[float]] = field(default_factory=dict)
     """l(b) at index b - 1, as the worker said."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Models that its worker, when it was last ready, could not host."""
     batches: int = 0
     requests: int = 0
     is_draining: bool = False
@@ -148,7 +152,10 @@ class Fleet:
                 return None
             # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
             self._count(record, -1)
-        record.state, record.reason = READY, ""
+        record.left_out = message.left_out
+        record.state = READY
+        without = "; ".join(f"without {one.model_id}: {one.reason}" for one in record.left_out)
+        record.reason = without[:LEFT_OUT_CHARS_MAX]
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.replicas, record.exec_ms = self._shared(message.replicas)
@@ -218,6 +225,7 @@ class Fleet:
                 tuple(model.model_id for model in record.spec.models),
                 record.batches,
                 record.requests,
+                record.left_out if record.state == READY else (),
             )
             for slice_id, record in self.slices.items()
         ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fabric.ids import BatchId, FrontendId, NodeId, PeerId, SliceId
+from fabric.ids import BatchId, FrontendId, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     BatchFailed,
     Done,
@@ -572,6 +572,16 @@ def test_each_run_apart_has_its_own_limit() -> None:
     core.handle(failed(), 1_500.0)
     assert core.handle(Tick(), 2_000.0) == []
     assert actions_of(End, core.handle(Tick(), 3_500.0))
+
+
+def test_a_load_that_breaks_the_device_names_its_model() -> None:
+    core = worker_core()
+    core.handle(Tick(), 0.0)
+    core.handle(host(slice_spec(models=[model_spec(), model_spec("bad")])), 0.0)
+    core.handle(LoadBegins(SLICE, MODEL), 0.0)
+    core.handle(LoadBegins(SLICE, ModelId("bad")), 0.0)
+    actions = core.handle(DeviceBroken("CUDA error"), 1.0)
+    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error", ModelId("bad"))]
 
 
 def test_models_that_are_left_out_are_not_loaded_and_reported_with_their_reasons() -> None:

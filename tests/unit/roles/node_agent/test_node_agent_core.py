@@ -594,6 +594,18 @@ def test_a_model_that_hangs_three_times_is_left_out_and_its_neighbours_are_serve
     assert host.until(1e6) == []
 
 
+def test_a_model_that_breaks_the_device_when_it_is_loaded_is_left_out() -> None:
+    host = Agent()
+    (spawn,) = spawns(host.want(two()))
+    for _ in range(3):
+        assert hosted_by(host, spawn.worker_id).left_out == ()
+        broken = SliceFailed(SliceId("x"), incarnation(spawn.worker_id), "CUDA error", ModelId("bad"))
+        host.hear(spawn.worker_id, broken)
+        host.exit(spawn.worker_id, code=1)
+        (spawn,) = spawns(host.until(host.now_ms + 150.0))
+    assert [one.model_id for one in hosted_by(host, spawn.worker_id).left_out] == ["bad"]
+
+
 def test_many_models_may_hang_without_taking_their_neighbours_out() -> None:
     """Hangs count for the model: five ends of a worker within a minute would give the whole slice up."""
     host = Agent()
