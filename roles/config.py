@@ -15,6 +15,7 @@ import msgspec
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
+from fabric.limits import DURATION_MAX_MS
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
 from profiles.model import BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
@@ -156,7 +157,14 @@ def _model(
         loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
         priority=section.priority,
+        run_limit_ms=_run_limit_ms(section.run_limit_ms, f"{where}.run_limit_ms"),
     )
+
+
+def _run_limit_ms(value: float | None, where: str) -> float | None:
+    if value is not None and finite(value, where, over=0) > DURATION_MAX_MS:
+        raise ConfigError(f"{where}: is {value:g}; it must be at most {DURATION_MAX_MS:g}")
+    return value
 
 
 def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConfig:

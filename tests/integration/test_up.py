@@ -353,6 +353,27 @@ def test_a_model_that_hangs_is_left_out_in_the_end_and_its_neighbour_is_served(h
     home.assert_nothing_left()
 
 
+def test_a_worker_whose_loop_is_stuck_is_killed_and_serves_again(home: Home) -> None:
+    home.file.write_text(on_a_cpu(f"{MODELS}:KeepsTheLock"))
+    process = home.start("up", "--detach", "--json", str(home.file))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    with BlockingClient(json.loads(out)["endpoints"]["client"]) as client:
+
+        def serves(value: float) -> bool:
+            try:
+                client.infer("KeepsTheLock", {"x": np.full(3, value, np.float32)}, budget_ms=5_000.0)
+            except RequestError:
+                return False
+            return True
+
+        assert serves(1.0)
+        assert not serves(-4.0)
+        until(lambda: serves(1.0), 60_000.0, "the slice to be ready again")
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
 def test_ctrl_c_while_a_detached_cluster_starts_ends_it(home: Home) -> None:
     process = home.start("up", "--detach")
     until(lambda: home.pid("scheduler-0") is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -115,6 +116,15 @@ class HangsOnMinusThree(Doubler):
     def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if (batch["x"] == -3).any():
             time.sleep(1_000)
+        return super().infer(batch)
+
+
+class KeepsTheLock(Doubler):
+    """For a minus four, the interpreter's lock for a quarter of an hour: the loop beside it stands as well."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if (batch["x"] == -4).any():
+            ctypes.PyDLL(None).sleep(900)
         return super().infer(batch)
 
 
