@@ -503,11 +503,13 @@ class WorkerCore:
         return [*release(*batch.payloads()), done]
 
     def _end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
-        """What runs, and what was still to run apart, never will."""
+        """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
         actions: list[WorkerAction] = []
+        code = "Internal" if len(batch.rows) == 1 else "WorkerLost"
         for rows in (batch.rows, *batch.rest):
             batch.rows = rows
-            actions += answer_failure(batch, "Internal", reason)
+            actions += answer_failure(batch, code, reason)
+            code = "WorkerLost"
         return actions + self._end_failed(slice_, batch)
 
     def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:

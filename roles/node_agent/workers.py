@@ -245,7 +245,8 @@ class Workers:
 
     def _suspect(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
         spec = worker.slices.get(slice_id)
-        if spec is None or worker.is_a_models_doing:
+        is_hosted = spec is not None and any(one.model_id == model_id for one in spec.models)
+        if spec is None or not is_hosted or worker.is_a_models_doing:
             return
         worker.is_a_models_doing = True
         times = self._suspects.note(spec, model_id, worker.end_reason, now_ms)

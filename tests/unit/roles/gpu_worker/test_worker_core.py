@@ -516,7 +516,20 @@ def test_a_device_that_breaks_in_a_run_apart_answers_for_all_that_is_left() -> N
     core.handle(run_batch(part((0, 4)), latest_in_ms=100.0), 0.0)
     core.handle(failed(), 1.0)
     actions = core.handle(DeviceBroken("gone"), 2.0)
-    assert [(seqs, code) for seqs, code, _ in told(actions)] == [((0, 1), "Internal"), ((2, 3), "Internal")]
+    assert [(seqs, code) for seqs, code, _ in told(actions)] == [
+        ((0, 1), "WorkerLost"),
+        ((2, 3), "WorkerLost"),
+    ]
+
+
+@pytest.mark.parametrize("is_hung", [False, True])
+def test_nobody_is_told_not_to_try_again_for_what_another_request_may_have_done(is_hung: bool) -> None:
+    for seqs, codes in (((0,), ["Internal"]), ((0, 1), ["WorkerLost"])):
+        core = serving_core()
+        core.handle(inputs(*seqs), 0.0)
+        core.handle(run_batch(part((0, len(seqs)))), 0.0)
+        actions = core.handle(Tick() if is_hung else DeviceBroken("gone"), 2_000.0)
+        assert [code for _, code, _ in told(actions)] == codes
 
 
 def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:

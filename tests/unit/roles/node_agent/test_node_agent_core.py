@@ -611,13 +611,23 @@ def test_many_models_may_hang_without_taking_their_neighbours_out() -> None:
     host = Agent()
     host.serve(two())
     for number in range(1, 8):
-        model_id = ModelId("bad" if number % 2 else "worse")
+        model_id = ModelId("bad" if number % 2 else "good")
         name = f"worker-a-{number}"
         host.hear(name, SliceFailed(SliceId("x"), incarnation(name), "it hung", model_id))
         host.exit(name, code=70)
         (spawn,) = spawns(host.until(host.now_ms + 150.0))
         host.greet(spawn.worker_id)
         host.ready(spawn.worker_id, "x")
+
+
+def test_a_model_that_the_slice_does_not_host_is_not_suspected() -> None:
+    host = Agent()
+    host.serve(two())
+    stranger = SliceFailed(SliceId("x"), incarnation("worker-a-1"), "it hung", ModelId("stranger"))
+    assert not [action for action in host.hear("worker-a-1", stranger) if isinstance(action, Warn)]
+    host.exit("worker-a-1", code=70)
+    (spawn,) = spawns(host.until(host.now_ms + 150.0))
+    assert hosted_by(host, spawn.worker_id).left_out == ()
 
 
 def test_hangs_long_ago_are_forgiven() -> None:
