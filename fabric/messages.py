@@ -161,6 +161,8 @@ class ModelSpec(Value, frozen=True):
     exec_ms: Listed[float] = ()
     memory_bytes: int = 0
     profile_ref: str = ""
+    run_limit_ms: float | None = None
+    """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
 
 
 class InterferenceSpec(Value, frozen=True):
@@ -194,6 +196,14 @@ class ReplicaInfo(Value, frozen=True):
     outputs: Listed[TensorInfo] = ()
     image: ImagePreprocess | None = None
     memory_bytes: int = 0
+
+
+class LeftOut(Value, frozen=True):
+    """A model that its slice should host and does not: it cannot be loaded, or has hung too often."""
+
+    slice_id: SliceId
+    model_id: ModelId
+    reason: str
 
 
 class GpuInfo(Value, frozen=True):
@@ -421,7 +431,10 @@ class Returned(Message, frozen=True, tag=16):
 
 
 class SliceReady(Message, frozen=True, tag=20):
-    """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`."""
+    """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`.
+
+    `left_out`: models it should host and does not.
+    """
 
     slice_id: SliceId
     incarnation: Incarnation
@@ -429,6 +442,7 @@ class SliceReady(Message, frozen=True, tag=20):
     gpu: int
     addresses: Listed[str]
     replicas: Listed[ReplicaInfo]
+    left_out: Listed[LeftOut] = ()
 
 
 class RunBatch(Message, frozen=True, tag=21):
@@ -586,21 +600,34 @@ class WorkerHello(Message, frozen=True, tag=50):
 class Host(Message, frozen=True, tag=51):
     """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`.
 
-    `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said.
+    `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said. Models `left_out` are
+    not even loaded.
     """
 
     node_id: NodeId
     slices: Listed[SliceSpec]
     scheduler_addresses: Listed[str]
     agent_pid: int = 0
+    left_out: Listed[LeftOut] = ()
 
 
 class SliceFailed(Message, frozen=True, tag=52):
-    """Worker -> agent: this slice cannot be served (a loader raised, out of memory); its reason in words."""
+    """Worker -> agent: this slice cannot be served (no model loads, its device broke); its reason in words.
+
+    `model_id`: it ends because of that model, whose run hung or whose load broke the device; empty: for another reason.
+    """
 
     slice_id: SliceId
     incarnation: Incarnation
     reason: str
+    model_id: ModelId = ModelId("")
+
+
+class Loading(Message, frozen=True, tag=54):
+    """Worker -> agent: begins to load that model; should the process end or hang now, it is the model's doing."""
+
+    slice_id: SliceId
+    model_id: ModelId
 
 
 class Stop(Message, frozen=True, tag=53):
@@ -625,6 +652,7 @@ class SliceReport(Value, frozen=True):
     models: Listed[ModelId]
     batches: int
     requests: int
+    left_out: Listed[LeftOut] = ()
 
 
 class UnplacedInfo(Value, frozen=True):
@@ -844,6 +872,7 @@ AnyMessage = (
     | WorkerHello
     | Host
     | SliceFailed
+    | Loading
     | Stop
     | StatusAsked
     | StatusListed

@@ -48,7 +48,7 @@ class ModelConfig:
 
     `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
     trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
-    total rate, None where it has its own.
+    total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
     """
 
     model_id: ModelId
@@ -61,6 +61,7 @@ class ModelConfig:
     loader: LoaderSpec | None = None
     memory_bytes: int | None = None
     priority: int = 0
+    run_limit_ms: float | None = None
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from fabric.frames import PAYLOAD_BYTES_MAX
@@ -29,6 +28,7 @@ from roles.command_parts import (
 from roles.commands_infer import running_frontends
 from roles.commands_sim import print_outcome
 from roles.config import load_config
+from roles.console import plain_console
 from roles.load.run import run_load
 from roles.load.share import LoadPlan
 from roles.load.targets import default_processes, one_of_each
@@ -113,7 +113,7 @@ def bench(
 
 def _print(run: LoadRun) -> None:
     print_outcome(run.outcome, f"{run.outcome.duration_s:g} s of load")
-    console = Console()
+    console = plain_console()
     table = Table(title="where the time went", box=SIMPLE_HEAD)
     table.add_column("stage")
     for name in ("mean ms", "p50 ms", "p99 ms"):

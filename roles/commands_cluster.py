@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import GpuReport, SliceReport
 from roles.cluster import role_id_of_node
-from roles.command_parts import echo_json
+from roles.command_parts import EXIT_PARTIAL, echo_json
 from roles.config import load_config
+from roles.console import plain_console
 from roles.environment import RunDir, run_dir
 from roles.node_agent.shell import run_node_agent
 from roles.process import (
@@ -31,7 +31,7 @@ from roles.process import (
 from roles.supervisor.control import ClusterReport, look, processes_in, start_detached, stop_running
 from roles.supervisor.core import EXIT_CONFIG, Outcome
 from roles.supervisor.home import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
-from roles.supervisor.shell import Started, is_better_together, role_plans, supervise
+from roles.supervisor.shell import Started, is_better_together, problems_of, role_plans, supervise
 
 DEFAULT_CONFIG = """\
 # One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
@@ -80,7 +80,10 @@ def up(
     together: bool | None,  # noqa: FBT001  click's flags
     remove_run_dir: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model."""
+    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model.
+
+    Exit 6 when a model of FILE could not be loaded and the others are served, 1 when nothing is.
+    """
     die_with_parent()
     home = _home(run_dir_option)
     if file is not None:
@@ -92,18 +95,20 @@ def up(
             *([] if together is None else ["--together" if together else "--apart"]),
         ]
         up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
-        _show_start(up_file.endpoints, (), home.path, up_file.pid, is_json=is_json)
-        return
+        _show_start(up_file, (), home.path, is_json=is_json)
+        sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
         set_up_descriptors()
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
-            outcome = _run(file, home.path, stop, together=together, is_json=is_json)
+            outcome, problems = _run(file, home.path, stop, together=together, is_json=is_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)
     if outcome.exit_code:
         raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
+    if problems:
+        sys.exit(EXIT_PARTIAL)
 
 
 @click.command()
@@ -163,7 +168,10 @@ def _home(option: Path | None) -> RunDir:
     return run_dir() if option is None else RunDir(option.absolute())
 
 
-def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool) -> Outcome:
+def _run(
+    file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, is_json: bool
+) -> tuple[Outcome, Sequence[str]]:
+    """How it ended, and what could not be served at its start."""
     try:
         if file is None:
             file = path / CONFIG_FILE
@@ -172,14 +180,18 @@ def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | No
     except OSError as error:
         raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
 
+    problems: list[str] = []
+
     def on_started(started: Started) -> None:
+        problems.extend(problems_of(started.slices))
+        up_file = UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints, problems=problems)
         # A full disk, or nobody who reads any more: what serves goes on serving.
         try:
-            write_up_file(path, UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints))
+            write_up_file(path, up_file)
         except OSError as error:
             log.error("start_not_written_down path=%s reason=%r", path, error.strerror)
         try:
-            _show_start(started.endpoints, started.slices, path, os.getpid(), is_json=is_json)
+            _show_start(up_file, started.slices, path, is_json=is_json)
         except OSError as error:
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
@@ -187,32 +199,25 @@ def _run(file: Path | None, path: Path, stop: StopSignal, *, together: bool | No
     config = load_config(file)
     is_together = is_better_together(config) if together is None else together
     plans = role_plans(config, file, path, is_together=is_together)
-    return supervise(plans, path, stop, on_started)
+    return supervise(plans, path, stop, on_started), problems
 
 
-def _show_start(
-    endpoints: Mapping[str, Sequence[str]],
-    slices: Sequence[SliceReport],
-    path: Path,
-    pid: int,
-    *,
-    is_json: bool,
-) -> None:
-    for report in slices:
-        if report.state == "failed":
-            click.echo(f"tenuto: slice {report.slice_id} failed: {report.reason}", err=True)
+def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, is_json: bool) -> None:
+    for problem in up_file.problems:
+        click.echo(f"tenuto: {problem}", err=True)
     if is_json:
         plain = {
-            "endpoints": endpoints,
+            "endpoints": up_file.endpoints,
             "run_dir": str(path),
-            "pid": pid,
+            "pid": up_file.pid,
             "processes": processes_in(path),
             "slices": slices,
+            "problems": up_file.problems,
         }
         echo_json(_plain(plain))
         return
-    clients = " ".join(endpoints.get("client", ()))
-    click.echo(f"tenuto is up (process {pid}); clients connect to {clients}", err=True)
+    clients = " ".join(up_file.endpoints.get("client", ()))
+    click.echo(f"tenuto is up (process {up_file.pid}); clients connect to {clients}", err=True)
 
 
 def _plain(value: Any) -> Any:
@@ -229,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def _print_status(report: ClusterReport) -> None:
-    console = Console()
+    console = plain_console()
     processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
     for process in report.processes:
         addresses = "\n".join(a for several in process.addresses.values() for a in several)
@@ -237,9 +242,7 @@ def _print_status(report: ClusterReport) -> None:
     slices = Table("slice", "state", "models", "batches", "requests", title="Slices", title_justify="left")
     for item in report.scheduler.slices:
         state = f"{item.state}: {item.reason}" if item.reason else item.state
-        slices.add_row(
-            item.slice_id, escape(state), ", ".join(item.models), str(item.batches), str(item.requests)
-        )
+        slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
@@ -249,9 +252,9 @@ def _print_status(report: ClusterReport) -> None:
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
         advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
-        console.print(f"Plan: {plan.state}{why}; {advised}", markup=False)
+        console.print(f"Plan: {plan.state}{why}; {advised}")
         for line in plan.lately[-LATELY_SHOWN:]:
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 def _loop_table(report: ClusterReport) -> Table:

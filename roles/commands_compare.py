@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from roles.choices import batching_choices, placement_choices
@@ -27,6 +25,7 @@ from roles.command_parts import (
 from roles.compare import Compared
 from roles.compare import compare as play_all
 from roles.config import load_config
+from roles.console import plain_console
 from roles.outcomes import Window
 from roles.pool import executor_of
 from roles.progress import progress
@@ -82,22 +81,21 @@ def compare(
 
 def _print_rows(rows: Sequence[Compared]) -> None:
     played = [row for row in rows if row.outcome is not None]
-    console = Console()
+    console = plain_console()
     if played:
         console.print(_summary(played))
         for first in range(0, len(played), COLUMNS):
             console.print(_by_model(played[first : first + COLUMNS], first + 1))
     for row in rows:
         if row.error is not None:
-            console.print(f"{escape(row.placement)} with {escape(row.batching)}: {escape(row.error)}")
+            console.print(f"{row.placement} with {row.batching}: {row.error}")
     unplaced = {
         (row.placement, one.model_id, one.reason): None
         for row in rows
         if row.plan is not None
         for one in row.plan.unplaced
     }
-    for texts in unplaced:
-        placement, model_id, reason = map(escape, texts)
+    for placement, model_id, reason in unplaced:
         console.print(f"{placement}: unplaced: {model_id}: {reason}")
 
 
@@ -115,8 +113,8 @@ def _summary(rows: Sequence[Compared]) -> Table:
         )
         table.add_row(
             str(number),
-            escape(row.placement),
-            escape(row.batching),
+            row.placement,
+            row.batching,
             f"{sum(row.offered_by_model_rps.values()):.1f}",
             f"{sum(row.goodput_by_model_rps.values()):.1f}",
             "-" if worst is None else f"{100 * worst:.1f}",
@@ -135,5 +133,5 @@ def _by_model(rows: Sequence[Compared], first: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for name, offered_rps in rows[0].offered_by_model_rps.items():
         good = (f"{row.goodput_by_model_rps[name]:.1f}" for row in rows)
-        table.add_row(escape(name), f"{offered_rps:.1f}", *good)
+        table.add_row(name, f"{offered_rps:.1f}", *good)
     return table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from roles.command_parts import echo_json
 from roles.config import config_origins, load_config
+from roles.console import plain_console
 
 
 @click.group()
@@ -29,4 +29,4 @@ def show(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     table = Table("path", "value", "origin")
     for path, value, origin in settings:
         table.add_row(path, str(value), origin)
-    Console().print(table)
+    plain_console().print(table)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fabric.client import Client, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
 from roles.command_parts import BUDGET_MS, echo_json
+from roles.console import plain_console
 from roles.environment import run_dir
 from roles.supervisor.home import read_up_file
 
@@ -40,12 +41,23 @@ def infer(model: str, input_path: Path, target: str | None, budget_ms: float | N
     addresses = [target] if target else running_frontends()
     result = asyncio.run(_infer(addresses, model, input_path, budget_ms))
     if is_json:
-        outputs = {name: array.tolist() for name, array in result.outputs.items()}
-        echo_json({"outputs": outputs, "ledger": ledger_of(result)})
-        return
-    console = Console()
+        echo_result(result)
+    else:
+        print_result(result)
+
+
+def echo_result(result: InferResult) -> None:
+    """Outputs as nested lists, and the ledger, as JSON."""
+    outputs = {name: array.tolist() for name, array in result.outputs.items()}
+    echo_json({"outputs": outputs, "ledger": ledger_of(result)})
+
+
+def print_result(result: InferResult) -> None:
+    """Outputs and the ledger for people."""
+    console = plain_console()
     for name, array in result.outputs.items():
-        console.print(f"[bold]{name}[/] {array.dtype} {list(array.shape)}: {_shortened(array)}")
+        words = f" {array.dtype} {list(array.shape)}: {_shortened(array)}"
+        console.print(Text.assemble((name, "bold"), words))
     console.print(ledger_table(result))
 
 
@@ -122,6 +134,14 @@ def _only_input(info: ModelInfo | None) -> str:
             f"{info.model_id} has several inputs ({names}): give an .npz with an array for each"
         )
     return info.inputs[0].name
+
+
+def _plain(array: Tensor) -> Any:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        plain = array.astype(object)
+        plain[~np.isfinite(array)] = None
+        return plain.tolist()
+    return array.tolist()
 
 
 def _shortened(array: Tensor) -> str:

@@ -10,14 +10,15 @@ from pathlib import Path
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from policies.placement.base import Decision, Placement
 from roles.choices import placement_choices
 from roles.cluster import ClusterConfig
 from roles.command_parts import EXIT_SLO_MISSED, echo_json, file_argument, json_option, painters, plot_option
 from roles.config import load_config
+from roles.console import plain_console
 from roles.plan import cost_per_hour, missed_slos, plan_json
 
 
@@ -89,14 +90,14 @@ def _print_plan(config: ClusterConfig, placement: Placement) -> None:
             )
             host = share = ""
         last = gpu.index
-    console = Console()
+    console = plain_console()
     console.print(table)
     console.print(f"GPUs used: {len(placement.gpus_used)} of {len(gpus)}{_totals(config, placement)}")
     for one in placement.unplaced:
         rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
-        console.print(f"unplaced: {escape(one.model_id)}{rate}: {escape(one.reason)}")
+        console.print(f"unplaced: {one.model_id}{rate}: {one.reason}")
     for violation in placement.violations:
-        console.print(f"violation: {escape(violation)}")
+        console.print(f"violation: {violation}")
 
 
 def _totals(config: ClusterConfig, placement: Placement) -> str:
@@ -108,22 +109,21 @@ def _totals(config: ClusterConfig, placement: Placement) -> str:
 
 
 def _print_why(placement: Placement) -> None:
-    console = Console()
+    console = plain_console()
     if not placement.decisions:
         console.print("why: this policy takes no decisions of its own, or records none")
     for decision in placement.decisions:
-        console.print(
-            f"[bold]{escape(decision.subject)}[/]: {escape(decision.chosen)}{_metrics(decision.metrics)}"
-        )
+        words = f": {decision.chosen}{_metrics(decision.metrics)}"
+        console.print(Text.assemble((decision.subject, "bold"), words))
         _print_rejected(console, decision)
 
 
 def _print_rejected(console: Console, decision: Decision) -> None:
     for one in decision.rejected:
-        console.print(f"  not {escape(one.option)}: {escape(one.reason)}{_metrics(one.metrics)}", style="dim")
+        console.print(f"  not {one.option}: {one.reason}{_metrics(one.metrics)}", style="dim")
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
     if not metrics:
         return ""
-    return f" ({', '.join(f'{escape(name)} {value:.4g}' for name, value in metrics.items())})"
+    return f" ({', '.join(f'{name} {value:.4g}' for name, value in metrics.items())})"

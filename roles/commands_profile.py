@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from fabric.errors import ConfigError
@@ -33,6 +32,7 @@ from roles.config import load_config
 from roles.config_checks import finite, whole
 from roles.config_loaders import DTYPES, loader_spec
 from roles.config_sections import LoaderSection
+from roles.console import plain_console
 from roles.profiling.session import Ask, Session
 from roles.progress import progress
 
@@ -172,8 +172,8 @@ def _number(word: str) -> float:
 
 def _print(measured: MeasuredProfile) -> None:
     subject = measured.subject
-    console = Console()
-    console.print(f"{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}", markup=False)
+    console = plain_console()
+    console.print(f"{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
     table = Table(box=SIMPLE_HEAD)
     for title in ("share %", "batch", "p50 ms", "p95 ms", "p99 ms", "runs", "memory MB", "W", "MHz", "SM %"):
         table.add_column(title, justify="right")

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from roles.command_parts import EXIT_PARTIAL, OutputPath, echo_json, json_option, painters, plot_option
+from roles.console import plain_console
 from roles.progress import progress
 from roles.reproduce import EXPERIMENTS, check_name, run_experiment
 from roles.reproduce.document import as_json as experiment_json
@@ -139,23 +138,21 @@ def _run(names: Sequence[str], keep: Callable[[str, str], None]) -> tuple[list[R
 
 
 def _print_experiment(found: Reproduction) -> None:
-    table = Table(title=escape(found.title), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=found.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("what", overflow="fold")
     table.add_column("paper", justify="right", overflow="fold")
     table.add_column("ours", justify="right", overflow="fold")
     table.add_column("note", overflow="fold")
     for row in found.rows:
-        table.add_row(
-            *(escape(text) for text in (row.what, value_text(row.paper), value_text(row.ours), row.note))
-        )
-    console = Console()
+        table.add_row(row.what, value_text(row.paper), value_text(row.ours), row.note)
+    console = plain_console()
     console.print(table)
     for grid in found.grids:
-        bars = Table(title=escape(grid.title), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        bars = Table(title=grid.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         bars.add_column("")
         for column in grid.columns:
-            bars.add_column(escape(column), justify="right")
+            bars.add_column(column, justify="right")
         for name, values in grid.rows:
-            bars.add_row(escape(name), *(escape(value_text(value)) for value in values))
+            bars.add_row(name, *(value_text(value) for value in values))
         console.print(bars)
-    console.print(escape(found.source))
+    console.print(found.source)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from policies.scaling import BAD_RATE_ALLOWED
@@ -30,6 +29,7 @@ from roles.command_parts import (
     workers_option,
 )
 from roles.config import load_config, parse_config
+from roles.console import plain_console
 from roles.documents import read_document
 from roles.goodput import DURATION_S_MIN, Goodput, Question, find_goodput, question_of
 from roles.outcomes import Outcome, Window
@@ -205,7 +205,7 @@ def print_outcome(outcome: Outcome, title: str) -> None:
             *("-" if value is None else f"{value:.2f}" for value in times),
         )
     busy = outcome.busy_fraction
-    console = Console()
+    console = plain_console()
     console.print(table)
     console.print(
         f"offered {outcome.offered / outcome.duration_s:.1f} r/s, "
@@ -225,7 +225,7 @@ def _print_goodput(found: Goodput) -> None:
     table.add_column("r/s", justify="right")
     for model_id, rate_rps in found.rates_rps.items():
         table.add_row(model_id, f"{rate_rps:.1f}")
-    console = Console()
+    console = plain_console()
     console.print(table)
     low, high = min(found.per_seed_rps), max(found.per_seed_rps)
     console.print(f"over {len(found.per_seed_rps)} seeds: {low:.1f} to {high:.1f} r/s")

@@ -68,6 +68,7 @@ class ModelSection(Section, frozen=True):
     loader: LoaderSection | None = None
     memory_mb: float | None = None
     priority: int = 0
+    run_limit_ms: float | None = None
 
 
 class NodeSection(Section, frozen=True):

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import click
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fabric.errors import ConfigError
 from roles.command_parts import echo_json
+from roles.console import plain_console
 from roles.environment import run_dir
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -163,9 +163,7 @@ def doctor(*, as_json: bool) -> None:
         table = Table("check", "state", "detail")
         colours = {OK: "green", WARN: "yellow", FAIL: "red"}
         for finding in findings:
-            table.add_row(
-                finding.name, f"[{colours[finding.state]}]{finding.state}[/]", escape(finding.detail)
-            )
-        Console().print(table)
+            table.add_row(finding.name, Text(finding.state, colours[finding.state]), finding.detail)
+        plain_console().print(table)
     if any(finding.state == FAIL for finding in findings):
         sys.exit(1)

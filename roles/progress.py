@@ -14,7 +14,7 @@ def progress(title: str) -> Iterator[Callable[[float], None]]:
     """A bar on stderr, while somebody looks at it; the given function takes the part that is done, 0 to 1."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),

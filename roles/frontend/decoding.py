@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 
@@ -114,8 +113,9 @@ class Decoding:
 
 
 def _decode(tensors: Sequence[NamedTensor], image: ImagePreprocess) -> Sequence[NamedTensor]:
+    # A tensor of its own: what came may lie in shared memory, and the place there is the file's.
     return [
-        replace(tensor, array=preprocess(tensor.array.astype(np.uint8, copy=False), image))
+        NamedTensor(tensor.name, preprocess(tensor.array.astype(np.uint8, copy=False), image))
         if tensor.name == image.input_name
         else tensor
         for tensor in tensors

@@ -14,15 +14,15 @@ from roles.gpu_worker.events import BatchRan, Push, Release, WorkerAction
 
 
 def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]:
-    """Each frontend's rows of the outputs, or why a row was refused; and how many rows ran.
+    """Each frontend's share of the running rows' outputs, or why a row was refused; and how many rows ran.
 
     The outputs hold the rows that were not rejected, part after part, so a part's own ones are a slice of them.
     """
     reasons = {rejected.row: rejected.reason for rejected in event.rejected}
-    ran = sum(len(part.live_seqs) for _, part in batch.live()) - len(reasons)
+    ran = len(batch.rows) - len(reasons)
     actions: list[WorkerAction] = []
     row = first_row = 0
-    for frontend_id, part in batch.live():
+    for frontend_id, part in batch.running():
         served: list[int] = []
         refused: dict[str, list[int]] = {}
         for seq in part.live_seqs:
@@ -40,11 +40,11 @@ def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]
     return actions, ran
 
 
-def answer_failure(batch: Batch, reason: str) -> list[WorkerAction]:
-    """The model raised, or the device broke: nobody gets outputs."""
+def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
+    """The running rows get no outputs: the model raised, or the device broke."""
     return [
-        Push(frontend_id, _failed(batch, part.live_seqs, "Internal", reason))
-        for frontend_id, part in batch.live()
+        Push(frontend_id, _failed(batch, part.live_seqs, code, reason))
+        for frontend_id, part in batch.running()
     ]
 
 

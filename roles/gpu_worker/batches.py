@@ -10,6 +10,7 @@ lost, it has expired.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,10 +23,11 @@ LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not
 
 @dataclass(slots=True, frozen=True)
 class PartInputs:
-    """What came for one part."""
+    """What came for one part. `cut` (first, of): only `live_seqs` of the payload's `of` requests, from `first` on."""
 
     live_seqs: tuple[int, ...]
     payload: Handle
+    cut: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -41,6 +43,17 @@ class Batch:
     complete_at_ms: float = 0.0
     """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
     started_at_ms: float = 0.0
+    rows: range = range(0)
+    """What runs now. A row is a live request, counted over the parts in their order."""
+    rest: list[range] = field(default_factory=list)
+    """What is still to run, apart, after the model raised on all of it together."""
+    failure: str = ""
+    """Why it is run apart."""
+    ran: int = 0
+    """Rows that have run apart, and `exec_ms` for how long."""
+    exec_ms: float = 0.0
+    overdue_at_ms: float = math.inf
+    """When what runs has hung."""
 
     @property
     def is_complete(self) -> bool:
@@ -81,6 +94,24 @@ class Batch:
         for number in sorted(self.inputs):
             if self.inputs[number].live_seqs:
                 yield self.run.parts[number].frontend_id, self.inputs[number]
+
+    def running(self) -> Iterator[tuple[FrontendId, PartInputs]]:
+        """What of the live parts is in `rows`."""
+        first = 0
+        for frontend_id, part in self.live():
+            count = len(part.live_seqs)
+            low, high = max(self.rows.start - first, 0), min(self.rows.stop - first, count)
+            if high - low == count:
+                yield frontend_id, part
+            elif low < high:
+                yield frontend_id, PartInputs(part.live_seqs[low:high], part.payload, (low, count))
+            first += count
+
+    def halve(self, reason: str) -> None:
+        """The model raised on `rows`: they are run again in halves, the first one next."""
+        middle = (self.rows.start + self.rows.stop) // 2
+        self.rest[:0] = [range(self.rows.start, middle), range(middle, self.rows.stop)]
+        self.failure = reason
 
     def payloads(self) -> list[Handle]:
         """Everything kept for the batch."""
@@ -156,6 +187,7 @@ class BatchQueue:
                 del self._waiting[place]
                 self.running = batch
                 batch.started_at_ms = now_ms
+                batch.rows = range(sum(len(part.live_seqs) for part in batch.inputs.values()))
                 return batch
         return None
 
@@ -171,9 +203,10 @@ class BatchQueue:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When the next batch may start or, while the device is busy, expires."""
+        """When the next batch may start or, while the device is busy, expires, or what runs has hung."""
         if self.running is not None:
-            return min((batch.expires_at_ms for batch in self._waiting), default=None)
+            expires_at_ms = min((batch.expires_at_ms for batch in self._waiting), default=math.inf)
+            return min(expires_at_ms, self.running.overdue_at_ms)
         return min((batch.may_start_at_ms for batch in self._waiting), default=None)
 
 

@@ -7,6 +7,9 @@ scheduler, and every live request of it in one row of `Outputs`, in one `BatchFa
 A worker that may outlive its agent serves on when that is gone, and says hello with what it hosts until the next
 agent of this host adopts it by telling it what to host, or its time is over. Who hosts nothing ends at once.
 
+A run that takes many times what was promised has hung, and with it the device's thread: the process says which model it was
+and ends, to be started again. A model that cannot be loaded, or that the agent leaves out, leaves only itself out.
+
 A slice's life is the table in `slices.py`; all slices of a process share its incarnation.
 """
 
@@ -17,12 +20,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import (
     AnyMessage,
     Directory,
     Host,
     Inputs,
+    LeftOut,
+    Loading,
+    Ping,
+    Pong,
     Preempt,
     RunBatch,
     SliceFailed,
@@ -32,6 +39,7 @@ from fabric.messages import (
     StatusListed,
     Stop,
     WorkerHello,
+    replaced,
 )
 from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.answers import (
@@ -61,17 +69,31 @@ from roles.gpu_worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import DeviceBroken, Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
+from roles.gpu_worker.executors.base import (
+    DeviceBroken,
+    LoadBegins,
+    Loaded,
+    LoadFailed,
+    RunAborted,
+    RunFailed,
+    Shrunk,
+)
 from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 from roles.peer_checks import Offences
+
+NO_MODEL: Final = ModelId("")
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
 LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
+EXIT_HUNG: Final = 70  # of a process whose model hung
+OWN_GAP_MS: Final = (
+    500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
+)
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
@@ -87,6 +109,7 @@ class WorkerCore:
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
+        self._left_out: tuple[LeftOut, ...] = ()
         self._scheduler_addresses: tuple[str, ...] = ()
         self._hello_at_ms: float | None = 0.0
         self._hello_until_ms: float | None = None
@@ -119,6 +142,9 @@ class WorkerCore:
                 return self._fail(event, now_ms)
             case Shrunk():
                 return self._shrunk(event, now_ms)
+            case LoadBegins(slice_id, model_id):
+                self._slices[slice_id].loading = model_id
+                return [Send(AGENT, Loading(slice_id, model_id))]
             case Loaded():
                 return self._loaded(event, now_ms)
             case LoadFailed():
@@ -165,6 +191,8 @@ class WorkerCore:
                 return self._stop(now_ms - late_ms + grace_ms, now_ms)
             case StatusAsked():
                 return [Send(AGENT, self._status())]
+            case Ping(number=number):
+                return [Send(AGENT, Pong(number))]
             case _:
                 raise AssertionError("checked before")
 
@@ -180,6 +208,7 @@ class WorkerCore:
             self._introductions.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
+        self._left_out = host.left_out
         for slice_ in list(self._slices.values()):
             if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
                 slice_.turn(Turn.UNWANTED)
@@ -213,8 +242,11 @@ class WorkerCore:
         return self._hello(now_ms)
 
     def _load(self, spec: SliceSpec) -> list[WorkerAction]:
-        self._slices[spec.slice_id] = HostedSlice(spec)
-        return [Load(spec)]
+        left_out = {one.model_id: one for one in self._left_out if one.slice_id == spec.slice_id}
+        self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()))
+        return [
+            Load(replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out)))
+        ]
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
         """Give back what has not started, let the rest finish."""
@@ -229,8 +261,13 @@ class WorkerCore:
 
     def _loaded(self, event: Loaded, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
+        if slice_.left_out and not event.replicas:
+            reason = "; ".join(f"{one.model_id}: {one.reason}" for one in slice_.left_out)
+            return self._load_failed(LoadFailed(event.slice_id, reason))
         slice_.has_loaded = True
+        slice_.loading = None
         slice_.replicas = event.replicas
+        slice_.left_out += event.left_out
         slice_.turn(Turn.LOADED)
         if slice_.state is SliceState.STOPPING:
             return self._forget_if_drained(slice_)
@@ -253,18 +290,23 @@ class WorkerCore:
         failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
 
-    def _break(self, reason: str) -> list[WorkerAction]:
+    def _break(
+        self, reason: str, exit_code: int = 1, hung: tuple[SliceId, ModelId] | None = None
+    ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
             slice_.turn(Turn.BROKEN)
             slice_.reason = reason
             if slice_.queue.running is not None:
-                actions += self._end_failed(slice_, slice_.queue.running, reason)
+                actions += self._end_broken(slice_, slice_.queue.running, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
-            actions.append(Send(AGENT, SliceFailed(slice_.spec.slice_id, self._identity.incarnation, reason)))
-        return [*actions, self._end(1, reason)]
+            slice_id = slice_.spec.slice_id
+            guilty = hung[1] if hung is not None and hung[0] == slice_id else slice_.loading
+            failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
+            actions.append(Send(AGENT, failed))
+        return [*actions, self._end(exit_code, reason)]
 
     # ------------------------------------------------ scheduler
 
@@ -344,7 +386,20 @@ class WorkerCore:
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may, and look ahead."""
+        running = slice_.queue.running
+        if running is not None and running.overdue_at_ms <= now_ms:
+            if now_ms - running.overdue_at_ms < OWN_GAP_MS:
+                return self._hung(slice_, running)
+            self._expect(slice_, running, now_ms)
         return self._launch(slice_, now_ms) + self._look_ahead(slice_)
+
+    def _hung(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
+        """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
+        model_id = batch.run.model_id
+        limit_ms = slice_.run_limit_ms(model_id, len(batch.rows))
+        reason = f"model {model_id!r} hung: a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
+        self.counters["runs_hung"] += 1
+        return self._break(reason, EXIT_HUNG, (slice_.spec.slice_id, model_id))
 
     def _launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may."""
@@ -358,13 +413,20 @@ class WorkerCore:
                 batch.started_at_ms = now_ms
                 actions += self._end_empty(batch)
         while (batch_ := slice_.queue.start_next(now_ms)) is not None:
-            parts = tuple(part for _, part in batch_.live())
-            if parts:
-                actions.append(Execute(batch_.run, parts))
+            if batch_.rows:
+                actions.append(self._execute(slice_, batch_, now_ms))
                 break
             slice_.queue.running = None
             actions += self._end_empty(batch_)
         return actions
+
+    def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
+        self._expect(slice_, batch, now_ms)
+        return Execute(batch.run, tuple(part for _, part in batch.running()))
+
+    def _expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
+        """What runs ends within its limit from now on, or has hung."""
+        batch.overdue_at_ms = now_ms + slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
 
     def _look_ahead(self, slice_: HostedSlice) -> list[WorkerAction]:
         """Put the next batch in place, set the slice's alarm, and let it go if nobody wants it any more."""
@@ -389,14 +451,18 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        slice_.queue.running = None
-        actions = self._launch(slice_, now_ms)  # first of all: the device has nothing to do while we answer
         answers, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran
         self.counters["requests_invalid"] += len(event.rejected)
         slice_.requests += ran
         self.counters["batches_ran"] += 1
         slice_.batches += 1
+        if batch.failure:
+            batch.ran += ran
+            batch.exec_ms += event.exec_ms
+            return [*answers, *release(event.outputs), *self._run_apart(slice_, batch, now_ms)]
+        slice_.queue.running = None
+        actions = self._launch(slice_, now_ms)  # before the answers: the device has nothing to do meanwhile
         actions += [*answers, *release(event.outputs, *batch.payloads())]
         actions.append(Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms)))
         return actions + self._look_ahead(slice_) + self._end_if_stopped(now_ms)
@@ -405,7 +471,28 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        actions = self._end_failed(slice_, batch, event.reason)
+        if len(batch.rows) > 1:
+            batch.halve(event.reason)
+            return self._run_apart(slice_, batch, now_ms)
+        return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)
+
+    def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
+        """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
+
+        Rows whose loosest deadline another run would miss are not run.
+        """
+        model_id = batch.run.model_id
+        granted = sum(run.count for part in batch.run.parts for run in part.runs)
+        lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
+        actions: list[WorkerAction] = []
+        while batch.rest:
+            batch.rows = batch.rest.pop(0)
+            if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
+                self.counters["runs_apart"] += 1
+                return [*actions, self._execute(slice_, batch, now_ms), *self._look_ahead(slice_)]
+            reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
+            actions += answer_failure(batch, "DeadlineExceeded", reason)
+        actions += self._end_failed(slice_, batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
@@ -416,11 +503,21 @@ class WorkerCore:
         actions = self._end_preempted(batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
-    def _end_failed(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+    def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         self.counters["batches_failed"] += 1
         slice_.queue.running = None
-        done = Send(SCHEDULER, done_of(batch, "failed"))
-        return [*answer_failure(batch, reason), *release(*batch.payloads()), done]
+        done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
+        return [*release(*batch.payloads()), done]
+
+    def _end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+        """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
+        actions: list[WorkerAction] = []
+        code = "Internal" if len(batch.rows) == 1 else "WorkerLost"
+        for rows in (batch.rows, *batch.rest):
+            batch.rows = rows
+            actions += answer_failure(batch, code, reason)
+            code = "WorkerLost"
+        return actions + self._end_failed(slice_, batch)
 
     def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
         """Too late, or stopping: everything goes back, what had come as well."""
@@ -521,6 +618,7 @@ class WorkerCore:
                 models=tuple(model.model_id for model in slice_.spec.models),
                 batches=slice_.batches,
                 requests=slice_.requests,
+                left_out=slice_.left_out,
             )
             for slice_id, slice_ in self._slices.items()
         )

@@ -10,6 +10,7 @@ from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LoadBegins,
     Loaded,
     LoadFailed,
     Rejected,
@@ -57,6 +58,7 @@ WorkerEvent = (
     | AgentGone
     | InputsCame
     | BatchRan
+    | LoadBegins
     | Loaded
     | LoadFailed
     | RunFailed

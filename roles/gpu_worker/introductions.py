@@ -85,6 +85,7 @@ class Introductions:
             gpu=slice_.spec.gpu,
             addresses=self._identity.addresses,
             replicas=slice_.replicas,
+            left_out=slice_.left_out,
         )
 
     def _introduce(self, slices: Iterable[HostedSlice], now_ms: float) -> list[Send]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from fabric.ids import PeerId
-from fabric.messages import AnyMessage, Directory, Host, Inputs, Preempt, RunBatch, StatusAsked, Stop
+from fabric.messages import AnyMessage, Directory, Host, Inputs, Ping, Preempt, RunBatch, StatusAsked, Stop
 from roles.core import SCHEDULER
 from roles.peer_checks import Offences, PeerChecks, Verdict, anybody
 
@@ -18,7 +18,7 @@ A_FRONTEND: Final = PeerId("")
 """Whichever it was."""
 
 _SAYS: Final = {
-    AGENT: (Host, Stop, StatusAsked),
+    AGENT: (Host, Stop, StatusAsked, Ping),
     SCHEDULER: (RunBatch, Preempt, Directory),
     A_FRONTEND: (Inputs,),
 }

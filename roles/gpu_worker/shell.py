@@ -263,8 +263,16 @@ class _Worker:
             self._core.counters["outputs_refused"] += 1
 
     def _job(self, run: RunBatch, inputs: Sequence[PartInputs]) -> Job:
-        parts = [JobPart(len(part.live_seqs), self._payloads.get(part.payload)) for part in inputs]
+        parts = [JobPart(len(part.live_seqs), self._tensors(part)) for part in inputs]
         return Job(run.slice_id, run.batch_id, run.model_id, parts)
+
+    def _tensors(self, part: PartInputs) -> Sequence[NamedTensor]:
+        kept = self._payloads.get(part.payload)
+        if part.cut is None:  # the very object that was staged
+            return kept
+        first, requests = part.cut
+        each = len(kept) // requests
+        return kept[each * first : each * (first + len(part.live_seqs))]
 
     def _know(self, frontends: Sequence[FrontendInfo]) -> None:
         known = {PeerId(info.frontend_id) for info in frontends}

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fabric.ids import BatchId, ModelId
-from fabric.messages import ReplicaInfo, SliceSpec
+from fabric.messages import LeftOut, ReplicaInfo, SliceSpec
 from roles.gpu_worker.batches import BatchQueue
 
 EMULATED: Final = "emulated"
+# Interference and a busy host make a run take several times its l(b), a first one in a new shape some seconds. iGniter's
+# largest slowdown is 4, an SLO is a few l(b): nobody waits for what comes so late.
+HUNG_AFTER_TIMES: Final = 20.0
+HUNG_AFTER_MS: Final = 2_000.0
 
 
 class SliceState(enum.Enum):
@@ -56,6 +60,10 @@ class HostedSlice:
     """The executor's load has ended, one way or the other."""
     reason: str = ""
     replicas: tuple[ReplicaInfo, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    """Models it should host and does not."""
+    loading: ModelId | None = None
+    """What the device was loading when it was last heard of, until all is loaded."""
     queue: BatchQueue = field(default_factory=BatchQueue)
     introduced_at_ms: float = -math.inf
     """When the scheduler was told last."""
@@ -93,6 +101,16 @@ class HostedSlice:
             else one
             for one in self.replicas
         )
+
+    def run_limit_ms(self, model_id: ModelId, batch_size: int) -> float:
+        """A run that takes longer has hung: as the model's configuration says, or many times its l(b)."""
+        said_ms = next(one.run_limit_ms for one in self.spec.models if one.model_id == model_id)
+        return said_ms or max(HUNG_AFTER_TIMES * self.exec_ms(model_id, batch_size), HUNG_AFTER_MS)
+
+    def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
+        """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""
+        times = next(one.exec_ms for one in self.replicas if one.model_id == model_id)
+        return times[min(batch_size, len(times)) - 1] if times else 0.0
 
     def hosts(self, model_id: ModelId) -> bool:
         """Whether the model is loaded here."""

@@ -9,7 +9,8 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
 - An emulated slice that is no longer wanted while its process still serves others is reported as stopped at
   once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
   again, always get a new process: the neighbours never notice, and there is one way to start.
-- A process that ends, or whose device breaks, is started again with back-off. A slice that never got ready
+- A process that ends, whose device breaks, whose model hangs or that does not answer is started again with back-off. What a model
+  did to its process counts for the model (`suspects.py`), which is left out in the end. A slice that never got ready
   because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
@@ -32,11 +33,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
+from fabric.liveness import Liveness, Patience
 from fabric.messages import (
     AnyMessage,
     Directory,
     GpuInfo,
+    Loading,
     NodeHello,
+    Pong,
     SliceFailed,
     SliceReady,
     SliceSpec,
@@ -110,6 +114,9 @@ class NodeAgentCore:
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
         self._inquiries = Inquiries()
+        beats = Patience(limits.silence_ms / 10, limits.silence_ms / 3, limits.silence_ms, limits.silence_ms)
+        self._liveness = Liveness(beats)
+        """Of workers that serve."""
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.
         self._workers.count_from(max(map(_number, self._orphans), default=0))
@@ -170,6 +177,7 @@ class NodeAgentCore:
             self._daemons.wake_at_ms,
             self._watch.wake_at_ms,
             self._inquiries.wake_at_ms,
+            self._liveness.wake_at_ms,
             self._adopt_until_ms,
             self._hello_at_ms,
         )
@@ -234,6 +242,7 @@ class NodeAgentCore:
             return
         self._wanted = {spec.slice_id: spec for spec in message.slices}
         self._reports.compare(self._wanted)
+        self._workers.keep_suspects(self._wanted)
         self._sum_shares()
         for worker in self._workers:
             self._drop_unwanted(worker, now_ms)
@@ -302,7 +311,10 @@ class NodeAgentCore:
     # ------------------------------------------------------------ the workers' side
 
     def _on_worker(self, peer: PeerId, message: AnyMessage, now_ms: float) -> None:
+        self._liveness.heard(peer, now_ms)
         match message:
+            case Pong():
+                pass
             case WorkerHello():
                 self._on_greeting(peer, message, now_ms)
             case StatusAsked():
@@ -316,6 +328,12 @@ class NodeAgentCore:
                 if message.slice_id in worker.slices:  # else it is no longer wanted
                     self._on_news(worker, message, now_ms)
                 self._workers.settle(worker, now_ms)
+                if worker.state is WorkerState.SERVING:
+                    self._liveness.watch(peer, now_ms)
+            case Loading(slice_id, model_id):
+                worker = self._worker_at(peer)
+                if slice_id in worker.slices:
+                    worker.loading = slice_id, model_id
             case _:
                 raise AssertionError("checked before")
 
@@ -361,11 +379,13 @@ class NodeAgentCore:
             case SliceReady() if worker.state is WorkerState.WAITING:
                 pass  # the news of its end was quicker
             case SliceReady():
+                worker.loading = None
                 self._reports.report(slice_id, "ready", incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
-            case SliceFailed(reason=reason) if self._reports.is_ready(slice_id):
-                self._workers.broke(worker, slice_id, incarnation, reason, now_ms)
+            case SliceFailed() if message.model_id or self._reports.is_ready(slice_id):
+                self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
+                worker.loading = None
                 self._reports.give_up(worker.slices.pop(slice_id), reason, incarnation)
                 self._workers.end_if_unwanted(worker, now_ms)
 
@@ -397,12 +417,28 @@ class NodeAgentCore:
             self._on_daemons_changed(down, now_ms)
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
+        self._look_for_silence(now_ms)
         if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
             for worker_id in list(self._orphans):
                 self._send_away(worker_id)
             self._settle_orphans(now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             self._hello(now_ms)
+
+    def _look_for_silence(self, now_ms: float) -> None:
+        if self._liveness.wake_at_ms is None or self._liveness.wake_at_ms > now_ms:
+            return
+        for peer, ping in self._liveness.due(now_ms):
+            worker = self._workers.at(peer)
+            if worker is None or worker.state is not WorkerState.SERVING:
+                self._liveness.forget(peer)
+            else:
+                self._actions.append(Send(peer, ping))
+        for peer in self._liveness.lost(now_ms):
+            worker = self._workers.at(peer)
+            if worker is not None and worker.state is WorkerState.SERVING:
+                self.counters["workers_silent"] += 1
+                self._workers.silent(worker, self._limits.silence_ms, now_ms)
 
     def _on_stop(self, now_ms: float) -> None:
         self._is_stopping = True

@@ -11,7 +11,7 @@
     └──────EXITED────────────── KILLED ──OVERDUE──▶ ABANDONED
 ```
 
-UPROOTED leads from STARTING, LOADING and SERVING straight to KILLED.
+UPROOTED leads from STARTING, LOADING and SERVING straight to KILLED, and so does OVERDUE from SERVING: silence.
 
 Every state but SERVING and ABANDONED has a time limit, so no child can hold its agent up. EXITED leads from
 every state that has a process to WAITING (it is still wanted) or out of the table.
@@ -59,6 +59,7 @@ NEXT: Final[Mapping[tuple[WorkerState, Step], WorkerState]] = {
     (WorkerState.LOADING, Step.END): WorkerState.STOPPING,
     (WorkerState.LOADING, Step.OVERDUE): WorkerState.KILLED,
     (WorkerState.SERVING, Step.END): WorkerState.STOPPING,
+    (WorkerState.SERVING, Step.OVERDUE): WorkerState.KILLED,  # it does not answer
     # Its device broke and it says so: it ends by itself, and is made to if it does not.
     (WorkerState.LOADING, Step.BROKE): WorkerState.TERMINATING,
     (WorkerState.SERVING, Step.BROKE): WorkerState.TERMINATING,

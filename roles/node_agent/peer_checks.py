@@ -13,6 +13,8 @@ from fabric.ids import PeerId
 from fabric.messages import (
     AnyMessage,
     Directory,
+    Loading,
+    Pong,
     SliceFailed,
     SliceReady,
     StatusAsked,
@@ -46,7 +48,9 @@ class AgentPeerChecks:
             WorkerHello: self._worker_hello,
             SliceReady: self._slice_news,
             SliceFailed: self._slice_news,
-            StatusListed: self._status_listed,
+            Loading: self._loading,
+            Pong: self._worker_only,
+            StatusListed: self._worker_only,
             StatusAsked: anybody,
         }
         self._others = PeerChecks(rules, self.offences)
@@ -75,7 +79,12 @@ class AgentPeerChecks:
             raise RemoteProtocolError(f"{news.slice_id} is not its slice", NOT_OWNER)
         require_identity(peer, worker.worker_id, news.incarnation)
 
-    def _status_listed(self, peer: PeerId, status: StatusListed) -> None:
-        del status
+    def _loading(self, peer: PeerId, loading: Loading) -> None:
+        worker = self._workers.at(peer)
+        if worker is None or loading.slice_id not in worker.holding:
+            raise RemoteProtocolError(f"{loading.slice_id} is not its slice", NOT_OWNER)
+
+    def _worker_only(self, peer: PeerId, message: StatusListed | Pong) -> None:
+        del message
         if self._workers.at(peer) is None:
             raise RemoteProtocolError("it is no worker of this agent", NOT_OWNER)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fabric.ids import Incarnation, NodeId, PeerId, SliceId
-from fabric.messages import AnyMessage, Host, SliceSpec, Stop
+from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, Stop
 from roles.core import Send
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
 from roles.node_agent.reports import NOT_BORN, REASON_CHARS_MAX, Reports
+from roles.node_agent.suspects import STRIKES_MAX, Suspects
 from roles.restarts import Restarts
 from roles.upkeep import EXIT_UNKNOWN, spoken
 
@@ -36,6 +37,10 @@ class Worker:
     """It was ended for want of its MPS daemon, which is no failure of its own."""
     unready_since_ms: float | None = None
     """The start of a process that has never had everything loaded; None: it has."""
+    loading: tuple[SliceId, ModelId] | None = None
+    """What its process was loading when it was last heard of."""
+    is_a_models_doing: bool = False
+    """Its end counts for the model (`suspects`), not for the worker."""
 
     @property
     def gpu(self) -> int | None:
@@ -77,6 +82,7 @@ class Workers:
         self._actions = actions
         self._all: list[Worker] = []
         self._spawned = 0
+        self._suspects = Suspects()
 
     def __iter__(self) -> Iterator[Worker]:
         """All of them; they may be ended on the way."""
@@ -160,15 +166,17 @@ class Workers:
     def tell_what_to_host(self, worker: Worker) -> None:
         """Tell it anew, if it was told before: something of it has changed."""
         if worker.state in TOLD:
-            slices = tuple(worker.slices.values())
-            self._send(worker, Host(self._node_id, slices, self.scheduler_addresses, self._agent_pid))
+            slices, left_out = tuple(worker.slices.values()), self._suspects.left_out(worker.slices)
+            host = Host(self._node_id, slices, self.scheduler_addresses, self._agent_pid, left_out)
+            self._send(worker, host)
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:
         self._spawned += 1
         worker.worker_id = f"worker-{self._node_id}-{self._spawned}"
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
-        worker.is_uprooted = False
+        worker.is_uprooted = worker.is_a_models_doing = False
+        worker.loading = None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
@@ -215,14 +223,39 @@ class Workers:
         else:
             self._actions.append(Terminate(worker.worker_id))
 
-    def broke(
-        self, worker: Worker, slice_id: SliceId, incarnation: Incarnation, reason: str, now_ms: float
-    ) -> None:
-        """A slice that has worked does no more: its device broke, and a new process may do."""
-        worker.end_reason = reason[:REASON_CHARS_MAX]
-        self._reports.report(slice_id, "lost", worker.end_reason, incarnation)
+    def broke(self, worker: Worker, failed: SliceFailed, now_ms: float) -> None:
+        """A slice that has worked does no more: its device broke or a model hung, and a new process may do."""
+        worker.end_reason = failed.reason[:REASON_CHARS_MAX]
+        if failed.model_id:
+            self._suspect(worker, failed.slice_id, failed.model_id, now_ms)
+        self._reports.report(failed.slice_id, "lost", worker.end_reason, failed.incarnation)
         self._step(worker, Step.BROKE, now_ms)
         self._actions.append(Terminate(worker.worker_id))
+
+    def silent(self, worker: Worker, silence_ms: float, now_ms: float) -> None:
+        """Its loop answers no more though its process lives."""
+        worker.end_reason = f"its worker has not answered for {silence_ms / 1e3:g} s"
+        self._step(worker, Step.OVERDUE, now_ms)
+        self._actions.append(Kill(worker.worker_id))
+        self._warn_overdue(worker)
+
+    def keep_suspects(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
+        """Of slices that are wanted no more, or otherwise, nothing is held against anyone."""
+        self._suspects.keep(wanted)
+
+    def _suspect(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
+        spec = worker.slices.get(slice_id)
+        is_hosted = spec is not None and any(one.model_id == model_id for one in spec.models)
+        if spec is None or not is_hosted or worker.is_a_models_doing:
+            return
+        worker.is_a_models_doing = True
+        times = self._suspects.note(spec, model_id, worker.end_reason, now_ms)
+        self._actions.append(
+            Warn(
+                f"model_suspected slice={slice_id} model={model_id} times={times} of={STRIKES_MAX}"
+                f" reason={worker.end_reason!r}"
+            )
+        )
 
     def exited(self, worker: Worker, code: int, last_words: str, now_ms: float) -> None:
         """Its process is gone. If it was wanted, tell at once, then start it again or give up."""
@@ -234,8 +267,14 @@ class Workers:
             worker.limit_at_ms = now_ms
             return
         reason = _reason(worker.end_reason or _ending(code), last_words)
+        if worker.loading is not None:
+            worker.end_reason = f"{reason} (while it loaded {worker.loading[1]})"[:REASON_CHARS_MAX]
+            self._suspect(worker, *worker.loading, now_ms)
         for slice_id in worker.slices:
             self._reports.report(slice_id, "lost", reason)
+        if worker.is_a_models_doing:  # which is left out in the end, so this does
+            worker.limit_at_ms = now_ms + self._limits.restart.first_ms
+            return
         wasted_ms = 0.0 if worker.unready_since_ms is None else now_ms - worker.unready_since_ms
         worker.limit_at_ms = worker.restarts.note_failure(now_ms, wasted_ms)
         if worker.limit_at_ms is None:
@@ -267,11 +306,12 @@ class Workers:
         is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
         if is_slow and worker.slices:  # told at once, whenever its end comes
             worker.end_reason = self._slowness(former, worker.slices)
-            self._actions.append(
-                Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}")
-            )
-            for slice_id in worker.slices:
-                self._reports.report(slice_id, "lost", worker.end_reason)
+            self._warn_overdue(worker)
+
+    def _warn_overdue(self, worker: Worker) -> None:
+        self._actions.append(Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}"))
+        for slice_id in worker.slices:
+            self._reports.report(slice_id, "lost", worker.end_reason)
 
     def _slowness(self, state: WorkerState, slices: Iterable[SliceId]) -> str:
         if state is WorkerState.STARTING:

@@ -19,6 +19,7 @@ from fabric.messages import (
     GpuReport,
     GpuSample,
     GpuSharing,
+    LeftOut,
     ModelInfo,
     NodeHello,
     ReplicaInfo,
@@ -28,6 +29,7 @@ from fabric.messages import (
     SliceSpec,
 )
 
+LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
 
 
@@ -59,6 +61,8 @@ class SliceRecord:
     worker: PeerId | None = None
     addresses: tuple[str, ...] = ()
     hosting: Hosting = _HOSTS_NOTHING
+    left_out: tuple[LeftOut, ...] = ()
+    """Models that its worker, when it was last ready, could not host."""
     batches: int = 0
     requests: int = 0
     is_draining: bool = False
@@ -178,7 +182,10 @@ class Fleet:
                 return None
             # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
             self._count(record, -1)
-        record.state, record.reason = READY, ""
+        record.left_out = message.left_out
+        record.state = READY
+        without = "; ".join(f"without {one.model_id}: {one.reason}" for one in record.left_out)
+        record.reason = without[:LEFT_OUT_CHARS_MAX]
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.hosting = self._hosting(message.replicas)
@@ -262,6 +269,7 @@ class Fleet:
                 tuple(model.model_id for model in record.spec.models),
                 record.batches,
                 record.requests,
+                record.left_out if record.state == READY else (),
             )
             for slice_id, record in self.slices.items()
         ]

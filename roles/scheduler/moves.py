@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import MoveInfo, NewSlice
 from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
 from roles.scheduler.hands import Hands
@@ -133,10 +133,20 @@ class RunningMove:
                 return f"slice {slice_id} is gone"
             if record.state == FAILED:
                 return f"slice {slice_id} failed: {record.reason}"
+            for out in record.left_out:
+                if not self._is_left_out_already(fleet, out.model_id):
+                    return f"slice {slice_id} cannot host {out.model_id}: {out.reason}"
         assert self._began_at_ms is not None, "only `advance` calls this"
         if now_ms - self._began_at_ms > START_LIMIT_MS:
             return f"not ready within {START_LIMIT_MS / 1e3:g} s"
         return ""
+
+    def _is_left_out_already(self, fleet: Fleet, model_id: ModelId) -> bool:
+        """Whether the move loses nothing by it: nobody serves the model, and where it should be it is left out."""
+        others = (one for slice_id, one in fleet.slices.items() if slice_id not in self._begun)
+        return not fleet.replicas.get(model_id) and any(
+            out.model_id == model_id for record in others for out in record.left_out
+        )
 
     # ------------------------------------------------------------ draining
 

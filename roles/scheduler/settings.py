@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec
+from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
 from policies.placement.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from profiles.device import DeviceModel
@@ -125,15 +125,7 @@ def _bounded(spec: ModelSpec, batch_max: int | None) -> ModelSpec:
     """The model as a slice runs it whose plan holds for batches up to that size only."""
     if batch_max is None or batch_max >= spec.batch_size_max:
         return spec
-    return ModelSpec(
-        spec.model_id,
-        spec.slo_ms,
-        batch_max,
-        spec.loader,
-        spec.exec_ms[:batch_max],
-        spec.memory_bytes,
-        spec.profile_ref,
-    )
+    return replaced(spec, batch_size_max=batch_max, exec_ms=spec.exec_ms[:batch_max])
 
 
 def _model_spec(
@@ -158,4 +150,5 @@ def _model_spec(
         () if profile is None or exec_table is None else exec_table(model.model_id, share_percent),
         (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
         "" if profile is None else profile.ref,
+        model.run_limit_ms,
     )

@@ -93,7 +93,9 @@ class RoleServes:
 
 @dataclass(slots=True, frozen=True)
 class Settled:
-    """Every slice is ready or has failed."""
+    """Every slice is ready or has failed. `nothing_serves`: why no model is served, where none is."""
+
+    nothing_serves: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -173,8 +175,8 @@ class SupervisorCore:
                 self._on_exit(self._roles[role_id], code, last_words)
             case RoleServes(role_id):
                 self._on_serves(self._roles[role_id])
-            case Settled():
-                self._on_settled()
+            case Settled(nothing_serves):
+                self._on_settled(nothing_serves)
             case StopAsked():
                 self._stop(Outcome(0, ""))
             case Tick():
@@ -230,8 +232,11 @@ class SupervisorCore:
             self._step(role, Step.SERVES)
             role.has_served = True
 
-    def _on_settled(self) -> None:
+    def _on_settled(self, nothing_serves: str) -> None:
         if self.is_serving and not self._is_announced and self._outcome is None:
+            if nothing_serves:
+                self._stop(Outcome(EXIT_FAILURE, f"no model can be served: {nothing_serves}"))
+                return
             self._is_announced = True
             self._actions.append(Announce())
 

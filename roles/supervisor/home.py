@@ -25,11 +25,15 @@ LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "def
 
 @dataclass(frozen=True, slots=True)
 class UpFile:
-    """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts."""
+    """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts.
+
+    `problems`: what could not be served when it was ready.
+    """
 
     pid: int
     is_ready: bool
     endpoints: Mapping[str, Sequence[str]]
+    problems: Sequence[str] = ()
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:

@@ -111,6 +111,16 @@ def supervise(
         supervisor.close()
 
 
+def problems_of(slices: Sequence[SliceReport]) -> list[str]:
+    """What is not served as it was asked for: slices that failed, models that a slice is served without."""
+    failed = [f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == "failed"]
+    return failed + [
+        f"model {left.model_id} is not served on slice {left.slice_id}: {left.reason}"
+        for one in slices
+        for left in one.left_out
+    ]
+
+
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
     endpoints: dict[str, list[str]] = {}
@@ -184,7 +194,9 @@ class _Readiness(Layer[DoorEvent]):
             if isinstance(event, Heard) and isinstance(event.message, StatusListed):
                 self.slices = event.message.slices
                 if all(report.state in SETTLED_STATES for report in self.slices):
-                    settled.append(Settled())
+                    problems = problems_of(self.slices)
+                    is_served = any(model.replicas for model in event.message.models)
+                    settled.append(Settled("" if is_served else "; ".join(problems)))
         if not self._is_settled and self._ask_at_ms <= now_ms:
             self._ask_at_ms = now_ms + ASK_EVERY_MS
             self._door.send(StatusAsked())

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fabric.client import BlockingClient
-from fabric.errors import FabricError
+from fabric.errors import FabricError, NoReplica, RequestError
 from roles.journal import replay
 from roles.process import read_run_file
 from roles.scheduler.recorded import scheduler_from
@@ -279,6 +279,99 @@ def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path) -> Non
         code, _, line = home.run("up", "--detach", str(file))
     assert code in (1, 3)
     assert line.endswith("it is in use")
+    home.assert_nothing_left()
+
+
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+
+
+def on_a_cpu(*loaders: str) -> str:
+    models = "".join(
+        f" - {{name: {loader.rpartition(':')[2]}, slo_ms: 2000, rate_rps: 1, loader: {{python: '{loader}'}}}}\n"
+        for loader in loaders
+    )
+    return f"models:\n{models}cluster: {{nodes: [{{host: here, gpus: 1, device: cpu}}]}}\n"
+
+
+def test_models_that_cannot_be_loaded_leave_the_others_served_and_up_names_them(home: Home) -> None:
+    broken = [f"{MODELS}:{name}" for name in ("RaisesInLoad", "NoExample", "WrongBatch")]
+    home.file.write_text(on_a_cpu(broken[0], f"{MODELS}:Doubler", *broken[1:], "no.such.module:Nowhere"))
+    process = home.start("up", "--detach", "--json", str(home.file))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 6, err
+    for name in ("RaisesInLoad", "NoExample", "WrongBatch", "Nowhere"):
+        assert f"tenuto: model {name} is not served on slice here/gpu0/0: " in err
+    assert "no weights today" in err
+    with BlockingClient(json.loads(out)["endpoints"]["client"]) as client:
+        answer = client.infer("Doubler", {"x": np.ones(3, np.float32)}, budget_ms=5_000.0)
+        assert answer.outputs["total"] == 3.0
+        with pytest.raises(NoReplica):
+            client.infer("WrongBatch", {"x": np.ones(3, np.float32)}, budget_ms=5_000.0)
+    _, out, _ = home.run("status", "--json")
+    (report,) = json.loads(out)["slices"]
+    assert report["state"] == "ready"
+    assert "without NoExample: " in report["reason"]
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
+@pytest.mark.parametrize("flags", [(), ("--detach",)])
+def test_where_no_model_can_be_loaded_up_fails_with_the_reason(home: Home, flags: tuple[str, ...]) -> None:
+    home.file.write_text(on_a_cpu(f"{MODELS}:RaisesInLoad"))
+    code, _, line = home.run("up", str(home.file), *flags)
+    assert code == 1
+    assert line == (
+        "tenuto: no model can be served: slice here/gpu0/0 failed: RuntimeError: no weights today"
+    )
+    home.assert_nothing_left()
+
+
+def test_a_model_that_hangs_is_left_out_in_the_end_and_its_neighbour_is_served(home: Home) -> None:
+    home.file.write_text(on_a_cpu(f"{MODELS}:Doubler", f"{MODELS}:HangsOnMinusThree"))
+    process = home.start("up", "--detach", "--json", str(home.file))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    with BlockingClient(json.loads(out)["endpoints"]["client"]) as client:
+
+        def serves(model: str, value: float) -> bool:
+            try:
+                client.infer(model, {"x": np.full(3, value, np.float32)}, budget_ms=8_000.0)
+            except RequestError:
+                return False
+            return True
+
+        for _ in range(3):
+            until(lambda: serves("HangsOnMinusThree", 1.0), 60_000.0, "the slice to be ready again")
+            assert not serves("HangsOnMinusThree", -3.0)
+        until(lambda: serves("Doubler", 1.0), 60_000.0, "the neighbour to be served")
+        assert not serves("HangsOnMinusThree", 1.0)
+    _, out, _ = home.run("status", "--json")
+    (report,) = json.loads(out)["slices"]
+    assert report["state"] == "ready"
+    assert "without HangsOnMinusThree: left out after it ended its worker 3 times" in report["reason"]
+    assert "did not end within 2000 ms" in report["reason"]
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
+def test_a_worker_whose_loop_is_stuck_is_killed_and_serves_again(home: Home) -> None:
+    home.file.write_text(on_a_cpu(f"{MODELS}:KeepsTheLock"))
+    process = home.start("up", "--detach", "--json", str(home.file))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    with BlockingClient(json.loads(out)["endpoints"]["client"]) as client:
+
+        def serves(value: float) -> bool:
+            try:
+                client.infer("KeepsTheLock", {"x": np.full(3, value, np.float32)}, budget_ms=5_000.0)
+            except RequestError:
+                return False
+            return True
+
+        assert serves(1.0)
+        assert not serves(-4.0)
+        until(lambda: serves(1.0), 60_000.0, "the slice to be ready again")
+    assert home.run("down")[0] == 0
     home.assert_nothing_left()
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
-from fabric.messages import ReplicaInfo, SliceSpec, TensorInfo
+from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, TensorInfo
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,15 +44,24 @@ class Rejected:
 
 @dataclass(slots=True, frozen=True)
 class Loaded:
-    """The slice is warm; one replica for every model on it."""
+    """The slice is warm: one replica for every model on it but those `left_out`, which could not be loaded."""
 
     slice_id: SliceId
     replicas: tuple[ReplicaInfo, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class LoadBegins:
+    """The slice's next model is being loaded."""
+
+    slice_id: SliceId
+    model_id: ModelId
 
 
 @dataclass(slots=True, frozen=True)
 class LoadFailed:
-    """The slice cannot be served."""
+    """The slice cannot be served: none of its models can be loaded."""
 
     slice_id: SliceId
     reason: str
@@ -102,14 +111,25 @@ class DeviceBroken:
     reason: str
 
 
-ExecutorEvent = Loaded | LoadFailed | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+ExecutorEvent = LoadBegins | Loaded | LoadFailed | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+
+
+def loaded(
+    spec: SliceSpec, replicas: Sequence[ReplicaInfo], left_out: Sequence[LeftOut]
+) -> Loaded | LoadFailed:
+    """What came of loading a slice: a model that cannot be loaded leaves only itself out."""
+    if replicas or not left_out:
+        return Loaded(spec.slice_id, tuple(replicas), tuple(left_out))
+    if len(left_out) == 1:
+        return LoadFailed(spec.slice_id, left_out[0].reason)
+    return LoadFailed(spec.slice_id, "; ".join(f"{one.model_id}: {one.reason}" for one in left_out))
 
 
 class Executor(Protocol):
     """A device, or its stand-in. The last four members make it a driver's source."""
 
     def load(self, spec: SliceSpec) -> None:
-        """Start to load and warm every model of a slice: `Loaded` or `LoadFailed` follows."""
+        """Start to load and warm the models of a slice: `LoadBegins` for each, then `Loaded` or `LoadFailed`."""
         ...
 
     def unload(self, slice_id: SliceId) -> None:

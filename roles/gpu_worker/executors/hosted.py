@@ -52,6 +52,8 @@ class HostedModel:
         """The batch size at which warming up ran out of memory."""
         self.no_larger = ""
         """Why batches as large as was asked for cannot be sent here; empty: they can."""
+        self.not_finite: tuple[str, ...] = ()
+        """Outputs of the example that hold NaN or infinity."""
         self._name = name
         self._loaded = loaded
         self._batch_size_max = batch_size_max
@@ -113,9 +115,14 @@ class HostedModel:
         at the first but the smallest that there is no memory for.
         """
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
+        answer = self.run([example])
         self.outputs = tuple(
-            TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:])
-            for output in self.run([example])
+            TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:]) for output in answer
+        )
+        self.not_finite = tuple(
+            output.name
+            for output in answer
+            if output.array.dtype.kind in "fc" and not np.isfinite(output.array).all()
         )
         travels = travelling(self.inputs, self.outputs, self._batch_size_max)
         self.no_larger = travels.limit

@@ -37,7 +37,10 @@ class ProfiledModel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the weights by name, or over the class's source where it holds no module."""
+        """SHA-256 over the weights by name, or over the class's source where it holds no module.
+
+        Buffers are left out: the statistics of random weights are measured on the device, each with its own rounding.
+        """
         found = hashlib.sha256()
         modules = [
             value for _, value in sorted(vars(self._loaded.model).items()) if isinstance(value, nn.Module)
@@ -45,7 +48,7 @@ class ProfiledModel:
         if not modules:
             found.update(inspect.getsource(type(self._loaded.model)).encode())
         for module in modules:
-            for name, value in sorted(module.state_dict().items()):
+            for name, value in sorted(module.named_parameters()):
                 found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
                 flat = value.detach().cpu().contiguous().flatten()
                 found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")

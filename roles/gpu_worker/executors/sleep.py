@@ -22,15 +22,15 @@ import numpy as np
 from fabric.errors import ProfileError
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
+from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
 from roles.gpu_worker.executors.base import (
     ExecutorEvent,
     Job,
     JobRan,
-    Loaded,
     LoadFailed,
     RunAborted,
     RunFailed,
+    loaded,
 )
 from roles.gpu_worker.executors.crowds import Crowds
 
@@ -59,15 +59,18 @@ class SleepExecutor:
         self._order = count()
 
     def load(self, spec: SliceSpec) -> None:
-        """Ready at once; fails if a model says nothing about its run times."""
+        """Ready at once, but for models that say too little about their run times."""
+        replicas = []
+        left_out = []
         for model in spec.models:
-            if len(model.exec_ms) < model.batch_size_max:
-                reason = (
-                    f"model {model.model_id!r} gives {len(model.exec_ms)} run times for an emulated device,"
-                    f" but batches may have up to {model.batch_size_max} requests"
-                )
-                self._ready.append(LoadFailed(spec.slice_id, reason))
-                return
+            if len(model.exec_ms) >= model.batch_size_max:
+                replicas.append(_replica(model))
+                continue
+            reason = (
+                f"model {model.model_id!r} gives {len(model.exec_ms)} run times for an emulated device,"
+                f" but batches may have up to {model.batch_size_max} requests"
+            )
+            left_out.append(LeftOut(spec.slice_id, model.model_id, reason))
         try:
             self._crowds.add(spec)
         except ProfileError as error:
@@ -75,7 +78,7 @@ class SleepExecutor:
             return
         self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
         self._free_at_ms[spec.slice_id] = 0.0
-        self._ready.append(Loaded(spec.slice_id, tuple(map(_replica, spec.models))))
+        self._ready.append(loaded(spec, replicas, left_out))
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it; one that failed to load was never kept."""

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fabric.ids import BatchId, SliceId
-from fabric.messages import ReplicaInfo, SliceSpec
+from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
     ExecutorEvent,
     Job,
     JobRan,
-    Loaded,
+    LoadBegins,
     LoadFailed,
     RunFailed,
     Shrunk,
+    loaded,
 )
 from roles.gpu_worker.executors.mailbox import MailboxSource
 
@@ -38,7 +39,7 @@ class BlockingDevice(Protocol):
     """A device whose calls take as long as they take. Used by one thread."""
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
-        """Load and warm; may raise anything."""
+        """Load and warm these models, beside those that the slice has already; may raise anything."""
         ...
 
     def unload(self, slice_id: SliceId) -> None:
@@ -152,7 +153,7 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
                 self._device = self._make_device()
             match work:
                 case SliceSpec():
-                    return [Loaded(work.slice_id, self._device.load(work))]
+                    return [self._load(work, self._device)]
                 case Job():
                     return [self._device.run(work)]
                 case _Unload(slice_id=slice_id):
@@ -160,6 +161,21 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
         except (Exception, SystemExit) as error:  # noqa: BLE001  # top of process: users' code may raise anything
             return self._errors(work, error)
         return []
+
+    def _load(self, spec: SliceSpec, device: BlockingDevice) -> ExecutorEvent:
+        """Model by model, so that one which raises leaves only itself out."""
+        replicas: list[ReplicaInfo] = []
+        left_out: list[LeftOut] = []
+        for model in spec.models:
+            self._mailbox.post(LoadBegins(spec.slice_id, model.model_id))
+            try:
+                replicas += device.load(replaced(spec, models=(model,)))
+            except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything
+                reason = device.explain(error)[:REASON_CHARS_MAX]
+                if device.is_broken:
+                    return DeviceBroken(reason)
+                left_out.append(LeftOut(spec.slice_id, model.model_id, reason))
+        return loaded(spec, replicas, left_out)
 
     def _errors(self, work: _Work, error: BaseException) -> list[ExecutorEvent]:
         if self._device is None:  # it could not even be made: torch is not installed

@@ -28,14 +28,14 @@ class TorchDevice:
         self._uses_cuda = False
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
-        """Load, warm and measure every model of the slice; all or nothing."""
+        """Load, warm and measure these models of the slice; all or none of them."""
         device = self._device(spec)
         replicas = []
         hosted: dict[ModelId, HostedModel] = {}
         for model in spec.models:
             hosted[model.model_id], replica = self._load(model, device)
             replicas.append(replica)
-        self._hosted[spec.slice_id] = hosted
+        self._hosted.setdefault(spec.slice_id, {}).update(hosted)
         return tuple(replicas)
 
     def unload(self, slice_id: SliceId) -> None:
@@ -147,6 +147,12 @@ def _tell(model_id: ModelId, hosted: HostedModel) -> None:
             model_id,
             hosted.batch_size_max,
             hosted.no_larger,
+        )
+    if hosted.not_finite:
+        log.warning(
+            "outputs_not_finite model=%s outputs=%s: its own example gives NaN or infinity",
+            model_id,
+            list(hosted.not_finite),
         )
     if hosted.no_memory_for is not None:
         log.warning(

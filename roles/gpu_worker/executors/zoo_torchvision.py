@@ -21,6 +21,7 @@ IMAGENET: Final = ImagePreprocess(
 )
 # These two draw their own initial weights with scipy, which takes minutes; torch's default draw does as well.
 _NO_OWN_DRAW: Final = frozenset({"inception_v3", "googlenet"})
+_CALIBRATION_BATCH: Final = 4
 
 
 class Classifier:
@@ -71,10 +72,35 @@ def load_torchvision(spec: LoaderSpec, device: torch.device) -> LoadedModel:
     net: nn.Module = models.get_model(spec.arch, weights=None, **options)
     if spec.weights is not None:
         _put_weights(net, Path(spec.weights))
+    else:
+        _calibrate(net.eval().to(device), spec.seed)
     layout = torch.channels_last if spec.channels_last else torch.contiguous_format
     model = Classifier(net, spec.top_k, dtype_named(spec.dtype), layout)
     model.load(str(device))
     return LoadedModel(model, model.example(), IMAGENET, may_capture=spec.cuda_graphs is not False)
+
+
+def _calibrate(net: nn.Module, seed: int) -> None:
+    """Measure the statistics of batch norms on one batch of noise, as training would have left them.
+
+    Untouched they are 0 and 1: then nothing is normalised, and a ResNet-152 of random weights answers logits of 1e8,
+    which float16 does not hold.
+    """
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.train()
+    noise = torch.randn(
+        (_CALIBRATION_BATCH, 3, IMAGENET.crop, IMAGENET.crop), generator=torch.Generator().manual_seed(seed)
+    )
+    with torch.no_grad():
+        net(noise.to(next(net.parameters()).device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
 
 
 def _put_weights(net: nn.Module, path: Path) -> None:

@@ -169,6 +169,13 @@ def test_memory_overrides_the_profile() -> None:
     assert config.models[0].memory_bytes == 300 * 2**20
 
 
+def test_the_limit_of_a_run_reaches_the_worker() -> None:
+    config = parse_config(document(model(run_limit_ms=900), model("other")), HERE)
+    settings = settings_from(config, config.place())
+    limits = {one.model_id: one.run_limit_ms for _, spec in settings.slices for one in spec.models}
+    assert limits == {"resnet50": 900.0, "other": None}
+
+
 def test_a_trace_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("at_ms\n0\n")
     config = parse_config(document(model(arrival={"process": "trace", "path": "t.csv"})), tmp_path)
@@ -343,6 +350,8 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(model(loader={"python": "x"})), 'must be like "package.module:Class"'),
         (document(model(loader={"python": "x:Y", "top_k": 0})), "models[0].loader.top_k: is 0"),
         (document(model(memory_mb=-1)), "models[0].memory_mb: is -1"),
+        (document(model(run_limit_ms=0)), "models[0].run_limit_ms: is 0; it must be a finite number, over 0"),
+        (document(model(run_limit_ms=2e9)), "models[0].run_limit_ms: is 2e+09; it must be at most 1e+09"),
         (document(model(priority=1.5)), "models[0].priority: is 1.5; it must be a whole number"),
         (document(cluster={}), "cluster: must have exactly one of gpus"),
         (document(cluster={"gpus": 1, "nodes": [A_NODE]}), "cluster: must have exactly one of gpus"),

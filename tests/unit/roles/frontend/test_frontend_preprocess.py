@@ -14,6 +14,7 @@ from PIL import Image
 from fabric.errors import InvalidInput
 from fabric.link import NamedTensor
 from fabric.messages import ImagePreprocess
+from fabric.shared import Arena, memory_address
 from roles.core import Handle
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import Preprocessed, PreprocessFailed
@@ -130,6 +131,24 @@ def test_jobs_run_aside_and_leave_the_tensor_behind_its_handle(
     assert tensor.array.shape == (3, 8, 8)
     assert not decoding.has_more
     assert not select.select([decoding], [], [], 0)[0]
+
+
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+def test_a_picture_that_came_through_shared_memory_is_not_sent_on_from_its_place(
+    payloads: Payloads, decoding: Decoding
+) -> None:
+    """The bytes at the place are the file: a worker would take them for the decoded tensor."""
+    arena = Arena(1 << 20)
+    file = file_of(Image.new("RGB", (20, 20), (255, 255, 255)))
+    place = arena.put(memoryview(file.tobytes()))
+    handle = payloads.put([NamedTensor("input", file, place)])
+    assert place is not None
+    assert handle is not None
+    decoding.start(handle, PLAIN)
+    assert ended(decoding, 1) == [Preprocessed(handle)]
+    [tensor] = payloads.get(handle)
+    assert tensor.place is None
+    arena.close()
 
 
 def test_more_jobs_than_allowed_and_broken_ones_fail_with_their_codes(

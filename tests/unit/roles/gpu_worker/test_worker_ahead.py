@@ -7,7 +7,7 @@ from fabric.messages import SliceReady
 from roles.core import SCHEDULER, Send, Tick
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import Execute, Stage
-from roles.gpu_worker.executors.base import RunFailed, Shrunk
+from roles.gpu_worker.executors.base import RunAborted, Shrunk
 from tests.worker_builders import (
     MODEL,
     SLICE,
@@ -41,7 +41,7 @@ def test_the_next_complete_batch_is_staged_once_while_another_runs() -> None:
     assert staged.run.batch_id == 2
     assert [part.live_seqs for part in staged.parts] == [(0, 1)]
     assert grant(core, 3, 2.0) == []  # second in line: its turn comes
-    actions = core.handle(RunFailed(SLICE, BatchId(1), "why"), 5.0)
+    actions = core.handle(RunAborted(SLICE, BatchId(1)), 5.0)
     assert [action.run.batch_id for action in actions_of(Execute, actions)] == [2]
     assert [action.run.batch_id for action in actions_of(Stage, actions)] == [3]
 

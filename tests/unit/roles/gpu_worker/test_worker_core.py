@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from fabric.ids import FrontendId, PeerId
+from fabric.ids import BatchId, FrontendId, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     BatchFailed,
     Done,
+    Host,
+    LeftOut,
+    Loading,
     Outputs,
     Preempt,
     RunBatch,
@@ -17,10 +22,11 @@ from fabric.messages import (
     StatusListed,
     Stop,
     WorkerHello,
+    replaced,
 )
 from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
-from roles.gpu_worker.core import GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.core import EXIT_HUNG, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
@@ -35,9 +41,12 @@ from roles.gpu_worker.events import (
     Release,
     SchedulerAnswers,
     Unload,
+    WorkerAction,
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LoadBegins,
+    Loaded,
     LoadFailed,
     Rejected,
     RunAborted,
@@ -49,6 +58,7 @@ from tests.worker_builders import (
     FRONTEND,
     MODEL,
     OTHER_FRONTEND,
+    SCHEDULER_AT,
     SLICE,
     actions_of,
     host,
@@ -68,8 +78,6 @@ OUTPUTS = Handle(77)
 
 
 def ran(batch_id: int = 1, rejected: tuple[Rejected, ...] = (), exec_ms: float = 7.0) -> BatchRan:
-    from fabric.ids import BatchId
-
     return BatchRan(SLICE, BatchId(batch_id), OUTPUTS, rejected, exec_ms)
 
 
@@ -449,24 +457,80 @@ def test_a_request_that_does_not_fit_is_refused_and_the_others_answered() -> Non
     assert sent(Done, actions)[0].ran == 3
 
 
-def test_a_model_that_raises_fails_its_batch_and_the_slice_serves_on() -> None:
+def test_a_model_that_raises_on_a_request_fails_it_and_the_slice_serves_on() -> None:
     core = serving_core()
-    core.handle(inputs(0, 1), 0.0)
-    run = run_batch()
+    core.handle(inputs(0), 0.0)
+    run = run_batch(part((0, 1)))
     core.handle(run, 0.0)
     core.handle(inputs(2, batch_id=2), 0.0)
     core.handle(run_batch(part((2, 1)), batch_id=2, latest_in_ms=50.0), 0.0)
-    assert isinstance(run.message, RunBatch)
-    actions = core.handle(RunFailed(SLICE, run.message.batch_id, "ValueError: no"), 5.0)
-    (push,) = actions_of(Push, actions)
-    assert isinstance(push.message, BatchFailed)
-    assert (push.message.seqs, push.message.code, push.message.reason) == (
-        (0, 1),
-        "Internal",
-        "ValueError: no",
-    )
+    actions = core.handle(failed(), 5.0)
+    assert told(actions) == [((0,), "Internal", "ValueError: no")]
     assert sent(Done, actions) == [done_of(run, "failed")]
     assert len(actions_of(Execute, actions)) == 1
+
+
+def test_only_the_request_that_the_model_raises_on_fails() -> None:
+    """A batch of 32 over two frontends, poisoned at any one place: 31 answers, each run apart in time."""
+    for guilty in range(32):
+        core = serving_core(slice_spec(models=[model_spec(exec_ms=[6.0] * 32)]))
+        core.handle(inputs(*range(20)), 0.0)
+        core.handle(inputs(*range(20, 32), number=1, frontend_id=OTHER_FRONTEND), 0.0)
+        parts = (part((0, 20)), part((20, 12), frontend_id=OTHER_FRONTEND))
+        actions = core.handle(run_batch(*parts, latest_in_ms=10.0, expires_in_ms=500.0), 0.0)
+        fates: list[tuple[tuple[int, ...], str]] = []
+        for run_no in range(1, 100):
+            running = actions_of(Execute, actions)
+            if not running:
+                break
+            seqs = [seq for piece in running[0].parts for seq in piece.live_seqs]
+            actions = core.handle(failed() if guilty in seqs else ran(), 6.0 * run_no)
+            fates += [
+                (push.message.seqs, getattr(push.message, "code", "ok")) for push in actions_of(Push, actions)
+            ]
+        assert [seqs for seqs, code in fates if code == "Internal"] == [(guilty,)]
+        served = [seq for seqs, code in fates if code == "ok" for seq in seqs]
+        assert sorted(served) == [seq for seq in range(32) if seq != guilty]
+        (done,) = sent(Done, actions)
+        assert (done.status, done.ran, done.missing) == ("failed", 31, ())
+        assert run_no <= 2 * 5 + 2, "two runs a halving"
+
+
+def test_what_has_no_time_for_a_run_apart_expires() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(latest_in_ms=10.0), 0.0)
+    assert (
+        len(actions_of(Execute, core.handle(failed(), 9.0))) == 1
+    )  # l(1) = 6, and l(2) = 7 from 10 on was in time
+    actions = core.handle(failed(), 13.0)
+    assert [(seqs, code) for seqs, code, _ in told(actions)] == [
+        ((0,), "Internal"),
+        ((1,), "DeadlineExceeded"),
+    ]
+    assert [done.status for done in sent(Done, actions)] == ["failed"]
+
+
+def test_a_device_that_breaks_in_a_run_apart_answers_for_all_that_is_left() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1, 2, 3), 0.0)
+    core.handle(run_batch(part((0, 4)), latest_in_ms=100.0), 0.0)
+    core.handle(failed(), 1.0)
+    actions = core.handle(DeviceBroken("gone"), 2.0)
+    assert [(seqs, code) for seqs, code, _ in told(actions)] == [
+        ((0, 1), "WorkerLost"),
+        ((2, 3), "WorkerLost"),
+    ]
+
+
+@pytest.mark.parametrize("is_hung", [False, True])
+def test_nobody_is_told_not_to_try_again_for_what_another_request_may_have_done(is_hung: bool) -> None:
+    for seqs, codes in (((0,), ["Internal"]), ((0, 1), ["WorkerLost"])):
+        core = serving_core()
+        core.handle(inputs(*seqs), 0.0)
+        core.handle(run_batch(part((0, len(seqs)))), 0.0)
+        actions = core.handle(Tick() if is_hung else DeviceBroken("gone"), 2_000.0)
+        assert [code for _, code, _ in told(actions)] == codes
 
 
 def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
@@ -479,6 +543,94 @@ def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
     assert len(actions_of(Push, actions)) == 1
     assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error: illegal address")]
     assert actions[-1] == End(1, "CUDA error: illegal address")
+
+
+@pytest.mark.parametrize(
+    ("exec_ms", "said_ms", "limit_ms"), [(7.0, None, 2_000.0), (500.0, None, 10_000.0), (500.0, 800.0, 800.0)]
+)
+def test_a_run_of_many_times_its_promise_has_hung_and_ends_the_process(
+    exec_ms: float, said_ms: float | None, limit_ms: float
+) -> None:
+    model = replaced(model_spec(exec_ms=(exec_ms,)), run_limit_ms=said_ms)
+    core = serving_core(slice_spec(models=[model]), slice_spec("node-0/gpu0/1"))
+    core.handle(inputs(0), 0.0)
+    run = run_batch(part((0, 1)))
+    core.handle(run, 0.0)
+    core.handle(run_batch(part((9, 1)), batch_id=2, latest_in_ms=1e6), 0.0)
+    assert core.handle(Tick(), limit_ms - 1.0) == []
+    assert core.wake_at_ms == limit_ms
+    actions = core.handle(Tick(), limit_ms)
+    reason = f"model 'resnet50' hung: a batch of 1 did not end within {limit_ms:.0f} ms"
+    assert told(actions) == [((0,), "Internal", reason)]
+    assert [done.status for done in sent(Done, actions)] == ["failed", "expired"]
+    assert sent(SliceFailed, actions) == [
+        SliceFailed(SLICE, BOOT, reason, MODEL),
+        SliceFailed(SliceId("node-0/gpu0/1"), BOOT, reason),  # its neighbour in this process has hung nobody
+    ]
+    assert actions[-1] == End(EXIT_HUNG, reason)
+
+
+def test_a_process_that_was_stopped_itself_takes_no_run_for_hung() -> None:
+    core = serving_core()
+    core.handle(inputs(0), 0.0)
+    core.handle(run_batch(part((0, 1))), 0.0)
+    assert core.handle(Tick(), 60_000.0) == []
+    assert core.wake_at_ms == 62_000.0
+    assert actions_of(End, core.handle(Tick(), 62_000.0))
+
+
+def test_each_run_apart_has_its_own_limit() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(latest_in_ms=5_000.0), 0.0)
+    core.handle(failed(), 1_500.0)
+    assert core.handle(Tick(), 2_000.0) == []
+    assert actions_of(End, core.handle(Tick(), 3_500.0))
+
+
+def test_a_load_that_breaks_the_device_names_its_model() -> None:
+    core = worker_core()
+    core.handle(Tick(), 0.0)
+    core.handle(host(slice_spec(models=[model_spec(), model_spec("bad")])), 0.0)
+    core.handle(LoadBegins(SLICE, MODEL), 0.0)
+    core.handle(LoadBegins(SLICE, ModelId("bad")), 0.0)
+    actions = core.handle(DeviceBroken("CUDA error"), 1.0)
+    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error", ModelId("bad"))]
+
+
+def test_models_that_are_left_out_are_not_loaded_and_reported_with_their_reasons() -> None:
+    core = worker_core()
+    good, bad, worse = model_spec(), model_spec("bad"), model_spec("worse")
+    spec = slice_spec(models=[bad, good, worse])
+    out = LeftOut(SLICE, bad.model_id, "hung 3 times")
+    core.handle(Tick(), 0.0)
+    actions = core.handle(Heard(AGENT, Host(NodeId("node-0"), (spec,), SCHEDULER_AT, left_out=(out,))), 0.0)
+    assert actions_of(Load, actions) == [Load(replaced(spec, models=(good, worse)))]
+    assert core.handle(LoadBegins(SLICE, good.model_id), 0.0) == [Send(AGENT, Loading(SLICE, good.model_id))]
+    raised = LeftOut(SLICE, worse.model_id, "it raised")
+    replicas = loaded(slice_spec(models=[good])).replicas
+    (ready,) = sent(SliceReady, core.handle(Loaded(SLICE, replicas, (raised,)), 1.0))
+    assert ready.left_out == (out, raised)
+    assert [replica.model_id for replica in ready.replicas] == [MODEL]
+
+
+def test_a_slice_of_which_every_model_is_left_out_fails() -> None:
+    core = worker_core()
+    core.handle(Tick(), 0.0)
+    out = LeftOut(SLICE, MODEL, "hung 3 times")
+    host_it = Host(NodeId("node-0"), (slice_spec(),), SCHEDULER_AT, left_out=(out,))
+    core.handle(Heard(AGENT, host_it), 0.0)
+    actions = core.handle(Loaded(SLICE, ()), 0.0)
+    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "resnet50: hung 3 times")]
+
+
+def failed() -> RunFailed:
+    return RunFailed(SLICE, BatchId(1), "ValueError: no")
+
+
+def told(actions: Sequence[WorkerAction]) -> list[tuple[tuple[int, ...], str, str]]:
+    messages = [push.message for push in actions_of(Push, actions)]
+    return [(one.seqs, one.code, one.reason) for one in messages if isinstance(one, BatchFailed)]
 
 
 # ---------------------------------------------------------------- preemption, stop, scheduler

@@ -38,7 +38,8 @@ class PlannedBatch:
     expires_in_ms: float
     parts: list[PlannedPart]
     exec_ms: float
-    fails: bool
+    poison: frozenset[int]
+    """Of these seqs every batch raises."""
     rejected: frozenset[int]
 
 
@@ -59,7 +60,7 @@ batches = st.builds(
     expires_in_ms=st.floats(0, 90),
     parts=st.lists(parts, min_size=1, max_size=3, unique_by=lambda planned: planned.frontend_id),
     exec_ms=st.floats(0.1, 30),
-    fails=st.booleans(),
+    poison=st.frozensets(st.integers(0, 2), max_size=2),
     rejected=st.frozensets(st.integers(0, 5), max_size=2),
 )
 
@@ -108,7 +109,7 @@ class World:
             self.actions.append(action)
             match action:
                 case Execute(run, pieces):
-                    self.execute(run, [len(piece.live_seqs) for piece in pieces], now_ms, planned)
+                    self.execute(run, [piece.live_seqs for piece in pieces], now_ms, planned)
                 case Release(payloads):
                     for handle in payloads:
                         assert handle in self.kept, "released twice, or never kept"
@@ -118,18 +119,25 @@ class World:
                 case _:
                     pass
 
-    def execute(self, run: RunBatch, sizes: list[int], now_ms: float, planned: list[PlannedBatch]) -> None:
+    def execute(
+        self, run: RunBatch, seqs: list[tuple[int, ...]], now_ms: float, planned: list[PlannedBatch]
+    ) -> None:
         assert run.slice_id not in self.busy, "two batches on one slice"
         self.busy.add(run.slice_id)
         plan = planned[run.batch_id]
-        if plan.fails:
+        assert all(seqs), "nothing runs without a request"
+        if any(seq in plan.poison for of_part in seqs for seq in of_part):
             self.plan(now_ms + plan.exec_ms, RunFailed(run.slice_id, run.batch_id, "it raised"))
             return
-        rejected = tuple(Rejected(row, "bad") for row in sorted(plan.rejected) if row < sum(sizes))
+        rejected = tuple(Rejected(row, "bad") for row in sorted(plan.rejected) if row < sum(map(len, seqs)))
         outputs = Handle(next(self.handles))
         self.kept.add(outputs)
         ended = BatchRan(run.slice_id, run.batch_id, outputs, rejected, plan.exec_ms)
         self.plan(now_ms + plan.exec_ms, ended)
+
+
+def is_served(message: Outputs | BatchFailed, poison: frozenset[int]) -> bool:
+    return isinstance(message, Outputs) and not poison.isdisjoint(message.seqs)
 
 
 @settings(max_examples=300, deadline=None)
@@ -175,6 +183,9 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
         match action:
             case Push(frontend_id, Outputs() | BatchFailed() as message):
                 fates.update((message.batch_id, frontend_id, seq) for seq in message.seqs)
+                poison = planned[message.batch_id].poison
+                is_error = isinstance(message, BatchFailed) and message.code == "Internal"
+                assert poison.issuperset(message.seqs) if is_error else not is_served(message, poison)
             case Send(_, Done(batch_id=batch_id, missing=missing)):
                 fates.update(
                     (batch_id, piece.frontend_id, seq)

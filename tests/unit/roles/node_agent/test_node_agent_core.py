@@ -2,14 +2,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
     Directory,
     GpuInfo,
     Host,
+    LeftOut,
+    Loading,
     ModelSpec,
     NodeHello,
+    Ping,
+    Pong,
     SliceChanged,
     SliceFailed,
     SliceReady,
@@ -22,8 +28,9 @@ from fabric.messages import (
 )
 from roles.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
-from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
+from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate, Warn
 from roles.node_agent.inquiries import ANSWER_MS, ASKERS_MAX
+from roles.node_agent.suspects import FORGIVEN_AFTER_MS
 from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
 
 NODE = NodeId("a")
@@ -42,6 +49,8 @@ class Agent:
         infos = [GpuInfo(gpu, "generic", device) for gpu in range(gpus)]
         self.core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), Found(infos), LIMITS)
         self.now_ms = 0.0
+        self.silent: set[PeerId] = set()
+        """Who does not answer pings; everybody else does at once."""
         self.find_scheduler()
 
     def find_scheduler(self, address: str = "ipc://scheduler") -> Sequence[AgentAction]:
@@ -80,7 +89,11 @@ class Agent:
         done: list[AgentAction] = []
         while self.core.wake_at_ms is not None and self.core.wake_at_ms <= moment_ms:
             self.now_ms = max(self.now_ms, self.core.wake_at_ms)
-            done.extend(self.feed(Tick()))
+            for action in self.feed(Tick()):
+                if not (isinstance(action, Send) and isinstance(action.message, Ping)):
+                    done.append(action)
+                elif action.peer not in self.silent:
+                    assert self.feed(Heard(action.peer, Pong(action.message.number))) == []
         self.now_ms = moment_ms
         return done
 
@@ -549,3 +562,134 @@ def test_a_stopping_agent_starts_nothing() -> None:
     assert host.core.is_stopped
     assert host.want(spec("x")) == []
     assert spawns(host.until(10_000.0)) == []
+
+
+# ---------------------------------------------------------------- models that hang, loops that are stuck
+
+
+def two(name: str = "x") -> SliceSpec:
+    models = [ModelSpec(ModelId(model_id), 25.0, 8, exec_ms=(1.0,) * 8) for model_id in ("good", "bad")]
+    return SliceSpec(SliceId(name), 0, "cpu", None, tuple(models))
+
+
+def hang(host: Agent, worker_id: str, times: int) -> list[AgentAction]:
+    """The model `bad` hangs on the slice, whose worker says so and ends; until its successor is asked for."""
+    reason = "model 'bad' hung"
+    actions = [
+        *host.hear(worker_id, SliceFailed(SliceId("x"), incarnation(worker_id), reason, ModelId("bad")))
+    ]
+    assert ("x", "lost") in changes(actions)
+    (warned,) = [action for action in actions if isinstance(action, Warn)]
+    assert f"model=bad times={times} of=3" in warned.text
+    actions += host.exit(worker_id, code=70)
+    return actions + host.until(host.now_ms + 150.0)
+
+
+def hosted_by(host: Agent, worker_id: str) -> Host:
+    (message,) = [message for _, message in sent(host.greet(worker_id)) if isinstance(message, Host)]
+    return message
+
+
+def test_a_model_that_hangs_three_times_is_left_out_and_its_neighbours_are_served() -> None:
+    host = Agent()
+    host.serve(two())
+    for times in (1, 2):
+        (spawn,) = spawns(hang(host, f"worker-a-{times}", times))
+        assert hosted_by(host, spawn.worker_id).left_out == ()
+        host.ready(spawn.worker_id, "x")
+    (spawn,) = spawns(hang(host, "worker-a-3", 3))
+    told_to_host = hosted_by(host, spawn.worker_id)
+    reason = "left out after it ended its worker 3 times: model 'bad' hung"
+    assert told_to_host.slices == (two(),)
+    assert told_to_host.left_out == (LeftOut(SliceId("x"), ModelId("bad"), reason),)
+    assert ("x", "ready") in changes(host.ready(spawn.worker_id, "x"))
+    assert host.until(1e6) == []
+
+
+def test_a_model_that_breaks_the_device_when_it_is_loaded_is_left_out() -> None:
+    host = Agent()
+    (spawn,) = spawns(host.want(two()))
+    for _ in range(3):
+        assert hosted_by(host, spawn.worker_id).left_out == ()
+        broken = SliceFailed(SliceId("x"), incarnation(spawn.worker_id), "CUDA error", ModelId("bad"))
+        host.hear(spawn.worker_id, broken)
+        host.exit(spawn.worker_id, code=1)
+        (spawn,) = spawns(host.until(host.now_ms + 150.0))
+    assert [one.model_id for one in hosted_by(host, spawn.worker_id).left_out] == ["bad"]
+
+
+def test_many_models_may_hang_without_taking_their_neighbours_out() -> None:
+    """Hangs count for the model: five ends of a worker within a minute would give the whole slice up."""
+    host = Agent()
+    host.serve(two())
+    for number in range(1, 8):
+        model_id = ModelId("bad" if number % 2 else "good")
+        name = f"worker-a-{number}"
+        host.hear(name, SliceFailed(SliceId("x"), incarnation(name), "it hung", model_id))
+        host.exit(name, code=70)
+        (spawn,) = spawns(host.until(host.now_ms + 150.0))
+        host.greet(spawn.worker_id)
+        host.ready(spawn.worker_id, "x")
+
+
+def test_a_model_that_the_slice_does_not_host_is_not_suspected() -> None:
+    host = Agent()
+    host.serve(two())
+    stranger = SliceFailed(SliceId("x"), incarnation("worker-a-1"), "it hung", ModelId("stranger"))
+    assert not [action for action in host.hear("worker-a-1", stranger) if isinstance(action, Warn)]
+    host.exit("worker-a-1", code=70)
+    (spawn,) = spawns(host.until(host.now_ms + 150.0))
+    assert hosted_by(host, spawn.worker_id).left_out == ()
+
+
+def test_hangs_long_ago_are_forgiven() -> None:
+    host = Agent()
+    host.serve(two())
+    for number in (1, 2, 3):
+        (spawn,) = spawns(hang(host, f"worker-a-{number}", 1))
+        assert hosted_by(host, spawn.worker_id).left_out == ()
+        host.ready(spawn.worker_id, "x")
+        host.until(host.now_ms + FORGIVEN_AFTER_MS + 1.0)
+
+
+def test_a_slice_that_is_wanted_otherwise_tries_its_models_anew() -> None:
+    host = Agent()
+    host.serve(two())
+    for times in (1, 2, 3):
+        (spawn,) = spawns(hang(host, f"worker-a-{times}", times))
+        host.greet(spawn.worker_id)
+        host.ready(spawn.worker_id, "x")
+    host.want()
+    host.exit("worker-a-4", code=0)
+    (spawn,) = spawns(host.want(two()))
+    assert hosted_by(host, spawn.worker_id).left_out == ()
+
+
+@pytest.mark.parametrize("is_overdue", [False, True])
+def test_a_model_whose_load_ends_or_hangs_its_process_is_left_out(is_overdue: bool) -> None:
+    host = Agent()
+    (spawn,) = spawns(host.want(two()))
+    for _ in range(3):
+        assert hosted_by(host, spawn.worker_id).left_out == ()
+        for model_id in ("good", "bad"):
+            host.hear(spawn.worker_id, Loading(SliceId("x"), ModelId(model_id)))
+        if is_overdue:
+            host.until(host.now_ms + LIMITS.load_ms)
+        host.exit(spawn.worker_id, code=-11)
+        (spawn,) = spawns(host.until(host.now_ms + 150.0))
+    (out,) = hosted_by(host, spawn.worker_id).left_out
+    assert out.model_id == "bad"
+    assert "while it loaded bad" in out.reason
+
+
+def test_a_worker_that_serves_and_does_not_answer_is_killed_and_started_again() -> None:
+    host = Agent()
+    host.serve(spec("x"))
+    host.silent.add(peer("worker-a-1"))
+    assert host.until(LIMITS.silence_ms - 1.0) == []
+    actions = host.until(LIMITS.silence_ms + 1.0)
+    assert [action.worker_id for action in actions if isinstance(action, Kill)] == ["worker-a-1"]
+    (report,) = reports(actions)
+    assert (report.status.state, report.status.reason) == ("lost", "its worker has not answered for 10 s")
+    host.exit("worker-a-1")
+    assert len(spawns(host.until(host.now_ms + 150.0))) == 1

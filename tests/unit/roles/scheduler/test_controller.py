@@ -17,6 +17,7 @@ from fabric.messages import (
     DrainAsked,
     Dropped,
     FrontendHello,
+    LeftOut,
     ModelsAdd,
     ModelSet,
     ModelsRemove,
@@ -126,12 +127,17 @@ class Stage:
 
     def start(self, node_id: NodeId, spec: SliceSpec) -> None:
         broken = [one.model_id for one in spec.models if one.model_id in self.failing]
-        if broken:
+        if len(broken) == len(spec.models):
             status = SliceStatus(spec.slice_id, FIRST, "failed", f"{broken[0]} does not load")
             self.hear(PeerId(f"node-{node_id}/00000001"), SliceChanged(node_id, status))
             return
-        replicas = tuple(ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms) for one in spec.models)
-        ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, ("ipc:///w",), replicas)
+        replicas = tuple(
+            ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms)
+            for one in spec.models
+            if one.model_id not in broken
+        )
+        left_out = tuple(LeftOut(spec.slice_id, model_id, f"{model_id} does not load") for model_id in broken)
+        ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, ("ipc:///w",), replicas, left_out)
         self.hear(PeerId(f"worker-{node_id}-0/00000001"), ready)
 
     def run(self, for_ms: float) -> None:
@@ -364,3 +370,51 @@ def test_a_model_may_be_named_twice_when_it_is_removed() -> None:
     stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"), ModelId("b"))))
     assert stage.code_of("b") == "ModelNotFound"
     assert stage.code_of("a") == ""
+
+
+def one_slice(*names: str, nodes: Sequence[str] = ("left",)) -> Stage:
+    return Stage(*map(model, names), nodes=[{"host": host} for host in nodes], placement="symphony")
+
+
+def test_a_slice_that_leaves_a_model_out_serves_the_others_and_says_why() -> None:
+    stage = two_nodes(model("a"))
+    stage.failing = {"b"}
+    spec = stage.running[NodeId("left")][SliceId("left/gpu0/0")]
+    stage.hear(PeerId("worker-left-0/00000002"), left_out_of(spec, "a"))
+    (report, *_) = stage.status().slices
+    assert (report.state, report.reason) == ("ready", "without b: it does not load")
+    assert [one.model_id for one in report.left_out] == ["b"]
+    assert stage.code_of("a") == ""
+
+
+def left_out_of(spec: SliceSpec, *hosted: str) -> SliceReady:
+    replicas = tuple(ReplicaInfo(ModelId(name), 8, (6.0,) * 8) for name in hosted)
+    left_out = (LeftOut(spec.slice_id, ModelId("b"), "it does not load"),)
+    second = Incarnation("00000002")
+    return SliceReady(spec.slice_id, second, NodeId("left"), spec.gpu, ("ipc:///w",), replicas, left_out)
+
+
+def test_a_model_that_cannot_be_loaded_is_not_added_and_its_neighbours_stay_as_they_are() -> None:
+    stage = one_slice("a")
+    before = stage.hosted()
+    stage.failing = {"b"}
+    stage.hear(OPERATOR, add("b"))
+    stage.run(1_000)
+    answer = stage.answer()
+    assert (answer.status, answer.code) == ("failed", "MoveFailed")
+    assert "cannot host b: b does not load" in answer.reason
+    assert stage.hosted() == before
+    assert stage.code_of("a") == ""
+
+
+def test_a_model_that_is_left_out_anyway_holds_no_move_of_its_neighbours_up() -> None:
+    stage = one_slice("a", "b")
+    stage.failing = {"b"}
+    for node_id, hosted in stage.running.items():
+        for spec in list(hosted.values()):
+            stage.hear(PeerId(f"worker-{node_id}-0/00000002"), left_out_of(spec, "a"))
+    assert stage.code_of("b") == "NoReplica"
+    stage.hear(OPERATOR, add("c"))
+    stage.run(1_000)
+    assert stage.answer().status == "ok"
+    assert [stage.code_of(name) for name in "abc"] == ["", "NoReplica", ""]

@@ -94,6 +94,16 @@ def test_a_line_of_its_log_does_not_explain_an_end() -> None:
     assert up.core.outcome == Outcome(1, "frontend-0 did not start: it ended with code 1")
 
 
+def test_a_cluster_that_serves_no_model_ends_with_the_reason() -> None:
+    up = Up()
+    for plan in PLANS:
+        up.feed(RoleServes(plan.role_id))
+    assert terminated(up.feed(Settled("slice x failed: no weights"))) == [FRONTEND]
+    for role_id in (FRONTEND, AGENT, SCHEDULER):
+        up.exit(role_id, 0)
+    assert up.core.outcome == Outcome(1, "no model can be served: slice x failed: no weights")
+
+
 @pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (3, 3), (0, 1), (127, 1)])
 def test_a_role_that_ends_before_it_served_ends_everything_with_its_words(code: int, exit_code: int) -> None:
     up = Up()

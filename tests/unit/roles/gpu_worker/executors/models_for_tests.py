@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -97,12 +98,33 @@ class PreIsNoMethod(Doubler):
     pre = 5
 
 
+class NotFinite(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"nan": batch["x"] / 0, "sum": batch["x"].sum(dim=1)}
+
+
 class Hungry(Doubler):
     """Has no memory for more than two rows whose sum is over 0."""
 
     def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if len(batch["x"]) > 2 and batch["x"].sum() > 0:
             torch.empty(1 << 50, dtype=torch.uint8)
+        return super().infer(batch)
+
+
+class HangsOnMinusThree(Doubler):
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if (batch["x"] == -3).any():
+            time.sleep(1_000)
+        return super().infer(batch)
+
+
+class KeepsTheLock(Doubler):
+    """For a minus four, the interpreter's lock for a quarter of an hour: the loop beside it stands as well."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if (batch["x"] == -4).any():
+            ctypes.PyDLL(None).sleep(900)
         return super().infer(batch)
 
 

@@ -264,3 +264,8 @@ def test_the_executor_stages_while_the_device_is_busy_and_survives_nonsense() ->
         assert by_name(ran.outputs)["total"].tolist() == [12, 15]
     finally:
         executor.close()
+
+
+def test_warming_up_finds_outputs_that_are_not_finite() -> None:
+    assert hosted().not_finite == ()
+    assert hosted("NotFinite").not_finite == ("nan",)

@@ -23,6 +23,7 @@ from roles.gpu_worker.executors.base import (
     Job,
     JobPart,
     JobRan,
+    LoadBegins,
     Loaded,
     LoadFailed,
     Rejected,
@@ -277,7 +278,7 @@ def wait_for(executor: ThreadExecutor, events: int = 1) -> list[ExecutorEvent]:
     taken: list[ExecutorEvent] = []
     while len(taken) < events:
         assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
-        taken += executor.take(64, 0.0)
+        taken += [event for event in executor.take(64, 0.0) if not isinstance(event, LoadBegins)]
     return taken
 
 
@@ -343,6 +344,38 @@ class Broken:
 
     def explain(self, error: BaseException) -> str:
         return str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["RaisesInLoad", "NoExample", "WrongBatch", "NotADict", "EmptyExample", "Nowhere"]
+)
+def test_a_model_that_cannot_be_loaded_leaves_only_itself_out(name: str) -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    try:
+        for models in ([name, "Doubler"], ["Doubler", name]):
+            specs = [
+                model_spec(each, (), 2, LoaderSpec(python=f"{MODELS}:{each}"), slo_ms=60_000.0)
+                for each in models
+            ]
+            executor.load(slice_spec(models=specs, device="cpu"))
+            (ready,) = wait_for(executor)
+            assert isinstance(ready, Loaded)
+            assert [replica.model_id for replica in ready.replicas] == ["Doubler"]
+            assert [left.model_id for left in ready.left_out] == [name]
+            assert ready.left_out[0].reason
+            executor.run(job(1, model_id="Doubler"), 0.0)
+            assert isinstance(wait_for(executor)[0], JobRan)
+    finally:
+        executor.close()
+
+
+def test_an_emulated_model_without_run_times_leaves_only_itself_out() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec(models=[model_spec("bad", (5.0,), 8), model_spec()]))
+    (ready,) = device.take(10, 0.0)
+    assert isinstance(ready, Loaded)
+    assert [replica.model_id for replica in ready.replicas] == [MODEL]
+    assert "1 run times" in ready.left_out[0].reason
 
 
 def test_a_poisoned_context_is_told_as_such() -> None:

@@ -100,6 +100,16 @@ def test_a_worker_answers_what_the_plain_call_would_bit_for_bit(channels_last: b
     assert np.array_equal(logits.array, plain.numpy())
 
 
+def test_random_weights_answer_in_a_sane_range_and_tell_pictures_apart() -> None:
+    """Untouched batch norms do not normalise: signals vanish here, and a ResNet-101's are over what float16 holds."""
+    spec = LoaderSpec(zoo="torchvision", arch="shufflenet_v2_x0_5")
+    pictures = picture_batch()["image"] * torch.tensor([1.0, 3.0]).view(2, 1, 1, 1)
+    with torch.inference_mode():
+        first, again = (load_model(spec, CPU).model.infer({"image": pictures})["logits"] for _ in range(2))
+    assert torch.equal(first, again)
+    assert 0.1 < float((first[0] - first[1]).abs().max()) <= 2 * float(first.abs().max()) < 1e3
+
+
 def test_half_precision_is_cast_on_the_device_and_answers_in_float32() -> None:
     with torch.inference_mode():
         half = load_model(LoaderSpec(zoo="torchvision", arch="squeezenet1_1", dtype="bfloat16"), CPU)
