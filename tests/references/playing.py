@@ -30,6 +30,8 @@ from policies.batching.base import (
 MARGIN_MS = 1e-5
 """Ours sends a batch so much before the moment after which it would be late (`policies/batching/moments.py`)."""
 
+APART_MS = 1e-3
+"""Between two requests at least, so that slices do not become free at one moment later."""
 SAME_MS = 0.01
 """The margin is there once for every batch of a row that follow each other on a slice."""
 
@@ -229,7 +231,7 @@ def differences(theirs: Played, ours: Played, kinds: Mapping[str, int] | None = 
 def random_setting(seed: int, *, requests: int = 300, classes: int | None = None) -> Setting:
     """One to twelve models with Zipf weights and bursts on slices of one to three speeds, from idle to overload.
 
-    Everything lies at random floats, so no two things happen at one moment.
+    Everything lies at random floats and requests are a little apart, so that hardly two things happen at one moment.
     """
     rng = random.Random(seed)
     count = rng.randint(1, 12)
@@ -260,7 +262,7 @@ def random_setting(seed: int, *, requests: int = 300, classes: int | None = None
     came = []
     at_ms = 0.0
     for _ in range(requests):
-        at_ms += rng.gammavariate(0.2, 5.0 / rate) if is_bursty else rng.expovariate(rate)
+        at_ms += APART_MS + (rng.gammavariate(0.2, 5.0 / rate) if is_bursty else rng.expovariate(rate))
         (model,) = rng.choices(models, weights)
         came.append((at_ms, model))
     is_varied = rng.random() < 0.3
