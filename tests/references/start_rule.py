@@ -100,6 +100,8 @@ class Device:
 class StartRule:
     """Plays what was heard, in order of time. `log`: what the worker did."""
 
+    tolerance_ms: float = TOLERANCE_MS
+    abort_ms: float = ABORT_MS
     log: list[Started | Ended] = field(default_factory=list)
     _waiting: list[RunHeard] = field(default_factory=list)
     _inputs: dict[int, dict[int, InputsHeard]] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class StartRule:
     def _moments(self) -> list[float]:
         ends = [device.ends_at_ms for device in self._device.values()]
         for run in self._waiting:
-            ends += [run.start_at_ms, run.latest_at_ms, run.expires_at_ms + TOLERANCE_MS]
+            ends += [run.start_at_ms, run.latest_at_ms, run.expires_at_ms + self.tolerance_ms]
         return ends
 
     def _hear(self, event: EventHeard) -> None:
@@ -139,7 +141,7 @@ class StartRule:
                     self._pool.remove(early)
                     self._accept(event, early)
         elif isinstance(event, PreemptHeard):
-            device, stopped_at_ms = self._device.get(event.slice_id), event.at_ms + ABORT_MS
+            device, stopped_at_ms = self._device.get(event.slice_id), event.at_ms + self.abort_ms
             if device is not None and device.run.number == event.number and stopped_at_ms < device.ends_at_ms:
                 device.ends_at_ms, device.status = stopped_at_ms, "preempted"
             for run in [one for one in self._waiting if one.number == event.number]:
@@ -185,7 +187,7 @@ class StartRule:
             if len(came) == len(run.parts) and not any(one.live for one in came.values()):
                 self._end(run, Ended(now_ms, run.number, "ok", 0, ()))
                 return True
-            if now_ms >= run.expires_at_ms + TOLERANCE_MS:
+            if now_ms >= run.expires_at_ms + self.tolerance_ms:
                 self._end(run, Ended(now_ms, run.number, "expired", 0, run.parts))
                 return True
         for slice_id in {run.slice_id for run in self._waiting} - set(self._device):
@@ -215,7 +217,10 @@ class StartRule:
         started = Started(now_ms, run.number, rows)
         self.log.append(started)
         status = "failed" if run.fails else "ok"
-        self._device[run.slice_id] = Device(run, started, now_ms + run.exec_ms, status)
+        self._device[run.slice_id] = Device(run, started, now_ms + self._exec_ms(started, run), status)
+
+    def _exec_ms(self, started: Started, run: RunHeard) -> float:
+        return run.exec_ms
 
     def _end(self, run: RunHeard, ended: Ended) -> None:
         self._waiting.remove(run)
