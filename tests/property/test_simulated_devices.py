@@ -74,7 +74,7 @@ def bandwidth_law(rng: random.Random) -> tuple[str, Profiles, Law]:
     run_ms = random_tables(rng, 1.0, 20.0, rises=True)
     l2, dram = random_tables(rng, 0.0, 90.0), random_tables(rng, 0.0, 90.0)
     c = [rng.uniform(-0.2, 1.5) for _ in range(4)] + [rng.uniform(0.8, 1.1)]
-    linear = LinearCoefficients(*c, is_scaled_by_share=True)
+    linear = LinearCoefficients(c[0], c[1], c[2], c[3], c[4], is_scaled_by_share=True)
     ours = {
         ModelId(name): TableProfile(
             {100: table},
