@@ -44,7 +44,8 @@ class LearnedWay:
     """What a way takes, for whoever plans for its end, in ms: its mean as a mean, and a margin for the rest.
 
     `start_ms`: a guess that counts as one sample; without one nothing is planned with before the first. The margin
-    follows the ends: about one answer of 400 comes late, and with what is dropped on purpose less than 1 % is lost.
+    follows the ends: about one answer of 400 comes late (more, where by less than 1 ms: ADR 0120), and with what is
+    dropped on purpose less than 1 % is lost.
     """
 
     SHARE_MAX: Final = 0.25

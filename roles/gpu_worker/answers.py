@@ -63,7 +63,8 @@ def answer_unsendable(message: Outputs | BatchFailed, error: LocalProtocolError)
 
 
 def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Done:
-    """The end of a batch of which some inputs may be missing."""
+    """The end of a batch of which some inputs may be missing: it waited for those until its start, not for the device."""
+    has_waited_in_line = batch.is_complete and status != "expired"
     return Done(
         batch_id=batch.run.batch_id,
         slice_id=batch.run.slice_id,
@@ -72,7 +73,7 @@ def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Do
         ran=ran,
         missing=batch.missing(),
         transfer_ms=batch.delay_ms,
-        queue_ms=batch.queue_ms if status != "expired" else 0.0,
+        queue_ms=batch.queue_ms if has_waited_in_line else 0.0,
         exec_ms=exec_ms,
     )
 

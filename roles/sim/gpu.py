@@ -120,7 +120,7 @@ class SimulatedSlice:
         if job is not None and job.run.batch_id == batch_id:
             self._job = self.running = None
             job.finished_at_ms = now_ms
-            job.parts = ()
+            job.parts = job.missing = ()  # all are granted again already
             self._world.ran(self, job)
         else:
             job = next((waiting for waiting in self._waiting if waiting.run.batch_id == batch_id), None)
@@ -152,7 +152,9 @@ class SimulatedSlice:
             self._world.schedule(job.expires_at_ms, self._expire, job)
 
     def _expire(self, job: Job, now_ms: float) -> None:
-        if job in self._waiting:
+        if (
+            job in self._waiting and self._job is not None
+        ):  # else it goes itself, at this moment at the latest
             self._waiting.remove(job)
             job.missing = job.run.parts
             self._report(job, "expired", now_ms)

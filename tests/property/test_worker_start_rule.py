@@ -1,0 +1,240 @@
+"""A worker starts and ends each batch when a plain reading of the rules says so, with the requests that it says."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+from fabric.ids import BatchId, SliceId
+from fabric.messages import Done, Part, Preempt
+from roles.core import SCHEDULER, Handle, Heard, Send, Tick
+from roles.gpu_worker.events import Abort, BatchRan, Execute, InputsCame, WorkerEvent
+from roles.gpu_worker.executors.base import RunAborted, RunFailed
+from tests.references.start_rule import (
+    ABORT_MS,
+    Ended,
+    EventHeard,
+    InputsHeard,
+    PreemptHeard,
+    RunHeard,
+    Started,
+    StartRule,
+)
+from tests.worker_builders import BOOT, inputs, part, run_batch, serving_core, slice_spec
+
+HISTORIES = 400
+SLICES = ("node-0/gpu0/0", "node-0/gpu0/1")
+FRONTENDS = ("frontend-0", "frontend-1", "frontend-2")
+SAME_MS = 1e-6
+
+
+def random_history(seed: int) -> list[tuple[EventHeard, float]]:
+    """Events as a worker hears them, and how late each Run is by then. All at random floats: nothing ties."""
+    rng = random.Random(seed)
+    span_ms = rng.choice((30.0, 100.0, 400.0))
+    is_rough = rng.random() < 0.5  # inputs that are lost, late, wrong, large; batches that are preempted
+    history: list[tuple[EventHeard, float]] = []
+    for number in range(rng.randint(1, 14)):
+        slice_id = rng.choice(SLICES[: rng.choice((1, 2))])
+        at_ms, late_ms = rng.uniform(0, span_ms), rng.choice((0.0, rng.uniform(0, 3)))
+        start_in_ms = rng.choice((0.0, rng.uniform(0, 15)))
+        latest_in_ms = start_in_ms + rng.choice((0.0, rng.uniform(0, 15)))
+        expires_in_ms = latest_in_ms + rng.choice((0.0, rng.uniform(0, 30)))
+        sent_at_ms = at_ms - late_ms
+        parts = tuple(
+            (frontend, tuple(range(first, first + rng.randint(1, 4))))
+            for frontend in rng.sample(FRONTENDS, rng.randint(1, 3))
+            for first in [rng.randint(0, 50)]
+        )
+        run = RunHeard(
+            at_ms,
+            number,
+            slice_id,
+            sent_at_ms + start_in_ms,
+            sent_at_ms + latest_in_ms,
+            sent_at_ms + expires_in_ms,
+            parts,
+            rng.uniform(0.5, 20),
+            is_rough and rng.random() < 0.1,
+        )
+        history.append((run, late_ms))
+        for place, (frontend, seqs) in enumerate(parts):
+            if is_rough and rng.random() < 0.15:
+                continue
+            off_ms = rng.uniform(-70, 40) if is_rough and rng.random() < 0.3 else rng.uniform(-2, 8)
+            live = tuple(seq for seq in seqs if rng.random() < rng.choice((1.0, 1.0, 0.6, 0.0)))
+            came = InputsHeard(
+                max(0.0, at_ms + off_ms),
+                number,
+                slice_id,
+                place,
+                frontend,
+                live,
+                rng.choice((100, 100, 30 * 2**20)) if is_rough else 100,
+            )
+            history.append((came, 0.0))
+            if is_rough and rng.random() < 0.3:
+                history.append((wrong_inputs(rng, came), 0.0))
+        if is_rough and rng.random() < 0.2:
+            history.append((PreemptHeard(at_ms + rng.uniform(0, 30), number, slice_id), 0.0))
+    return sorted(history, key=lambda one: one[0].at_ms)
+
+
+def wrong_inputs(rng: random.Random, right: InputsHeard) -> InputsHeard:
+    """The same again, or such as do not belong there; nothing of it may count."""
+    at_ms = max(0.0, right.at_ms + rng.uniform(-5, 20))
+    return rng.choice(
+        (
+            replace(right, at_ms=max(at_ms, right.at_ms + 0.1)),
+            replace(right, at_ms=at_ms, part=7),
+            replace(right, at_ms=at_ms, frontend="frontend-9"),
+            replace(right, at_ms=at_ms, live=(*right.live, 99)),
+            replace(right, at_ms=at_ms, is_for_another_incarnation=True),
+        )
+    )
+
+
+class Played:
+    """The same, heard by a worker's core that is woken when it asks to be, and at `ticks_at_ms` for nothing."""
+
+    def __init__(self, history: list[tuple[EventHeard, float]], ticks_at_ms: list[float]) -> None:
+        self.log: list[Started | Ended] = []
+        self._core = serving_core(*map(slice_spec, SLICES))
+        self._runs = {event.number: event for event, _ in history if isinstance(event, RunHeard)}
+        self._heap: list[tuple[float, int, WorkerEvent]] = []
+        self._order = count()
+        self._sender: dict[Handle, str] = {}
+        self._ends_at_ms: dict[int, float] = {}  # of what runs
+        for event, late_ms in history:
+            message = heard(event, late_ms)
+            if isinstance(message, InputsCame):
+                self._sender[message.payload] = message.inputs.frontend_id
+            self._plan(event.at_ms, message)
+        for at_ms in ticks_at_ms:
+            self._plan(at_ms, Tick())
+
+    def play(self) -> list[Started | Ended]:
+        """All of it."""
+        while True:
+            wake_at_ms = self._core.wake_at_ms
+            if wake_at_ms is not None and (not self._heap or wake_at_ms < self._heap[0][0]):
+                self._hear(Tick(), wake_at_ms)
+            elif self._heap:
+                at_ms, _, event = heapq.heappop(self._heap)
+                self._hear(event, at_ms)
+            else:
+                return self.log
+
+    def _plan(self, at_ms: float, event: WorkerEvent) -> None:
+        heapq.heappush(self._heap, (at_ms, next(self._order), event))
+
+    def _hear(self, event: WorkerEvent, now_ms: float) -> None:
+        if isinstance(event, BatchRan | RunFailed | RunAborted):
+            if self._ends_at_ms.get(event.batch_id) != now_ms:
+                return  # it was stopped before
+            del self._ends_at_ms[event.batch_id]
+        for action in self._core.handle(event, now_ms):
+            match action:
+                case Execute(run, parts):
+                    rows = tuple((self._sender[one.payload], one.live_seqs) for one in parts)
+                    self.log.append(Started(now_ms, run.batch_id, rows))
+                    self._execute(self._runs[run.batch_id], now_ms)
+                case Abort(slice_id, batch_id) if now_ms + ABORT_MS < self._ends_at_ms[batch_id]:
+                    self._ends_at_ms[batch_id] = now_ms + ABORT_MS
+                    self._plan(now_ms + ABORT_MS, RunAborted(slice_id, batch_id))
+                case Send(_, Done() as done):
+                    self.log.append(ended(done, now_ms))
+                case _:
+                    pass
+
+    def _execute(self, run: RunHeard, now_ms: float) -> None:
+        slice_id, batch_id = SliceId(run.slice_id), BatchId(run.number)
+        self._ends_at_ms[batch_id] = ends_at_ms = now_ms + run.exec_ms
+        if run.fails:
+            self._plan(ends_at_ms, RunFailed(slice_id, batch_id, "it raised"))
+        else:
+            self._plan(ends_at_ms, BatchRan(slice_id, batch_id, Handle(10**6 + batch_id), (), run.exec_ms))
+
+
+def heard(event: EventHeard, late_ms: float) -> WorkerEvent:
+    """The message, as it comes."""
+    if isinstance(event, RunHeard):
+        sent_at_ms = event.at_ms - late_ms
+        return run_batch(
+            *(part((seqs[0], len(seqs)), frontend_id=frontend) for frontend, seqs in event.parts),
+            batch_id=event.number,
+            slice_id=event.slice_id,
+            start_in_ms=event.start_at_ms - sent_at_ms,
+            latest_in_ms=event.latest_at_ms - sent_at_ms,
+            expires_in_ms=event.expires_at_ms - sent_at_ms,
+            late_ms=late_ms,
+        )
+    if isinstance(event, PreemptHeard):
+        return Heard(SCHEDULER, Preempt(BatchId(event.number), SliceId(event.slice_id)))
+    return inputs(
+        *event.live,
+        batch_id=event.number,
+        number=event.part,
+        frontend_id=event.frontend,
+        slice_id=event.slice_id,
+        incarnation="0ddba115" if event.is_for_another_incarnation else BOOT,
+        size_bytes=event.size_bytes,
+    )
+
+
+def ended(done: Done, now_ms: float) -> Ended:
+    """The end as the scheduler hears it."""
+    missing = tuple((str(one.frontend_id), seqs_of(one)) for one in done.missing)
+    has_run = done.exec_ms > 0 or done.status == "failed"
+    times_ms = (done.transfer_ms, done.queue_ms) if has_run else ()
+    return Ended(now_ms, done.batch_id, done.status, done.ran, missing, *times_ms)
+
+
+def seqs_of(one: Part) -> tuple[int, ...]:
+    return tuple(seq for run in one.runs for seq in range(run.first_seq, run.first_seq + run.count))
+
+
+def in_order(log: list[Started | Ended]) -> list[Started | Ended]:
+    """By time; what one moment brings to several batches may come in any order."""
+    return sorted(log, key=lambda one: (round(one.at_ms, 4), one.number, isinstance(one, Ended)))
+
+
+def same(one: Started | Ended, other: Started | Ended) -> bool:
+    if isinstance(one, Started) and isinstance(other, Started):
+        return replace(one, at_ms=other.at_ms) == other and abs(one.at_ms - other.at_ms) < SAME_MS
+    if isinstance(one, Ended) and isinstance(other, Ended):
+        times_ms = [
+            (one.at_ms, other.at_ms),
+            (one.transfer_ms, other.transfer_ms),
+            (one.queue_ms, other.queue_ms),
+        ]
+        is_same = replace(one, at_ms=0.0, transfer_ms=0.0, queue_ms=0.0) == replace(
+            other, at_ms=0.0, transfer_ms=0.0, queue_ms=0.0
+        )
+        return is_same and all(abs(left - right) < SAME_MS for left, right in times_ms)
+    return False
+
+
+def test_every_batch_starts_and_ends_as_the_rules_say() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(HISTORIES):
+        history = random_history(seed)
+        reference = StartRule()
+        reference.play([event for event, _ in history])
+        rng = random.Random(f"{seed}/ticks")
+        ours = Played(history, [rng.uniform(0, 500) for _ in range(rng.choice((0, 20)))]).play()
+        theirs = in_order(reference.log)
+        wrong = [pair for pair in zip(theirs, in_order(ours), strict=False) if not same(*pair)]
+        assert not wrong, f"history {seed}: reference {wrong[0][0]}, ours {wrong[0][1]}"
+        assert len(theirs) == len(ours), f"history {seed}"
+        seen.update(one.status if isinstance(one, Ended) else "started" for one in theirs)
+        seen["ran with parts missing"] += sum(
+            isinstance(one, Ended) and one.ran > 0 and bool(one.missing) for one in theirs
+        )
+    assert all(
+        seen[what] >= 20
+        for what in ("started", "ok", "failed", "expired", "preempted", "ran with parts missing")
+    ), seen
