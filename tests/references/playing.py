@@ -228,6 +228,23 @@ def differences(theirs: Played, ours: Played, kinds: Mapping[str, int] | None = 
     return found
 
 
+def is_tie(setting: Setting, theirs: Played, ours: Played) -> bool:
+    """Whether two slices were free at one moment where the two first differ: which of them is looked at first is chance."""
+    delays_ms = {model.name: model.delay_ms for model in setting.models}
+    run_ms = {gpu.name: gpu.run_ms for gpu in setting.gpus}
+    free_at_ms = {gpu.name: 0.0 for gpu in setting.gpus}
+    for one, other in zip(theirs.sent, ours.sent, strict=False):
+        if one.numbers != other.numbers or one.gpu != other.gpu:
+            delay_ms = delays_ms[one.model]
+            at_once = [
+                moment for moment in free_at_ms.values() if abs(moment - delay_ms - one.at_ms) < SAME_MS
+            ]
+            return len(at_once) > 1
+        start_at_ms = max(one.at_ms + delays_ms[one.model], free_at_ms[one.gpu])
+        free_at_ms[one.gpu] = start_at_ms + run_ms[one.gpu][one.model][len(one.numbers) - 1]
+    return False
+
+
 def random_setting(seed: int, *, requests: int = 300, classes: int | None = None) -> Setting:
     """One to twelve models with Zipf weights and bursts on slices of one to three speeds, from idle to overload.
 
