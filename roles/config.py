@@ -15,7 +15,6 @@ import msgspec
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.limits import DURATION_MAX_MS
 from policies.batching import discipline_options
 from policies.options import shown
 from profiles.gpu import GIB, MIB, gpu_profile
@@ -163,6 +162,8 @@ def _model(
         memory_bytes = int(
             finite(section.memory_mb, f"{where}.memory_mb", at_most=MEMORY_GB_MAX * 1024) * MIB
         )
+    if section.run_limit_ms is not None:
+        finite(section.run_limit_ms, f"{where}.run_limit_ms", over=0, at_most=DURATION_MS_MAX)
     steps, weight = rate
     return ModelConfig(
         model_id=ModelId(section.name),
@@ -175,8 +176,7 @@ def _model(
         loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
         priority=whole(section.priority, f"{where}.priority", -PRIORITY_MAX, PRIORITY_MAX),
-        run_limit_ms=section.run_limit_ms
-        and finite(section.run_limit_ms, f"{where}.run_limit_ms", over=0, at_most=DURATION_MAX_MS),
+        run_limit_ms=section.run_limit_ms,
     )
 
 

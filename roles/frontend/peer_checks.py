@@ -27,7 +27,7 @@ from fabric.messages import (
     StatusAsked,
 )
 from roles.core import SCHEDULER
-from roles.frontend.requests import Pending, Request, Stage
+from roles.frontend.requests import Pending, Place, Request, Stage
 from roles.peer_checks import NOT_OWNER, Offences, PeerChecks, Verdict, anybody
 
 A_WORKER: Final = PeerId("")
@@ -62,7 +62,7 @@ class FrontendPeerChecks:
     def granted(self, message: Outputs | BatchFailed, now_ms: float) -> Iterator[tuple[int, Request]]:
         """Place and request of each seq that was granted to that batch, one by one: an answered one is not pending.
 
-        Others have been answered already, or are not that batch's.
+        Others have been answered already, were granted to another batch since, or are not that batch's.
         """
         for row, seq in enumerate(message.seqs):
             request = self._pending.with_seq(message.model_id, seq)
@@ -73,14 +73,20 @@ class FrontendPeerChecks:
             place = request.former_place if is_former else request.place
             if place is None or (not is_former and request.stage is not Stage.GRANTED):
                 self.offences.counters["late_results"] += 1
-            elif place.slice_id != message.slice_id or place.batch_id != message.batch_id:
+            elif _is_of(place, message):
+                yield row, request
+            elif any(_is_of(stopped, message) for stopped in request.stopped):
+                self.offences.counters["late_results"] += 1
+            else:
                 what = (
                     f"request {seq} of model {message.model_id} was not granted to batch {message.batch_id}"
                 )
                 self._note(f"{what} on {message.slice_id}", now_ms)
-            else:
-                yield row, request
 
     def _note(self, text: str, now_ms: float) -> None:
         error = RemoteProtocolError(text, NOT_OWNER)
         self.offences.note(A_WORKER, error, now_ms, may_cut_off=False)
+
+
+def _is_of(place: Place, message: Outputs | BatchFailed) -> bool:
+    return place.slice_id == message.slice_id and place.batch_id == message.batch_id

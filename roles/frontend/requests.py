@@ -29,6 +29,7 @@ from roles.frontend.runs import AnnouncedRun
 
 NO_SEQ = -1
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
+_STOPPED_MAX = 8  # a result of an even earlier grant is counted as nobody's
 
 
 class Stage(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each step needs two
@@ -101,6 +102,7 @@ class Request:
     announced_at_ms: float = 0.0
     run: AnnouncedRun | None = None  # while the scheduler has it queued
     place: Place | None = None  # while granted
+    stopped: tuple[Place, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
     has_lost_worker: bool = False
 
@@ -204,6 +206,8 @@ class Pending:
 
     def enter_slice(self, request: Request, place: Place) -> None:
         """Granted to a slice, and no longer to the one before."""
+        if request.place is not None:
+            request.stopped = (*request.stopped, request.place)[-_STOPPED_MAX:]
         self.leave_slice(request)
         request.place = place
         self._by_slice.setdefault(place.slice_id, {})[request] = None

@@ -51,7 +51,7 @@ def test_a_padded_table_takes_its_first_entry_for_smaller_batches() -> None:
         ({1: math.nan}, "every entry must be over 0"),
         ({1: math.inf}, "every entry must be over 0"),
         ({"one": 5.0}, "'one' is not a batch size"),
-        ({0: 5.0}, "0 is not a batch size"),
+        ({0: 5.0}, "'0' is not a batch size"),
         ({10**9: 5.0}, "is not a batch size"),
         ({1: 5.0, "1": 6.0}, "twice"),
     ],

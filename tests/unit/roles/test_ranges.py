@@ -50,6 +50,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "models.weight": {**model(weight=x), "rate_rps": 5},
         "models.memory_mb": model(memory_mb=x),
         "models.priority": model(priority=x),
+        "models.run_limit_ms": model(run_limit_ms=x),
         "arrival.shape": model(arrival={"process": "gamma", "shape": x}),
         "arrival.phase": model(arrival={"process": "uniform", "phase": x}),
         "profile.alpha_ms": model(profile={"alpha_ms": x, "beta_ms": 5}),

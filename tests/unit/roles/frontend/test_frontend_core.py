@@ -524,7 +524,10 @@ def test_of_several_grants_only_the_newest_counts() -> None:
     [inputs] = pushed(core.handle(grant((0, 2), batch_id=2, slice_id="other"), 5.0))
     assert (inputs.batch_id, inputs.slice_id, inputs.live_seqs) == (2, "other", (0, 1))
     assert core.handle(directory(slices=[slice_info("other")]), 6.0) == [DropSlice(SLICE, WORKER_BOOT)]
-    assert answers(core.handle(computed(0, 1, batch_id=2), 7.0)) == [1, 2]
+    assert answers(core.handle(computed(0, 1, batch_id=1), 6.5)) == []
+    assert core.counters["late_results"] == 2
+    assert answers(core.handle(computed(0, 1, batch_id=2, slice_id="other"), 7.0)) == [1, 2]
+    assert core.counters.get("offences_not_owner", 0) == 0
 
 
 def test_a_batch_that_was_stopped_says_nothing_of_its_requests_any_more() -> None:
@@ -534,6 +537,8 @@ def test_a_batch_that_was_stopped_says_nothing_of_its_requests_any_more() -> Non
     core.handle(grant((0, 2), batch_id=2), 5.0)
     failed = BatchFailed(BatchId(1), SLICE, DIGITS, (0, 1), "Internal", "stopped")
     assert core.handle(WorkerSaid(failed), 6.0) == []
+    assert core.counters["late_results"] == 2, "it did nothing wrong"
+    assert core.counters.get("offences_not_owner", 0) == 0
     assert core.handle(Unpushed(former), 6.0) == []
     assert core.handle(SchedulerSaid(Returned(BatchId(1), DIGITS, (SeqRun(0, 2),), "")), 6.0) == []
     assert answers(core.handle(computed(0, 1, batch_id=2), 7.0)) == [1, 2]
