@@ -233,15 +233,14 @@ def is_tie(setting: Setting, theirs: Played, ours: Played) -> bool:
     delays_ms = {model.name: model.delay_ms for model in setting.models}
     run_ms = {gpu.name: gpu.run_ms for gpu in setting.gpus}
     free_at_ms = {gpu.name: 0.0 for gpu in setting.gpus}
+    freed_at_ms: list[float] = []
     for one, other in zip(theirs.sent, ours.sent, strict=False):
         if one.numbers != other.numbers or one.gpu != other.gpu:
-            delay_ms = delays_ms[one.model]
-            at_once = [
-                moment for moment in free_at_ms.values() if abs(moment - delay_ms - one.at_ms) < SAME_MS
-            ]
-            return len(at_once) > 1
+            at_ms = one.at_ms + delays_ms[one.model]
+            return sum(abs(moment - at_ms) < SAME_MS for moment in freed_at_ms) > 1
         start_at_ms = max(one.at_ms + delays_ms[one.model], free_at_ms[one.gpu])
         free_at_ms[one.gpu] = start_at_ms + run_ms[one.gpu][one.model][len(one.numbers) - 1]
+        freed_at_ms.append(free_at_ms[one.gpu])
     return False
 
 
