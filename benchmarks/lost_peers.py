@@ -47,7 +47,7 @@ from roles.scheduler.settings import SchedulerSettings
 
 MODELS = tuple(ModelId(f"m{number}") for number in range(4))
 SLICES = tuple(SliceId(f"local/gpu{number}/0") for number in range(8))
-NODE, AGENT, WORKER = NodeId("local"), PeerId("node-local/0"), PeerId("worker-0/0")
+NODE, AGENT = NodeId("local"), PeerId("node-local/0")
 LEFT, RIGHT = PeerId("frontend-0/0"), PeerId("frontend-1/0")
 SLO_MS = 10_000.0
 EXEC_MS = tuple(0.1 * b + 4.0 for b in range(1, 65))
@@ -68,7 +68,7 @@ class Stage:
     longest_ms: float = 0.0
     in_time: int = 0
     missed: int = 0
-    ends: list[tuple[float, int, Done]] = field(default_factory=list)
+    ends: list[tuple[float, int, PeerId, Done]] = field(default_factory=list)
     ties: Iterator[int] = field(default_factory=count)
     free_at_ms: dict[SliceId, float] = field(default_factory=dict)
     rights: dict[BatchId, int] = field(default_factory=dict)
@@ -78,6 +78,7 @@ class Stage:
         began_s = time.thread_time()
         actions = self.core.handle(event, self.now_ms)
         self.longest_ms = max(self.longest_ms, (time.thread_time() - began_s) * 1e3)
+        assert not self.core.offences.counters, "the peers here say what real ones say"
         for action in actions:
             self.take(action)
 
@@ -99,7 +100,7 @@ class Stage:
                     0.0,
                     EXEC_MS[size - 1],
                 )
-                heappush(self.ends, (ends_ms, next(self.ties), done))
+                heappush(self.ends, (ends_ms, next(self.ties), action.peer, done))
                 right = sum(
                     run.count for part in batch.parts if part.frontend_id == "frontend-1" for run in part.runs
                 )
@@ -122,9 +123,9 @@ class Stage:
                 break
             self.now_ms = max(self.now_ms, next_ms)
             if end_at_ms <= next_ms:
-                done = heappop(self.ends)[2]
+                _, _, worker, done = heappop(self.ends)
                 self.rights.pop(done.batch_id, None)
-                self.hear(Heard(WORKER, done))
+                self.hear(Heard(worker, done))
             else:
                 self.hear(Tick())
         self.now_ms = until_ms
@@ -141,15 +142,16 @@ def stage(batching: str) -> Stage:
         made.hear(Heard(peer, FrontendHello(FrontendId(f"frontend-{number}"), Incarnation("0"), ())))
     made.hear(Heard(AGENT, NodeHello(NODE, Incarnation("0"), (), ())))
     for one in SLICES:
-        made.hear(Heard(WORKER, ready(one, "0", EXEC_MS)))
+        made.hear(ready(one, "0", EXEC_MS))
     made.run(5.0)
     return made
 
 
-def ready(slice_id: SliceId, boot: str, exec_ms: tuple[float, ...]) -> SliceReady:
+def ready(slice_id: SliceId, boot: str, exec_ms: tuple[float, ...]) -> Heard:
     """A slice is warm."""
     replicas = tuple(ReplicaInfo(one, len(exec_ms), exec_ms) for one in MODELS)
-    return SliceReady(slice_id, Incarnation(boot), NODE, 0, ("ipc:///w",), replicas)
+    message = SliceReady(slice_id, Incarnation(boot), NODE, 0, ("ipc:///w",), replicas)
+    return Heard(PeerId(f"worker-{NODE}-0/{boot}"), message)
 
 
 def lose(batching: str, queued: int, event: Event) -> Stage:
@@ -185,8 +187,8 @@ def restart(made: Stage, draws: random.Random, first: int, last: int) -> None:
         made.hear(Heard(AGENT, SliceChanged(NODE, status)))
         measured = tuple(ms * (1 + 0.1 * draws.random()) for ms in (1.0,) * len(EXEC_MS))
         exec_ms = tuple(sum(measured[: b + 1]) * 0.1 + 4.0 for b in range(len(EXEC_MS)))
-        made.hear(Heard(WORKER, ready(slice_id, str(number), exec_ms)))
-        stranger = PeerId(f"node-{number}/0")
+        made.hear(ready(slice_id, str(number), exec_ms))
+        stranger = PeerId(f"node-n{number}/0")
         gpus = (GpuInfo(0, "generic", "emulated"),)
         made.hear(Heard(stranger, NodeHello(NodeId(f"n{number}"), Incarnation("0"), gpus, ())))
         made.hear(Lost(stranger, "silent"))

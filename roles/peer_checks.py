@@ -77,7 +77,7 @@ class Offences:
         """For the log, until somebody takes them."""
         self._offenders: dict[PeerId, _Offender] = {}
         self.cut_off: dict[PeerId, float] = {}
-        """Until when each."""
+        """Until when each, in that order."""
         self._second_at_ms = 0.0
         self._lines_in_second = 0
 
@@ -105,14 +105,16 @@ class Offences:
 
     def is_cut_off(self, peer: PeerId, now_ms: float) -> bool:
         """Whether what it says is not to be looked at; asked once for each of its messages, which it counts."""
-        until_ms = self.cut_off.get(peer)
-        if until_ms is None:
-            return False
-        if now_ms >= until_ms:
-            del self.cut_off[peer]
+        while (first := next(iter(self.cut_off), None)) is not None and self.cut_off[first] <= now_ms:
+            del self.cut_off[first]
+        if peer not in self.cut_off:
             return False
         self.counters["messages_ignored"] += 1
         return True
+
+    def forget(self, peer: PeerId) -> None:
+        """It is lost. One that is cut off stays so for its time, for it may be back at once."""
+        self._offenders.pop(peer, None)
 
     def _offender(self, peer: PeerId, now_ms: float) -> _Offender:
         offender = self._offenders.get(peer)

@@ -111,7 +111,8 @@ class Cluster:
         self.batches = 0
         self.shapes = dict(shapes)
         self.dead_frontends: set[PeerId] = set()
-        self.dead_nodes: set[NodeId] = set()
+        self.strangers: set[NodeId] = set()
+        self.peers: set[PeerId] = set()
         self.frontends: dict[FrontendId, PeerId] = {}
         self.agents: dict[NodeId, PeerId] = {}
         self.workers: dict[SliceId, Worker] = {}
@@ -183,7 +184,7 @@ class Cluster:
     def agent_comes(self, node_id: NodeId, *, knows_slices: bool, is_outlived: bool = False) -> None:
         """Its next incarnation where it is there already."""
         number = next(self._numbers)
-        peer = self.agents[node_id] = PeerId(f"agent-{node_id}/{number}")
+        peer = self.agents[node_id] = PeerId(f"node-{node_id}/{number}")
         alive = [
             (slice_id, one)
             for slice_id, one in self.workers.items()
@@ -199,8 +200,8 @@ class Cluster:
     def stranger_comes_and_goes(self) -> None:
         """A node that nobody planned with."""
         node_id = NodeId(f"stranger-{next(self._numbers)}")
-        peer = PeerId(f"{node_id}/1")
-        self.dead_nodes.add(node_id)
+        peer = PeerId(f"node-{node_id}/1")
+        self.strangers.add(node_id)
         self.hear(peer, NodeHello(node_id, Incarnation("1"), (GpuInfo(0, "generic", "emulated"),), ()))
         self.hear(peer, Telemetry(node_id, (), ()))
         self.handle(Lost(peer, "silent"))
@@ -213,15 +214,21 @@ class Cluster:
     def slice_comes(self, slice_id: SliceId, scale: float = 1.0) -> None:
         """Its process is warm; another one where one was. A worker process may host two slices."""
         node_id, spec = self.wanted[slice_id]
-        number = next(self._numbers)
-        incarnation = Incarnation(str(number))
+        worker = self.workers.get(slice_id)
+        peer, incarnation = self._process(node_id)
+        while worker is not None and worker.peer == peer:
+            peer, incarnation = self._process(node_id)
         tables = {
             one.model_id: tuple(min(1e9, ms * scale) for ms in SHAPES[self.shapes[one.model_id]])
             for one in spec.models
         }
-        peer = PeerId(f"worker-{node_id}/{number // 2}")
         self.workers[slice_id] = Worker(peer, incarnation, tables)
         self._announce(slice_id)
+
+    def _process(self, node_id: NodeId) -> tuple[PeerId, Incarnation]:
+        """A worker process; now and then that of the slice before."""
+        number = next(self._numbers) // 2
+        return PeerId(f"worker-{node_id}-{number}/{number}"), Incarnation(str(number))
 
     def slice_shrinks(self, slice_id: SliceId, share: float) -> None:
         """Its batches are smaller from now on, or as large as they were again."""
@@ -244,7 +251,7 @@ class Cluster:
         worker = self.workers.pop(slice_id, None)
         if worker is not None and slice_id in self.wanted:
             node_id, _ = self.wanted[slice_id]
-            agent = self.agents.get(node_id, PeerId("agent/0"))
+            agent = self.agents.get(node_id, PeerId(f"node-{node_id}/0"))
             status = SliceStatus(slice_id, worker.incarnation, state, "it ended")
             self.hear(agent, SliceChanged(node_id, status))
 
@@ -333,7 +340,7 @@ class Cluster:
     def say_stale(self) -> None:
         """What a worker said of a batch that was given up comes late."""
         if self._stale:
-            self.hear(PeerId("worker/0"), self._stale.popleft())
+            self.hear(PeerId("worker-n-0/0"), self._stale.popleft())
 
     def ask_status(self) -> None:
         self.hear(OPERATOR, StatusAsked())
@@ -383,6 +390,7 @@ class Cluster:
     # ------------------------------------------------------------ what the core says
 
     def hear(self, peer: PeerId, message: AnyMessage, late_ms: float = 0.0) -> None:
+        self.peers.add(peer)
         self.handle(Heard(peer, message, late_ms))
 
     def handle(self, event: Heard | Lost | Tick) -> None:
@@ -489,8 +497,13 @@ class Cluster:
         assert not any(batches._on_slice.values())
         self.wait(2_500.0)
         names = texts_within(self.core)
-        assert not names & self.dead_frontends
-        assert not names & self.dead_nodes
+        assert not names & self.peers - {OPERATOR, PLANNER}
+        assert not names & self.strangers
+        offences = {
+            reason: n for reason, n in self.core.offences.counters.items() if reason.startswith("offences_")
+        }
+        assert offences.pop("offences_not_owner", 0) == len(self.strangers)
+        assert offences.keys() <= {"offences_other_plan"}, "they say what real ones say"
 
 
 def _hints(spec: SliceSpec) -> tuple[ReplicaHint, ...]:

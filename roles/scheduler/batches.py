@@ -143,8 +143,8 @@ class Batches:
 
     def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> Sequence[Decision]:
         slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
-        fleet = self._fleet
-        record = fleet.slices[slice_id]
+        frontend_ids = self._fleet.frontend_ids
+        record = self._fleet.slices[slice_id]
         worker, incarnation = record.worker, record.incarnation
         assert worker is not None, "the discipline knows ready slices only"
         batch_id = BatchId(self._next_batch)
@@ -154,13 +154,6 @@ class Batches:
         parts: list[Part] = []
         grants: list[Send] = []
         for peer, runs in by_frontend(dispatch.runs).items():
-            frontend_id = fleet.frontend_ids.get(peer)
-            if frontend_id is None:
-                # It has not said hello, because we are new here: it sees that it is not listed, and announces them all
-                # again. (One that is lost takes its requests with it at that moment.)
-                actions.append(Send(peer, fleet.directory()))
-                self.forget_frontend(peer, now_ms)
-                continue
             grant = Grant(
                 batch_id,
                 slice_id,
@@ -174,9 +167,8 @@ class Batches:
                 dispatch.reason,
             )
             grants.append(Send(peer, grant))
-            parts.append(Part(frontend_id, runs))
-        if not parts:
-            return self._discipline.slice_free(slice_id, self.free_at_ms(slice_id, now_ms), now_ms)
+            # Only who is listed has requests queued, and whoever is lost takes them along at that moment.
+            parts.append(Part(frontend_ids[peer], runs))
         self._next_batch += 1
         flights = self._on_slice.get(slice_id)
         if flights is None:

@@ -337,8 +337,9 @@ class SchedulerCore:
         return actions
 
     def _on_lost(self, peer: PeerId, reason: str, now_ms: float) -> Sequence[Send]:
-        self._batches.forget_frontend(peer, now_ms)  # also what came before it said hello
+        self._checks.forget(peer)
         if self._fleet.frontend_lost(peer) is not None:
+            self._batches.forget_frontend(peer, now_ms)
             self._news.came(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)

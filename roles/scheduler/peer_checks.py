@@ -89,6 +89,11 @@ class SchedulerPeerChecks(PeerChecks):
             rules[PlanMade] = _plan_made
         super().__init__(rules, Offences(), frozenset({PLANNER}))
 
+    def forget(self, peer: PeerId) -> None:
+        """It is lost."""
+        self.offences.forget(peer)
+        self._unlisted.discard(peer)
+
     def _refused(self, peer: PeerId, error: RemoteProtocolError, now_ms: float) -> Verdict:
         if error.reason != UNLISTED:
             return super()._refused(peer, error, now_ms)

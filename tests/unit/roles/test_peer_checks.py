@@ -90,6 +90,23 @@ def test_a_peer_of_many_names_does_not_fill_the_log_nor_the_tables() -> None:
     assert len(offences) <= 2 * OFFENDERS_MAX
 
 
+def test_who_is_lost_is_forgotten_and_who_is_cut_off_after_its_minute() -> None:
+    on = checks()
+    for number in range(5):
+        on.check(PeerId(f"stranger/{number}"), StatusAsked(), 0.0)
+        on.offences.forget(PeerId(f"stranger/{number}"))
+    assert len(on.offences) == 0
+    for at_ms in (0.0, 1.0):
+        for _ in range(OFFENCES_MAX):
+            on.check(PeerId(f"stranger/{at_ms}"), StatusAsked(), at_ms)
+        on.offences.forget(PeerId(f"stranger/{at_ms}"))
+    assert len(on.offences) == 2, "it could be back at once"
+    on.check(OTHER, Ping(1), CUT_OFF_MS)
+    assert list(on.offences.cut_off) == ["stranger/1.0"]
+    on.check(OTHER, Ping(1), CUT_OFF_MS + 1.0)
+    assert len(on.offences) == 0
+
+
 def test_a_claim_must_fit_the_identity() -> None:
     require_identity(PeerId("frontend-0/a"), "frontend-0", Incarnation("a"))
     with pytest.raises(RemoteProtocolError, match="frontend-0/b"):
