@@ -194,6 +194,7 @@ class FrontendCore:
         return verdict is None
 
     def _abandon(self, client: PeerId) -> None:
+        self.offences.forget(client)
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1

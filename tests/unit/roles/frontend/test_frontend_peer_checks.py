@@ -6,6 +6,7 @@ import pytest
 
 from fabric.ids import BatchId, Incarnation, PeerId, SliceId
 from fabric.messages import Answer, BatchFailed, Dropped, Grant, Host, SeqRun, Stop, replaced
+from roles.core import Lost
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -76,6 +77,14 @@ def test_a_client_that_says_what_is_not_for_clients_is_not_heard_for_a_while() -
     core.handle(asked(3, client="client/2"), 3.0)
     assert core.counters["accepted"] == 2
     assert core.counters["offences_wrong_type"] == OFFENCES_MAX
+
+
+def test_of_a_client_that_is_gone_nothing_is_remembered() -> None:
+    core = linked_core()
+    core.handle(ClientSaid(CLIENT, Stop(0.0)), 1.0)
+    assert len(core.offences) == 1
+    core.handle(Lost(PeerId(CLIENT), "gone"), 2.0)
+    assert len(core.offences) == 0
 
 
 def test_who_cannot_be_told_from_others_is_counted_but_never_cut_off() -> None:
