@@ -243,9 +243,8 @@ def test_payload_arrives_bit_exact_and_not_through_the_scheduler(
         pytest.skip("this system has no memory to share")
     with cluster_of(tmp_path, ECHO) as cluster:
         ipc, tcp = cluster.endpoints["client"]
-        before = ask_status(
-            cluster.endpoints["control"]
-        ).counters  # whoever starts it asks for its status till then
+        # Whoever started it asked for its status until it served, in kilobytes a second.
+        before = ask_status(cluster.endpoints["control"]).counters
         for address, shared_bytes_max in ((ipc, 1 << 20), (tcp, 1 << 20), (ipc, 0)):
             with BlockingClient(address, ClientOptions(shared_bytes_max=shared_bytes_max)) as client:
                 for _ in range(5):
