@@ -37,6 +37,7 @@ class Stage:
         self.hellos: list[NodeHello] = []
         self.changes: list[SliceChanged] = []
         self.agent_peer = PeerId("")
+        self.killed_peers: set[PeerId] = set()
         self.wanted: tuple[SliceSpec, ...] = ()
         self.open_scheduler("one")
         self.start_agent()
@@ -50,6 +51,7 @@ class Stage:
     def kill_agent(self) -> None:
         self.agent.kill()
         self.agent.wait(10)
+        self.killed_peers.add(self.agent_peer)
 
     def open_scheduler(self, incarnation: str) -> None:
         self.link = RouterLink.bind([f"ipc://{self.run_dir}/scheduler-{incarnation}"])
@@ -58,6 +60,8 @@ class Stage:
 
     def listen(self) -> None:
         for received in self.link.receive(100):
+            if received.peer in self.killed_peers:
+                continue  # its last words may arrive after its successor's first ones
             match received.message:
                 case NodeHello() as hello:
                     self.hellos.append(hello)

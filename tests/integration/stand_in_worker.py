@@ -1,4 +1,4 @@
-"""A worker without models, for tests of the node agent: says hello, says ready, obeys or misbehaves.
+"""A worker without models, for tests of the node agent: says hello, says ready, answers pings, obeys or misbehaves.
 
 The first model's name on its first slice says how it behaves: serve, crash, fail, hang (ignores every request to end).
 Where it is told of an MPS daemon it joins that as CUDA would: without one it runs on all the same, and says nothing.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fabric.clock import MonotonicClock
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
-from fabric.messages import Host, SliceFailed, SliceReady, SliceSpec, Stop, WorkerHello
+from fabric.messages import Host, Ping, Pong, SliceFailed, SliceReady, SliceSpec, Stop, WorkerHello
 from fabric.sockets import DealerLink
 from roles.process import die_with_parent, outlive_parent
 
@@ -48,6 +48,8 @@ class Worker:
                 match received.message:
                     case Host() as host:
                         self.host(host)
+                    case Ping(number):
+                        self.link.send(AGENT, Pong(number))
                     case Stop() if self.is_obedient:
                         self.link.close()
                         return
