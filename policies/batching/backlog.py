@@ -46,17 +46,18 @@ class Backlog(Rival):
 
         A slow slice may idle while something waits that is too urgent for it. What stood behind that may run there.
         """
-        before = len(out)
+        wanted, is_sent = line, False
         lines = [line]
         while lines:
             line = lines[-1]
             slice_ = self._idle_slice(line, now_ms) if line.queue.count else None
             ran = None if slice_ is None else self._run_on(slice_, now_ms, out)
+            is_sent = is_sent or ran is wanted
             if ran is None:
                 lines.pop()
             elif ran is not line:
                 lines.append(ran)
-        return len(out) > before
+        return is_sent
 
     def _idle_slice(self, line: Line, now_ms: float) -> RivalSlice | None:
         hosts = line.model.hosts

@@ -48,21 +48,20 @@ class Central(Matchmaker):
         state = self._models.get(model.model_id)
         if state is None:
             state = self._models[model.model_id] = ModelState(model)
-        for candidate in state.candidates:
-            candidate.reset(self._guard_ms)
+        self._reset(state, now_ms)
         state.model = model
         state.candidates = []  # their tables hold the old delay
         state.set_pools(self._fleet.pools_of(model.model_id), self._want)
         self._start_over(state, now_ms)
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:  # noqa: ARG002  the shape of `Discipline`
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
         state = self._models.pop(model_id, None)
         if state is None:
             return NOTHING
         runs = state.queue.pop(state.queue.count)
         state.armed_at_ms = NEVER_MS
-        self._reset(state)
+        self._reset(state, now_ms)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
     def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
@@ -107,7 +106,14 @@ class Central(Matchmaker):
         waiting = queue.count
         deadline_at_ms = run.deadline_at_ms
         candidate = state.sole
-        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate and run.ready_at_ms <= now_ms:
+        is_ready = run.ready_at_ms <= now_ms
+        if (
+            waiting
+            and deadline_at_ms >= queue.tail_at_ms
+            and candidate
+            and is_ready
+            and state.ready_at_ms <= now_ms
+        ):
             queue.runs.append(run)
             queue.tail_at_ms = deadline_at_ms
             queue.count = count = waiting + count
@@ -122,12 +128,15 @@ class Central(Matchmaker):
             index = queue.push(run)
             if index == 0:
                 state.drops.add(0, now_ms)  # both meters cover the same time
-                self._reset(state)
+                self._reset(state, now_ms)
         out: list[Decision] = []
         for candidate in state.candidates:
             if index <= candidate.skip_runs and candidate.skip_runs:
+                self._leave(candidate, now_ms)
                 candidate.reset(self._guard_ms)
-            if self._grow(candidate, now_ms, out):
+            # One that sleeps until inputs are ready pays no heed to growth; to what is ready before them it does.
+            is_woken = is_ready and not candidate.is_waiting and candidate.alarm_at_ms == -NEVER_MS
+            if (self._step if is_woken else self._grow)(candidate, now_ms, out):
                 self._advance(state, now_ms, out)
                 break
         return out or NOTHING
@@ -189,7 +198,7 @@ class Central(Matchmaker):
 
     def _start_over(self, state: ModelState, now_ms: float) -> None:
         """Something else than an arrival changed: look again at the next tick, which is due at once."""
-        self._reset(state)
+        self._reset(state, now_ms)
         if state.queue.count:
             for candidate in state.candidates:
                 self._arm(candidate, now_ms)
@@ -198,9 +207,9 @@ class Central(Matchmaker):
         """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
         states = [self._models[model_id] for model_id in sorted(model_ids) if model_id in self._models]
         for state in states:
-            self._reset(state)
+            self._reset(state, now_ms)
             state.set_pools(self._fleet.pools_of(state.model.model_id), self._want)
-            self._reset(state)
+            self._reset(state, now_ms)
         self._is_gathering = True
         for state in states:
             self._advance(state, now_ms, out)

@@ -23,7 +23,8 @@ class Matchmaker:
     A slice that is free goes to the most urgent batch that waits for it. Those that wait stand in heaps by a moment
     that is corrected only when they come to the front, so it must never be later than their true one. Time makes a
     waiting batch smaller, hence less urgent: that may be seen late. Two things make it more urgent, and are seen at once:
-    arrivals, where the batch is the whole queue, and its model's credit, which changes at moments of its own.
+    arrivals, where the batch is the whole queue, and its model's credit, which changes at moments of its own. (Requests
+    whose inputs are not ready yet count for the rank as if they were.)
 
     Decisions are appended to `out`. The timers are a heap in which only the entry counts that agrees with its
     target's `armed_at_ms`.
@@ -105,11 +106,12 @@ class Matchmaker:
             if not size:
                 limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
                 if candidate is not state.candidates[0]:
+                    self._leave(candidate, now_ms)
                     candidate.skip_before(limit_at_ms, self._guard_ms)
                     pool = None  # it was the turn of another batch
                     continue
                 self._give_up(state, state.queue.drop_before(limit_at_ms), now_ms, out)
-                self._reset(state)
+                self._reset(state, now_ms)
                 return True
             horizon_ms = max(now_ms + candidate.lead[size], ready_at_ms)
             slice_ = self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)
@@ -139,6 +141,7 @@ class Matchmaker:
     def _sleep(self, candidate: Candidate, due_at_ms: float, now_ms: float) -> None:
         """Set the candidate's timer: where expected arrivals will have moved `due_at_ms` to, if it is far."""
         if candidate.is_waiting:
+            self._leave(candidate, now_ms)
             candidate.is_waiting = False
             candidate.stamp += 1
         state = candidate.model
@@ -163,8 +166,11 @@ class Matchmaker:
             candidate.is_waiting = True
             candidate.wanted_at_ms = min(candidate.wanted_at_ms, now_ms)
         count = state.queue.count - candidate.skip_count
-        candidate.alarm_at_ms = NEVER_MS if size == count < candidate.size_max else -NEVER_MS
-        rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms
+        ranked = size
+        if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
+            ranked = max(size, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
+        candidate.alarm_at_ms = NEVER_MS if ranked == count < candidate.size_max else -NEVER_MS
+        rank_at_ms = candidate.deadline_at_ms - candidate.table[ranked] - state.credit_ms
         lead_ms = candidate.lead[size]
         for pool in candidate.pools:
             self._serial += 1
@@ -209,7 +215,7 @@ class Matchmaker:
         while (candidate := self._first_early(pool)) is not None:
             rank_at_ms, _, opening, _ = early[0]
             state = candidate.model
-            count = min(state.queue.count, candidate.size_max)
+            count = min(state.queue.count - candidate.skip_count, candidate.size_max)
             lead_ms = candidate.lead[count]
             if not pool.is_spare(now_ms + lead_ms):
                 self._arm_pool(pool, lead_ms, now_ms)
@@ -226,6 +232,8 @@ class Matchmaker:
             candidate.is_early = False
             if self._step(candidate, now_ms, out, pool):
                 self._advance(state, now_ms, out)
+            elif candidate.is_early:
+                return
 
     @staticmethod
     def _first_early(pool: Pool[Candidate]) -> Candidate | None:
@@ -310,7 +318,7 @@ class Matchmaker:
         runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
         assert slice_.pool is not None
         slice_.pool.free_from(slice_, start_at_ms + exec_ms)
-        self._reset(state)
+        self._reset(state, now_ms)
         out.append(
             Dispatch(
                 slice_.slice_id,
@@ -352,10 +360,18 @@ class Matchmaker:
             early = [run for run in runs if run.deadline_at_ms >= limit_at_ms and run.ready_at_ms <= now_ms]
             out.append(Drop(state.model.model_id, early, is_expired=False))
 
-    def _reset(self, state: ModelState) -> None:
+    def _reset(self, state: ModelState, now_ms: float) -> None:
         guard_ms = self._guard_ms
         for candidate in state.candidates:
+            self._leave(candidate, now_ms)
             candidate.reset(guard_ms)
+
+    def _leave(self, candidate: Candidate, now_ms: float) -> None:
+        """It may have stood before others that, with a longer way, have to be sent earlier: they are looked at now."""
+        if candidate.is_waiting:
+            for pool in candidate.pools:
+                if pool.lead_max_ms > candidate.lead[1] and pool.armed_at_ms > now_ms:
+                    self._arm(pool, now_ms)
 
     def _arm(self, target: Target, at_ms: float) -> None:
         target.armed_at_ms = at_ms

@@ -15,6 +15,8 @@ from policies.batching.base import NEVER_MS
 from policies.batching.classes import SpeedClass
 from policies.batching.moments import Table
 
+_WAITING_MAX = 256  # entries of a pool's queue before it is looked through
+
 
 class Waiting(Protocol):
     """A candidate in a pool's queue: an entry counts only while it carries the candidate's own stamp."""
@@ -33,7 +35,7 @@ class Slice:
     `order` is unique: the rank the slice was given, then the order of coming.
     """
 
-    __slots__ = ("free_at_ms", "is_idle", "order", "pool", "slice_id", "tables")
+    __slots__ = ("free_at_ms", "is_idle", "is_listed", "order", "pool", "slice_id", "tables")
 
     def __init__(
         self, slice_id: SliceId, order: int, tables: dict[ModelId, Table], free_at_ms: float
@@ -43,6 +45,7 @@ class Slice:
         self.tables = tables
         self.free_at_ms = free_at_ms
         self.is_idle = False
+        self.is_listed = False  # among its pool's idle ones, idle or not: one entry is enough
         self.pool: Pool[Any] | None = None
 
 
@@ -60,6 +63,7 @@ class Pool(Generic[WaiterT]):
         "_gone",
         "_idle",
         "_serial",
+        "_waiting_max",
         "armed_at_ms",
         "classes",
         "early",
@@ -79,6 +83,7 @@ class Pool(Generic[WaiterT]):
         self.lead_max_ms = 0.0
         self.waiting: list[tuple[float, int, int, int, WaiterT]] = []
         self.early: list[tuple[float, int, int, WaiterT]] = []
+        self._waiting_max = _WAITING_MAX
         self.reserve = 0
         self.idle = 0
         self._busy: list[tuple[float, int, int, Slice]] = []
@@ -95,6 +100,7 @@ class Pool(Generic[WaiterT]):
     def leave(self, slice_: Slice) -> None:
         """The slice belongs to no pool."""
         slice_.pool = None
+        slice_.is_listed = False
         self.idle -= slice_.is_idle
         slice_.is_idle = False
         self.size -= 1
@@ -124,14 +130,18 @@ class Pool(Generic[WaiterT]):
             if slice_.pool is self and not slice_.is_idle and slice_.free_at_ms == free_at_ms:
                 slice_.is_idle = True
                 self.idle += 1
-                heappush(idle, (order if self.is_lowest else free_at_ms, order, slice_))
+                if not (self.is_lowest and slice_.is_listed):
+                    slice_.is_listed = True
+                    heappush(idle, (order if self.is_lowest else free_at_ms, order, slice_))
         while idle:
             rank, _, slice_ = idle[0]
             is_stale = not self.is_lowest and rank != slice_.free_at_ms  # idle, busy, and idle again
             if slice_.pool is not self or not slice_.is_idle or is_stale:
                 heappop(idle)
+                slice_.is_listed = False
             elif slice_.free_at_ms > horizon_ms:  # looked at with a longer horizon before
                 heappop(idle)
+                slice_.is_listed = False
                 self.free_from(slice_, slice_.free_at_ms)
             else:
                 return slice_
@@ -153,7 +163,12 @@ class Pool(Generic[WaiterT]):
 
     def wait(self, latest_at_ms: float, priority: int, serial: int, candidate: WaiterT) -> None:
         """Queue a candidate by the last moment it can start; among equals by priority, then first come."""
-        heappush(self.waiting, (latest_at_ms, -priority, serial, candidate.stamp, candidate))
+        waiting = self.waiting
+        if len(waiting) >= self._waiting_max:  # outdated entries pile up where no slice comes
+            waiting[:] = [entry for entry in waiting if entry[3] == entry[4].stamp]
+            heapify(waiting)
+            self._waiting_max = max(_WAITING_MAX, 2 * len(waiting))
+        heappush(waiting, (latest_at_ms, -priority, serial, candidate.stamp, candidate))
 
     def first_waiting(self) -> WaiterT | None:
         """The candidate that is served next, as far as its queued moment says."""

@@ -112,6 +112,11 @@ class Rival(ABC):
         displaced = [one for slice_id in slice_ids for one in self._forget(slice_id)]
         self._fleet_changed(now_ms, out)
         self._line_up_again(displaced, now_ms, out)
+        for state in self._models.values():
+            for line in state.lines:
+                self._look_again(
+                    line, now_ms
+                )  # what was left to a faster slice may have to run elsewhere, or nowhere
         return out
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
@@ -146,12 +151,12 @@ class Rival(ABC):
         self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
     ) -> None:
         """See `Discipline`."""
-        del now_ms
         state = self._models.get(model_id)
         if state is None:
             return
         for line in state.lines:
-            line.queue.withdraw(frontend_id, first_seq, count)
+            if line.queue.withdraw(frontend_id, first_seq, count):
+                self._look_again(line, now_ms)
         waiting = RunQueue()
         for _, _, run in state.unready:
             waiting.push(run)
@@ -163,12 +168,14 @@ class Rival(ABC):
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
         """See `Discipline`."""
-        del now_ms
         forgotten: dict[ModelId, int] = {}
         for model_id, state in self._models.items():
             unready = [entry for entry in state.unready if entry[2].frontend_id == frontend_id]
             count = sum(run.count for _, _, run in unready)
-            count += sum(line.queue.forget(frontend_id) for line in state.lines)
+            for line in state.lines:
+                if gone := line.queue.forget(frontend_id):
+                    count += gone
+                    self._look_again(line, now_ms)
             if unready:
                 state.unready = [entry for entry in state.unready if entry[2].frontend_id != frontend_id]
                 heapify(state.unready)
@@ -212,6 +219,11 @@ class Rival(ABC):
             self._serial += 1
             heappush(self._timers, (at_ms, self._serial, timer))
         timer.armed_at_ms = at_ms
+
+    def _look_again(self, line: Line, now_ms: float) -> None:
+        """Something else than an arrival or an end has changed for it; the next tick, due at once, sees to that."""
+        if line.queue.count:
+            self._arm(line.expiry, now_ms)
 
     def _new_line(self, state: RivalModel, home: RivalSlice | None) -> Line:
         line = Line(state, home, lambda at_ms, out: self._expire(line, at_ms, out))
