@@ -19,6 +19,10 @@ from policies.batching.pools import Pool
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
+# Credit takes slices from batches that use them better. At a rate at which the best order loses 0.04 % in all and 0.4 % of
+# the worst model, credit from the first loss on cost 13.6 % of all requests (ADR 0011).
+CREDIT_FROM = 0.1
+
 
 @dataclass(slots=True, frozen=True)
 class Want:
@@ -110,12 +114,13 @@ class ModelState:
         """Set `credit_ms` from the losses of the last seconds; False when there were none, so it stays 0.
 
         So much sooner than its latest moment says the model is served among those that wait. It grows with the
-        share of requests lost: else an overload would fall on whoever batches badly or is asked for most, as every
-        model gets its turn however much it needs. `whole_ms`: the credit of a model that loses everything.
+        share of requests lost beyond `CREDIT_FROM`: else an overload would fall on whoever batches badly or is asked
+        for most, as every model gets its turn however much it needs. `whole_ms`: for each whole of the requests lost.
         """
         arrived_rps = self.rate.rate_rps(now_ms)
         lost_rps = self.drops.rate_rps(now_ms)
-        self.credit_ms = whole_ms * lost_rps / arrived_rps if arrived_rps and lost_rps else 0.0
+        share = lost_rps / arrived_rps if arrived_rps and lost_rps else 0.0
+        self.credit_ms = whole_ms * max(0.0, share - CREDIT_FROM)
         return bool(lost_rps or self.drops.counted)
 
     def refresh_rate(self, now_ms: float) -> None:
