@@ -114,9 +114,8 @@ class Rival(ABC):
         self._line_up_again(displaced, now_ms, out)
         for state in self._models.values():
             for line in state.lines:
-                self._look_again(
-                    line, now_ms
-                )  # what was left to a faster slice may have to run elsewhere, or nowhere
+                # What was left to a faster slice may have to run elsewhere, or nowhere.
+                self._look_again(line, now_ms)
         return out
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:

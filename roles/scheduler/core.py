@@ -72,18 +72,15 @@ class SchedulerCore:
         self._settings = settings
         self._discipline = discipline
         self._arrive = discipline.arrive
-        self._fleet = Fleet(
-            settings.slices,
-            {model.model_id: model.slo_ms for model in settings.models},
-            () if planning is None else {gpu.node_id for gpu in planning.desired.gpus},
-        )
+        nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
+        slos_ms = {model.model_id: model.slo_ms for model in settings.models}
+        self._fleet = Fleet(settings.slices, slos_ms, nodes or ())
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._beliefs = Beliefs(settings)
         self._news = News(self._fleet)
         self._batches = Batches(discipline, self._fleet, self._beliefs, self._news)
         self._counters = self._batches.counters
-        nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
         self._guard = LatenessGuard(settings.guard_ms)
         discipline.set_guard_ms(settings.guard_ms)
