@@ -162,12 +162,13 @@ class PeerChecks:
         self, rules: Mapping[type, Rule], offences: Offences, trusted: frozenset[PeerId] = frozenset()
     ) -> None:
         self.offences = offences
+        self._cut_off = offences.cut_off
         self._rules = rules
         self._trusted = trusted
 
     def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
         """What to do with what a peer says; None: the core may look at it."""
-        if self.offences.cut_off and self.offences.is_cut_off(peer, now_ms):
+        if self._cut_off and self.offences.is_cut_off(peer, now_ms):
             return Verdict.IGNORE
         try:
             self._rules.get(type(message), refuse_type)(peer, message)

@@ -139,11 +139,13 @@ class Candidate:
     at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `latest_at_ms` is its
     rank. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
     left to faster ones. `is_early`: it stands in its pools' `early`, at `opening` (another one for each head).
+    `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and sleeps until they are.
     """
 
     __slots__ = (
         "alarm_at_ms",
         "armed_at_ms",
+        "awaits_inputs",
         "class_",
         "cost",
         "deadline_at_ms",
@@ -212,6 +214,7 @@ class Candidate:
         self.skip_runs = 0
         self.skip_count = 0
         self.is_early = False
+        self.awaits_inputs = False
         self.opening += 1
         self.aim(guard_ms)
 

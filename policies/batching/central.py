@@ -106,14 +106,7 @@ class Central(Matchmaker):
         waiting = queue.count
         deadline_at_ms = run.deadline_at_ms
         candidate = state.sole
-        is_ready = run.ready_at_ms <= now_ms
-        if (
-            waiting
-            and deadline_at_ms >= queue.tail_at_ms
-            and candidate
-            and is_ready
-            and state.ready_at_ms <= now_ms
-        ):
+        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate and run.ready_at_ms <= now_ms:
             queue.runs.append(run)
             queue.tail_at_ms = deadline_at_ms
             queue.count = count = waiting + count
@@ -132,11 +125,12 @@ class Central(Matchmaker):
         out: list[Decision] = []
         for candidate in state.candidates:
             if index <= candidate.skip_runs and candidate.skip_runs:
-                self._leave(candidate, now_ms)
+                if candidate.is_waiting:
+                    self._leave(candidate, now_ms)
                 candidate.reset(self._guard_ms)
-            # One that sleeps until inputs are ready pays no heed to growth; to what is ready before them it does.
-            is_woken = is_ready and not candidate.is_waiting and candidate.alarm_at_ms == -NEVER_MS
-            if (self._step if is_woken else self._grow)(candidate, now_ms, out):
+            if candidate.awaits_inputs and run.ready_at_ms > now_ms:
+                continue  # not ready in time to change much
+            if self._grow(candidate, now_ms, out):
                 self._advance(state, now_ms, out)
                 break
         return out or NOTHING

@@ -101,12 +101,14 @@ class Matchmaker:
                     due_at_ms = max(due_at_ms, candidate.due_at_ms(size))
                 if due_at_ms > now_ms and size:
                     self._sleep(candidate, due_at_ms, now_ms)
-                    candidate.alarm_at_ms = -NEVER_MS  # arrivals now are not ready in time to change much
+                    candidate.awaits_inputs = True
+                    candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
                     return False
             if not size:
                 limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
                 if candidate is not state.candidates[0]:
-                    self._leave(candidate, now_ms)
+                    if candidate.is_waiting:
+                        self._leave(candidate, now_ms)
                     candidate.skip_before(limit_at_ms, self._guard_ms)
                     pool = None  # it was the turn of another batch
                     continue
@@ -144,6 +146,7 @@ class Matchmaker:
             self._leave(candidate, now_ms)
             candidate.is_waiting = False
             candidate.stamp += 1
+        candidate.awaits_inputs = False
         state = candidate.model
         if state.version != state.rate.version or now_ms >= state.rate.due_at_ms:
             state.refresh_rate(now_ms)
@@ -159,6 +162,7 @@ class Matchmaker:
 
     def _wait(self, candidate: Candidate, size: int, now_ms: float) -> None:
         """No slice is free in time: queue up for one, and look after the head until one comes."""
+        candidate.awaits_inputs = False
         state = candidate.model
         if candidate.is_waiting:
             candidate.stamp += 1
@@ -182,7 +186,12 @@ class Matchmaker:
 
     def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
         """Give slices that are free by now to those who wait, the smallest latest first."""
-        while (candidate := pool.first_waiting()) is not None:
+        waiting = pool.waiting
+        while waiting:
+            candidate = waiting[0][4]
+            if waiting[0][3] != candidate.stamp:
+                heappop(waiting)
+                continue
             if pool.find(now_ms + pool.lead_max_ms) is None:
                 self._arm_pool(pool, pool.lead_max_ms, now_ms)
                 return
@@ -191,15 +200,16 @@ class Matchmaker:
             size = min(count, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
             if size > 0:
                 rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms
-                if rank_at_ms != pool.waiting[0][0]:
+                if rank_at_ms != waiting[0][0]:
                     if size == count < candidate.size_max:
                         candidate.alarm_at_ms = NEVER_MS  # as it is now, arrivals make it more urgent
                     if not pool.wait_again(rank_at_ms):
                         continue  # overtaken by time, and now somebody else is more urgent
-                if pool.find(now_ms + candidate.lead[size]) is None:
-                    self._arm_pool(pool, candidate.lead[size], now_ms)
+                lead_ms = candidate.lead[size]
+                if lead_ms < pool.lead_max_ms and pool.find(now_ms + lead_ms) is None:
+                    self._arm_pool(pool, lead_ms, now_ms)
                     return
-            heappop(pool.waiting)
+            heappop(waiting)
             skip_runs = candidate.skip_runs
             if self._step(candidate, now_ms, out, pool):
                 self._advance(state, now_ms, out)
@@ -283,7 +293,7 @@ class Matchmaker:
                 if candidate.is_waiting:
                     self._queue_anew(candidate, now_ms)
                 elif candidate.is_early:
-                    self._queue_early(candidate, candidate.alarm_at_ms)
+                    self._queue_early(candidate, candidate.armed_at_ms)
 
     def _dispatch(
         self,
@@ -340,7 +350,7 @@ class Matchmaker:
         best_rank = NEVER_MS
         for pool in candidate.pools:
             slice_ = pool.find(horizon_ms)
-            if slice_ is None or pool.first_waiting() is not None:
+            if slice_ is None or (pool.waiting and pool.first_waiting() is not None):
                 continue
             rank = slice_.order if pool.is_lowest else slice_.free_at_ms
             if rank < best_rank:
@@ -363,15 +373,15 @@ class Matchmaker:
     def _reset(self, state: ModelState, now_ms: float) -> None:
         guard_ms = self._guard_ms
         for candidate in state.candidates:
-            self._leave(candidate, now_ms)
+            if candidate.is_waiting:
+                self._leave(candidate, now_ms)
             candidate.reset(guard_ms)
 
     def _leave(self, candidate: Candidate, now_ms: float) -> None:
-        """It may have stood before others that, with a longer way, have to be sent earlier: they are looked at now."""
-        if candidate.is_waiting:
-            for pool in candidate.pools:
-                if pool.lead_max_ms > candidate.lead[1] and pool.armed_at_ms > now_ms:
-                    self._arm(pool, now_ms)
+        """Those that stood behind it and, with a longer way, have to be sent earlier are looked at now."""
+        for pool in candidate.pools:
+            if pool.lead_max_ms > candidate.lead[1] and pool.armed_at_ms > now_ms:
+                self._arm(pool, now_ms)
 
     def _arm(self, target: Target, at_ms: float) -> None:
         target.armed_at_ms = at_ms

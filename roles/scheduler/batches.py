@@ -76,7 +76,7 @@ class Batches:
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
         self._on_slice: dict[str, list[Flight]] = {}
-        self._next_batch = 1
+        self._next_batch = BatchId(1)
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
         self._preempted: list[Flight] = []  # while decisions are carried out
 
@@ -85,19 +85,18 @@ class Batches:
     def carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
         """What the decisions mean for workers and frontends, and those that follow from what became of them."""
         actions: list[Send] = []
-        pending = list(reversed(decisions))
-        while pending:
-            decision = pending.pop()
-            if type(decision) is Dispatch:
-                if following := self._dispatch(decision, now_ms, actions):
-                    pending += reversed(following)
-            elif type(decision) is Drop:
-                self._drop(decision, actions)
-            else:
-                assert not isinstance(decision, Dispatch | Drop)
-                self._preempt(decision.slice_id, actions)
-            if not pending and self._preempted:
-                pending += reversed(self._arrive_again(now_ms))
+        while decisions:
+            following: Sequence[Decision] = _NO_DECISIONS
+            for decision in decisions:
+                if type(decision) is Dispatch:
+                    if more := self._dispatch(decision, now_ms, actions):
+                        following = [*following, *more]
+                elif type(decision) is Drop:
+                    self._drop(decision, actions)
+                else:
+                    assert not isinstance(decision, Dispatch | Drop)
+                    self._preempt(decision.slice_id, actions)
+            decisions = following or (self._arrive_again(now_ms) if self._preempted else _NO_DECISIONS)
         return actions
 
     def offer(self, record: SliceRecord, free_at_ms: float, now_ms: float) -> list[Send]:
@@ -147,7 +146,7 @@ class Batches:
         record = self._fleet.slices[slice_id]
         worker, incarnation = record.worker, record.incarnation
         assert worker is not None, "the discipline knows ready slices only"
-        batch_id = BatchId(self._next_batch)
+        batch_id = self._next_batch
         batch_size = dispatch.batch_size
         start_in_ms = dispatch.start_at_ms - now_ms
         start_in_ms = max(start_in_ms, 0.0)
@@ -169,7 +168,7 @@ class Batches:
             grants.append(Send(peer, grant))
             # Only who is listed has requests queued, and whoever is lost takes them along at that moment.
             parts.append(Part(frontend_ids[peer], runs))
-        self._next_batch += 1
+        self._next_batch = BatchId(batch_id + 1)
         flights = self._on_slice.get(slice_id)
         if flights is None:
             flights = self._on_slice[slice_id] = []
@@ -242,8 +241,9 @@ class Batches:
 
     # ------------------------------------------------------------ the ends of batches
 
-    def done(self, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
+    def done(self, peer: PeerId, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
         """A worker says how a batch ended."""
+        del peer
         flight = self.flights.pop(message.batch_id, None)
         if flight is None:
             return _NOTHING  # of a lost slice, or preempted: its requests have gone their way

@@ -116,9 +116,10 @@ class Beliefs:
     def learn_speed(self, record: SliceRecord, model_id: ModelId, message: Done) -> bool:
         """Take what the run took; True when l(b) of that slice has to be replaced."""
         exec_ms = message.exec_ms
-        table_ms = record.exec_ms(model_id, message.ran)
-        if not table_ms:
+        table = record.hosting.exec_ms.get(model_id, ())
+        if message.ran > len(table):
             return False  # sent before the slice said that its batches are smaller now
+        table_ms = table[message.ran - 1]
         slice_id = record.spec.slice_id
         speeds = self._speed.get(slice_id)
         if speeds is None:

@@ -87,7 +87,7 @@ class SchedulerCore:
         for model_id in self._replicas:
             discipline.add_model(self._beliefs.model(model_id), 0.0)
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
-            Done: self._on_done,
+            Done: self._batches.done,
             Withdraw: self._on_withdraw,
             FrontendHello: self._on_frontend_hello,
             NodeHello: self._on_node_hello,
@@ -135,19 +135,20 @@ class SchedulerCore:
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
         """Take one event; see `roles.core.Core`."""
         if type(event) is Heard:
-            message = event.message
+            message, peer = event.message, event.peer
             # Nearly all there is, so it is written out here. One who is listed may send it, always.
-            if type(message) is Arrivals and event.peer in self._listed:
+            if type(message) is Arrivals and peer in self._listed:
                 model_id = message.model_id
-                self._counters.requests_announced += message.count
+                count = message.count
+                self._counters.requests_announced += count
                 if not self._replicas.get(model_id):
-                    return [self._refused(event.peer, message)]
+                    return [self._refused(peer, message)]
                 sent_at_ms = now_ms - event.late_ms
                 ready_in_ms = message.ready_in_ms
                 run = RequestRun(
-                    event.peer,  # type: ignore[arg-type]  # calling `FrontendId` costs 1 % of a request
+                    peer,  # type: ignore[arg-type]  # calling `FrontendId` costs 1 % of a request
                     message.first_seq,
-                    message.count,
+                    count,
                     sent_at_ms + message.budget_ms,
                     now_ms,
                     message.span_ms,
@@ -161,11 +162,11 @@ class SchedulerCore:
                     self._batches.carry_out(decisions, now_ms) if decisions else _NOTHING
                 )
             else:
-                verdict = self._checks.check(event.peer, message, now_ms)
+                verdict = self._checks.check(peer, message, now_ms)
                 if verdict is None:
-                    actions = self._on[type(message)](event.peer, message, event.late_ms, now_ms)
+                    actions = self._on[type(message)](peer, message, event.late_ms, now_ms)
                 else:
-                    actions = self._not_heard(event.peer, verdict, now_ms)
+                    actions = self._not_heard(peer, verdict, now_ms)
         elif type(event) is Tick:
             actions = self._on_tick(now_ms)
         else:
@@ -176,13 +177,11 @@ class SchedulerCore:
 
     def _look_ahead(self) -> None:
         wake_at_ms = self._discipline.wake_at_ms
-        chore_at_ms = self._batches.overdue_at_ms
-        chore_at_ms = min(chore_at_ms, self._news.due_at_ms)
-        if self.controller is not None:
-            chore_at_ms = min(chore_at_ms, self.controller.due_at_ms)
-        if wake_at_ms is None or chore_at_ms < wake_at_ms:
-            wake_at_ms = None if chore_at_ms == NEVER_MS else chore_at_ms
-        self.wake_at_ms = wake_at_ms
+        at_ms = self._batches.overdue_at_ms if wake_at_ms is None else wake_at_ms
+        at_ms = min(at_ms, self._batches.overdue_at_ms, self._news.due_at_ms)
+        if self.controller is not None and self.controller.due_at_ms < at_ms:
+            at_ms = self.controller.due_at_ms
+        self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
 
     def _not_heard(self, peer: PeerId, verdict: Verdict, now_ms: float) -> Sequence[Send]:
         match verdict:
@@ -216,10 +215,6 @@ class SchedulerCore:
             gone = queued - self._discipline.queued(message.model_id)
             self._batches.tallies[message.model_id].withdrawn += gone
         return _NOTHING
-
-    def _on_done(self, peer: PeerId, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
-        del peer
-        return self._batches.done(message, late_ms, now_ms)
 
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
         actions: list[Send] = []
