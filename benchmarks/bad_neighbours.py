@@ -48,8 +48,8 @@ from fabric.ids import Epoch, ModelId, PeerId, new_incarnation, peer_id
 from fabric.link import NamedTensor
 from fabric.messages import Infer
 from fabric.sockets import DealerLink, LinkOptions
-from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
-from roles.outcomes import nearest_rank
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.workload.outcomes import nearest_rank
 
 CLUSTER = """
 models:

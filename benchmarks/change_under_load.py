@@ -41,10 +41,10 @@ from fabric.clock import MonotonicClock
 from fabric.errors import RequestError
 from fabric.ids import ModelId
 from fabric.messages import ModelsAdd, ModelsRemove
-from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
-from roles.operator import ask_change, new_request_no
-from roles.process import PARENT_VARIABLE, child_environment, die_with_parent
-from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.cli.operator import ask_change, new_request_no
+from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 
 CLOCK = MonotonicClock()
 WINDOW_MS = 1_000.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from figures import Figures, Line, add_json_option, tell
 
 from fabric.messages import LoaderSpec
-from profiles.igniter import Resident, predict_ms, read_coefficients, read_hardware
+from profiles.igniter.coefficients import Resident, predict_ms, read_coefficients, read_hardware
 from profiles.measured import MeasuredProfile
 from profiles.store import read_measured
 from roles.node_agent.discovery import NvmlUnavailable

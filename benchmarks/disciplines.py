@@ -27,7 +27,7 @@ import numpy as np
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Drop, HostedModel, RequestRun
-from roles.workload import Source, Workload
+from roles.workload.arrivals import Source, Workload
 
 WARMUP_MS = 5000.0  # what the disciplines' rate meters look back
 ALLOWED = 0.01

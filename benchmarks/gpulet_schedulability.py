@@ -17,8 +17,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from roles.pool import executor_of
-from roles.reproduce.gpulet import (
+from roles.lab.parallel import executor_of
+from roles.lab.reproduce.gpulet import (
     SCHEDULERS,
     Scheduler,
     gpus_needed,

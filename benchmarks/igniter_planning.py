@@ -16,9 +16,9 @@ import time
 from figures import Figures, add_json_option, tell
 
 from fabric.ids import ModelId, NodeId
-from policies.placement.base import GpuSlot, PlacedModelInput, PlacementPolicy, Profiles
-from policies.placement.ffd import Ffd
-from policies.placement.igniter import Igniter
+from policies.placement.common.base import GpuSlot, PlacedModelInput, PlacementPolicy, Profiles
+from policies.placement.igniter.ffd import Ffd
+from policies.placement.igniter.policy import Igniter
 from profiles.store import shipped_data, shipped_profile
 
 COUNTS = (10, 100, 300, 1000)

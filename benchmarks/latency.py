@@ -31,8 +31,8 @@ from stage import Stage, cluster
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import RequestError
-from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
-from roles.load.share import STAGES
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.benchmark.share import STAGES
 
 CLUSTER = """
 models: [{{name: noop, slo_ms: 1000, profile: {{alpha_ms: 0.0001, beta_ms: 0.001, max_batch: 16}}}}]

@@ -29,15 +29,15 @@ import zmq
 from figures import Figures, Line, Table, add_json_option, tell
 from stage import CpuMeter, Stage, cluster, context
 
+from deploy.local.control import look
 from fabric.clock import MonotonicClock
-from roles.core import Tick
-from roles.drive import Driver, Role
-from roles.load.player import run_precisely
-from roles.load.run import run_load
-from roles.load.share import LoadPlan
-from roles.outcomes import Window
-from roles.supervisor.control import look
-from roles.workload import workload_of
+from roles.benchmark.player import run_precisely
+from roles.benchmark.run import run_load
+from roles.benchmark.share import LoadPlan
+from roles.runtime.core import Tick
+from roles.runtime.drive import Driver, Role
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
 
 CLUSTER = """
 models: [{{name: sleeper, slo_ms: 50, rate_rps: {rate_rps:g}, profile: {{alpha_ms: 0.05, beta_ms: 2, max_batch: 64}}}}]
@@ -77,7 +77,7 @@ class TimerCore:
 
 
 def by_driver(at_ms: Sequence[float]) -> list[float]:
-    """`roles/drive.py`, as every role has it."""
+    """`roles/runtime/drive.py`, as every role has it."""
     clock = MonotonicClock()
     core = TimerCore(at_ms, clock)
     role: Role[Tick, None] = Role(core, [], lambda _: None)

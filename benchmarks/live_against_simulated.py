@@ -23,14 +23,14 @@ import numpy as np
 from figures import Figures, Line, Table, add_json_option, tell
 from stage import CpuMeter, Stage, by_kind, cluster, rss_bytes
 
-from roles.goodput import find_goodput, question_of
-from roles.load.live_goodput import InlineExecutor
-from roles.load.run import run_load
-from roles.load.share import STAGES, LoadPlan
-from roles.load.verdict import LoadRun
-from roles.outcomes import ModelOutcome, Outcome, Window
-from roles.sim.simulation import COOLDOWN_SLOS, simulate
-from roles.workload import Workload, workload_of
+from roles.benchmark.run import run_load
+from roles.benchmark.share import STAGES, LoadPlan
+from roles.benchmark.verdict import LoadRun
+from roles.lab.goodput import find_goodput, question_of
+from roles.lab.live_goodput import InlineExecutor
+from roles.simulator.simulation import COOLDOWN_SLOS, simulate
+from roles.workload.arrivals import Workload, workload_of
+from roles.workload.outcomes import ModelOutcome, Outcome, Window
 
 ALPHA_MS, BETA_MS, SLO_MS = 1.053, 5.072, 25.0
 CLUSTER = """

@@ -41,7 +41,7 @@ from fabric.messages import (
     SliceStatus,
 )
 from policies.batching import DISCIPLINES, make_discipline
-from roles.core import Heard, Lost, Send, Tick
+from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import Event, SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 

@@ -32,7 +32,7 @@ from stage import Stage, cluster, context, processes
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import RequestError
-from roles.load.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 
 CLUSTER = """
 models:

@@ -21,13 +21,13 @@ from statistics import fmean
 from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
-from roles.outcomes import Window
-from roles.pool import executor_of
-from roles.reproduce.thesis_runs import Contender, contenders
-from roles.reproduce.thesis_settings import JUDGED, Setting
+from roles.lab.parallel import executor_of
+from roles.lab.reproduce.thesis_runs import Contender, contenders
+from roles.lab.reproduce.thesis_settings import JUDGED, Setting
 from roles.scheduler.settings import settings_from
-from roles.sim.simulation import simulate
-from roles.workload import workload_of
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
 
 BATCHINGS = ("fixed", "deferred")
 OURS = "tenuto"

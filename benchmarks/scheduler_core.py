@@ -36,7 +36,7 @@ from fabric.messages import (
     SliceSpec,
 )
 from policies.batching import make_discipline
-from roles.core import Heard, Tick
+from roles.runtime.core import Heard, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 

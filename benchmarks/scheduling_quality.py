@@ -20,11 +20,11 @@ from typing import Any
 
 from figures import Figures, Line, add_json_option, tell
 
-from roles.config import parse_config
-from roles.goodput import find_goodput, question_of
-from roles.outcomes import Outcome, Window
-from roles.sim.simulation import simulate
-from roles.workload import workload_of
+from roles.config.load import parse_config
+from roles.lab.goodput import find_goodput, question_of
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Outcome, Window
 
 TABLE_2 = {
     "resnet50, 8 GPUs, 25 ms": (1.053, 5.072, 25, 8),

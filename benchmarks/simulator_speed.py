@@ -17,10 +17,10 @@ from pathlib import Path
 
 from figures import Figures, Line, add_json_option, tell
 
-from roles.config import parse_config
-from roles.outcomes import Window
-from roles.sim.simulation import simulate
-from roles.workload import workload_of
+from roles.config.load import parse_config
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
 
 LINE_RPS = 200_000
 WARMUP_MS = 5000.0

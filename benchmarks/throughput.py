@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from stage import CpuMeter, Stage, by_kind, children, cluster
 
 from policies.scaling import BAD_RATE_ALLOWED
-from roles.load.run import run_load
-from roles.load.share import LoadPlan
-from roles.load.verdict import LoadRun
-from roles.outcomes import Window, nearest_rank
-from roles.workload import workload_of
+from roles.benchmark.run import run_load
+from roles.benchmark.share import LoadPlan
+from roles.benchmark.verdict import LoadRun
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window, nearest_rank
 
 CLUSTER = """
 models: [{{name: sleeper, slo_ms: 50, rate_rps: {rate_rps:g}, profile: {{alpha_ms: 0.02, beta_ms: 2, max_batch: 128}}}}]

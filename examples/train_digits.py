@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from roles.demo.digits_model import HELD_OUT, WEIGHTS, DigitsNet
+from deploy.local.demo.digits_model import HELD_OUT, WEIGHTS, DigitsNet
 
 SEED = 7
 HELD_OUT_SHARE = 0.2

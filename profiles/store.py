@@ -18,7 +18,12 @@ from typing import Any, Final
 
 from fabric.errors import ProfileError
 from profiles.gpu import MIB, gpu_profile
-from profiles.igniter import EstimatedIgniterProfile, IgniterProfile, read_coefficients, read_hardware
+from profiles.igniter.coefficients import (
+    EstimatedIgniterProfile,
+    IgniterProfile,
+    read_coefficients,
+    read_hardware,
+)
 from profiles.measured import MeasuredProfile, measured_from
 from profiles.model import WHOLE_GPU_PERCENT, LinearProfile, ModelProfile, TableProfile
 from profiles.requirements import Bandwidths, BandwidthTable, LinearCoefficients, Requirements, Usage

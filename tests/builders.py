@@ -22,8 +22,8 @@ from fabric.messages import (
     TensorInfo,
     TensorSpec,
 )
-from roles.core import Handle
 from roles.frontend.events import Asked, Computed, FrontendSettings, SchedulerSaid
+from roles.runtime.core import Handle
 
 ActionT = TypeVar("ActionT")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.placement.base import GpuSlot, Placement, PlannedSlice
+from policies.placement.common.base import GpuSlot, Placement, PlannedSlice
 
 DATA: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "profiles" / "data" / "gpulet_2080ti.json").read_text(encoding="utf-8")

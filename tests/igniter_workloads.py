@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fabric.ids import ModelId, NodeId
-from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.store import shipped_data, shipped_profile
 
 GIB = 2**30

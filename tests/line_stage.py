@@ -35,7 +35,6 @@ from fabric.messages import (
     TensorSpec,
 )
 from policies.batching import make_discipline
-from roles.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
@@ -64,8 +63,9 @@ from roles.gpu_worker.events import (
 from roles.gpu_worker.events import Push as PushOutputs
 from roles.gpu_worker.events import Release as ReleaseOutputs
 from roles.gpu_worker.executors.base import Loaded
-from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT
+from roles.gpu_worker.registration import WorkerIdentity
+from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from policies.placement.base import (
+from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
     Placement,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, NodeId
-from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.model import TableProfile
 from profiles.requirements import Requirements, Usage
 

@@ -53,10 +53,10 @@ from fabric.messages import (
     Want,
     Withdraw,
 )
-from roles.cluster import PolicyChoice
-from roles.core import PLANNER, Heard, Lost, Send, Tick
+from roles.config.cluster import PolicyChoice
+from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired import ControllerSettings, Desired
+from roles.scheduler.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 OPERATOR = PeerId("operator/1")

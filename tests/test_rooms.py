@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,41 @@ ROOMS = ("fabric", "profiles", "policies", "roles", "deploy")
 # From a room to what of ours it may import (prefixes of module names).
 ARROWS = {
     "fabric": ("fabric",),
-    "profiles": ("profiles", "fabric.ids", "fabric.errors"),
-    "policies": ("policies", "profiles", "fabric.ids", "fabric.errors"),
+    "profiles": ("profiles", "fabric.ids", "fabric.errors", "fabric.options"),
+    "policies": ("policies", "profiles", "fabric.ids", "fabric.errors", "fabric.options"),
     "roles": ("roles", "policies", "profiles", "fabric"),
-    "deploy": ("deploy", "roles.config", "fabric"),
+    "deploy": ("deploy", "roles", "policies", "profiles", "fabric"),
 }
+
+# The same between the rooms inside `roles`.
+INNER_ARROWS: dict[str, tuple[str, ...]] = {
+    "runtime": (),
+    "config": (),
+    "workload": ("config",),
+    "frontend": ("runtime",),
+    "scheduler": ("runtime", "config"),
+    "gpu_worker": ("runtime",),
+    "node_agent": ("runtime", "config"),
+    "profiling": ("runtime", "gpu_worker", "node_agent"),
+    "simulator": ("runtime", "config", "workload", "frontend", "scheduler"),
+    "benchmark": ("runtime", "config", "workload", "scheduler"),
+    "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),
+}
+INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
 
 # From an outsider to the files (or folders, with a slash) that may import it.
 DOORS = {
     "zmq": ("fabric/sockets.py",),
-    "msgpack": ("fabric/codec.py", "roles/journal.py"),
-    "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config.py", "roles/config_sections.py"),
+    "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
+    "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config/load.py", "roles/config/sections.py"),
     "time": ("fabric/clock.py",),
-    "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "roles/demo/digits_model.py"),
+    "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "deploy/local/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),
     "transformers": ("roles/gpu_worker/executors/", "profiles/profilers/"),
     "pulp": ("policies/",),
     "highspy": ("policies/",),
-    "yaml": ("roles/documents.py",),
-    "matplotlib": ("roles/plots/",),
+    "yaml": ("roles/config/documents.py",),
+    "matplotlib": ("roles/lab/plots/",),
     "random": ("roles/", "fabric/loopback.py"),
 }
 
@@ -80,6 +97,37 @@ def test_the_arrows_have_no_circle() -> None:
     for room, allowed in ARROWS.items():
         for prefix in allowed:
             assert order[prefix.partition(".")[0]] <= order[room]
+
+
+@pytest.mark.parametrize("room", INNER_ARROWS)
+def test_a_role_imports_only_what_its_room_may(room: str) -> None:
+    allowed = {room, *INNER_ARROWS[room]}
+    for path in sorted((ROOT / "roles" / room).rglob("*.py")):
+        for module in imports_of(path):
+            if module.startswith("roles."):
+                assert module.split(".")[1] in allowed, f"{path} may not import {module}"
+
+
+def test_every_room_of_the_roles_has_its_arrows_and_they_have_no_circle() -> None:
+    rooms = {path.parent.name for path in (ROOT / "roles").glob("*/__init__.py")}
+    assert rooms == set(INNER_ARROWS)
+    assert not list((ROOT / "roles").glob("[!_]*.py")), "no loose files"
+    order = {room: rank for rank, room in enumerate(INNER_ARROWS)}
+    assert all(order[to] < order[room] for room, allowed in INNER_ARROWS.items() for to in allowed)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources()
+    }
+    arrows = {
+        module: {found for found in imports_of(path) if found in modules and found != module}
+        for module, path in modules.items()
+    }
+    for module, found in arrows.items():  # a package's own files may be imported by its first page
+        arrows[module] = {one for one in found if not module.startswith(f"{one}.")}
+    list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
 
 
 def test_only_the_clock_says_what_time_it_is() -> None:

@@ -21,12 +21,12 @@ from fabric.messages import (
     SliceInfo,
     SliceSpec,
 )
-from roles.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import InputsCame, SchedulerAnswers, WorkerAction
 from roles.gpu_worker.executors.base import Loaded
-from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT
+from roles.gpu_worker.registration import WorkerIdentity
+from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 
 SLICE = SliceId("node-0/gpu0/0")
 MODEL = ModelId("resnet50")

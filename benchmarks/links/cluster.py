@@ -17,8 +17,8 @@ from fabric.errors import FabricError
 from fabric.ids import new_incarnation, peer_id
 from fabric.messages import StatusAsked, StatusListed
 from fabric.sockets import DealerLink
-from roles.core import SCHEDULER
-from roles.process import RunFile, child_environment, read_run_file, write_run_file
+from roles.runtime.core import SCHEDULER
+from roles.runtime.process import RunFile, child_environment, read_run_file, write_run_file
 
 ROLE = Path(__file__).parent / "role.py"
 UP_LIMIT_S = 60.0

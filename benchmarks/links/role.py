@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from fabric.ids import FrontendId
-from roles.config import load_config, parse_config
-from roles.documents import read_document
+from roles.config.documents import read_document
+from roles.config.load import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.gpu_worker.shell import WorkerOptions, run_worker
 from roles.node_agent.shell import AgentOptions, run_node_agent
-from roles.process import StopSignal, die_with_parent, set_up_logging
+from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
 from roles.scheduler.shell import Written, run_scheduler
 
 

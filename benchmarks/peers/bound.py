@@ -17,7 +17,7 @@ from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case
 from benchmarks.peers.search import highest_good_rps
 from fabric.ids import ModelId
 from policies.scaling import BAD_RATE_ALLOWED
-from roles.workload import Source
+from roles.workload.arrivals import Source
 
 _ARRIVALS_MS = 20_000.0
 _PRECISION = 0.01

@@ -18,7 +18,7 @@ from benchmarks.peers.search import Best, best_setting, highest_good_rps, highes
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
 from benchmarks.peers.serving import our_cluster, peer_servers
 from fabric.errors import FabricError
-from roles.outcomes import Window
+from roles.workload.outcomes import Window
 
 OURS = ("tenuto", "eager")
 """Our batching disciplines that run; ratios are of the first."""

@@ -26,12 +26,12 @@ from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId
 from fabric.link import Tensor
 from policies.scaling import BAD_RATE_ALLOWED
-from roles.load.player import PlannedRequest, PlayedRequest, Submits, play, run_precisely
-from roles.load.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
-from roles.load.verdict import LATE_MS_MAX
-from roles.outcomes import ROUNDING_MS, Window, model_outcome, nearest_rank
-from roles.process import die_with_parent
-from roles.workload import Source, Workload
+from roles.benchmark.player import PlannedRequest, PlayedRequest, Submits, play, run_precisely
+from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
+from roles.benchmark.verdict import LATE_MS_MAX
+from roles.runtime.process import die_with_parent
+from roles.workload.arrivals import Source, Workload
+from roles.workload.outcomes import ROUNDING_MS, Window, model_outcome, nearest_rank
 
 START_AHEAD_MS: Final = 50.0
 START_LIMIT_MS: Final = 60_000.0  # from listening to the first answer

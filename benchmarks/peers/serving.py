@@ -17,7 +17,7 @@ from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case, Peer, S
 from benchmarks.peers.connections import HttpTarget
 from benchmarks.peers.sender import SdkTarget
 from fabric.errors import FabricError
-from roles.supervisor.temporary import temporary_cluster
+from roles.benchmark.temporary_cluster import temporary_cluster
 
 SERVERS = Path(__file__).parent / "servers"
 START_LIMIT_S = 120.0

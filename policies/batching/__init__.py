@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
+from fabric.options import Choice, Number, Schema, checked_options, shown, suggestion
 from policies.batching.base import Discipline
 from policies.batching.clockwork import Clockwork
 from policies.batching.deferred import Deferred
@@ -19,7 +20,6 @@ from policies.batching.nexus import Nexus
 from policies.batching.shepherd import Shepherd
 from policies.batching.tenuto import Tenuto
 from policies.batching.timeout import Timeout
-from policies.options import Choice, Number, Schema, checked_options, shown, suggestion
 
 DEFAULT = "tenuto"
 

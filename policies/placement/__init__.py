@@ -8,21 +8,21 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
-from policies.placement.base import PlacementPolicy
+from fabric.options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
+from policies.placement.common.base import PlacementPolicy
+from policies.placement.common.third_party import third_party_names, third_party_policy
 from policies.placement.exclusive import Exclusive
-from policies.placement.ffd import Ffd
 from policies.placement.given import Given
 from policies.placement.gpulet import GpuletPolicy
-from policies.placement.gpulets import Gpulets
-from policies.placement.gslice import Gslice
-from policies.placement.igniter import Igniter
+from policies.placement.igniter.ffd import Ffd
+from policies.placement.igniter.gpulets import Gpulets
+from policies.placement.igniter.gslice import Gslice
+from policies.placement.igniter.policy import Igniter
 from policies.placement.milp import OPTIONS as MILP_OPTIONS
 from policies.placement.milp import Milp
-from policies.placement.symphony import Symphony
+from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto import OPTIONS as TENUTO_OPTIONS
 from policies.placement.tenuto import Tenuto
-from policies.placement.third_party import third_party_names, third_party_policy
 from policies.placement.usher import OPTIONS as USHER_OPTIONS
 from policies.placement.usher import Usher
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.placement.asked import joined, require_gpus
-from policies.placement.base import (
+from policies.placement.common.asked import joined, require_gpus
+from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
     Placement,

@@ -15,9 +15,9 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from policies.options import Free, Number, Schema, checked_options, shown, suggestion
-from policies.placement.asked import joined, require_gpus
-from policies.placement.base import (
+from fabric.options import Free, Number, Schema, checked_options, shown, suggestion
+from policies.placement.common.asked import joined, require_gpus
+from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
     Placement,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.igniter import Hardware, IgniterProfile, Resident, predict_ms
+from profiles.igniter.coefficients import Hardware, IgniterProfile, Resident, predict_ms
 from profiles.interference.base import Running
 from profiles.model import ModelProfile
 

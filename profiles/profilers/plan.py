@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fabric.errors import ProfileError
-from profiles.igniter_fit import BATCH_SIZES, SHARES_PERCENT
+from profiles.igniter.fit import BATCH_SIZES, SHARES_PERCENT
 from profiles.model import BATCH_SIZE_LIMIT, WHOLE_GPU_PERCENT
 
 

@@ -54,7 +54,6 @@ from fabric.messages import (
     StatusAsked,
     Withdraw,
 )
-from roles.core import Lost, Tick
 from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
@@ -86,7 +85,8 @@ from roles.frontend.measures import PreprocessTimes, ReturnPath, settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.requests import Pending, Place, Request, Stage, Step
 from roles.frontend.runs import coded
-from roles.peer_checks import Offences, Verdict
+from roles.runtime.core import Lost, Tick
+from roles.runtime.peer_checks import Offences, Verdict
 
 
 class FrontendCore:

@@ -14,10 +14,10 @@ import numpy as np
 from fabric.errors import Internal, Overloaded, RequestError
 from fabric.link import NamedTensor
 from fabric.messages import ImagePreprocess
-from roles.core import Handle
 from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import preprocess
-from roles.payloads import Payloads
+from roles.runtime.core import Handle
+from roles.runtime.payloads import Payloads
 
 Job = Future[Sequence[NamedTensor]]
 

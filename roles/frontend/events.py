@@ -21,7 +21,7 @@ from fabric.messages import (
     TensorSpec,
     Withdraw,
 )
-from roles.core import NO_PAYLOAD, Handle, Lost, Tick
+from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 
 ToScheduler = FrontendHello | Arrivals | Withdraw
 

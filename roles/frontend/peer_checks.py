@@ -26,9 +26,9 @@ from fabric.messages import (
     Returned,
     StatusAsked,
 )
-from roles.core import SCHEDULER
 from roles.frontend.requests import Pending, Place, Request, Stage
-from roles.peer_checks import NOT_OWNER, Offences, PeerChecks, Verdict, anybody
+from roles.runtime.core import SCHEDULER
+from roles.runtime.peer_checks import NOT_OWNER, Offences, PeerChecks, Verdict, anybody
 
 A_WORKER: Final = PeerId("")
 """Whichever it was."""

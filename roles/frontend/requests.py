@@ -24,8 +24,8 @@ from typing import Final
 
 from fabric.ids import BatchId, ModelId, PeerId, SliceId
 from fabric.messages import SeqRun
-from roles.core import Handle
 from roles.frontend.runs import AnnouncedRun
+from roles.runtime.core import Handle
 
 NO_SEQ = -1
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding

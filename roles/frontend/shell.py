@@ -18,10 +18,6 @@ from fabric.messages import Answer, AnyMessage, Arrivals, Refusal, StatusListed
 from fabric.outbox import Outbox
 from fabric.shared import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
-from roles.core import SCHEDULER
-from roles.defects import DefectReport
-from roles.drive import Role, run_roles
-from roles.environment import RunDir
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import (
@@ -41,8 +37,12 @@ from roles.frontend.events import (
     Unpushed,
 )
 from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource
-from roles.payloads import Payloads
-from roles.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.core import SCHEDULER
+from roles.runtime.defects import DefectReport
+from roles.runtime.drive import Role, run_roles
+from roles.runtime.environment import RunDir
+from roles.runtime.payloads import Payloads
+from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 

@@ -10,7 +10,6 @@ from fabric.inproc import ServerLink
 from fabric.link import Link, NamedTensor, Received
 from fabric.messages import Infer, Outputs, TensorSpec
 from fabric.tensors import dtype_name
-from roles.core import SCHEDULER, Heard, Lost
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -22,9 +21,10 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.hearing import UNROUTABLE, PlainSource, Translated
-from roles.payloads import Payloads
-from roles.server_door import ServerSource
+from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.runtime.payloads import Payloads
+from roles.runtime.server_connection import ServerSource
+from roles.runtime.sources import UNROUTABLE, PlainSource, Translated
 
 
 class ClientSource(PlainSource[FrontendEvent]):

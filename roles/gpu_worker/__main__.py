@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from roles.gently import import_gently
+from roles.runtime.idle_import import import_gently
 
 
 def main() -> int:

@@ -8,9 +8,9 @@ from fabric.errors import LocalProtocolError, PayloadTooLarge, code_of_unsendabl
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.link import NamedTensor
 from fabric.messages import BatchFailed, Done, Outputs, RunBatch
-from roles.core import NO_PAYLOAD, Handle
 from roles.gpu_worker.batches import Batch
 from roles.gpu_worker.events import BatchRan, Push, Release, WorkerAction
+from roles.runtime.core import NO_PAYLOAD, Handle
 
 
 def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]:

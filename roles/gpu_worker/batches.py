@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import BatchId, FrontendId
 from fabric.messages import Inputs, Part, RunBatch
-from roles.core import NO_PAYLOAD, Handle
+from roles.runtime.core import NO_PAYLOAD, Handle
 
 LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not expire by its own alarm
 

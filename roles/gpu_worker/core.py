@@ -41,7 +41,6 @@ from fabric.messages import (
     WorkerHello,
     replaced,
 )
-from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.answers import (
     answer_failure,
     answer_rows,
@@ -51,7 +50,7 @@ from roles.gpu_worker.answers import (
     unlaunched,
 )
 from roles.gpu_worker.batches import Batch, granted
-from roles.gpu_worker.early import EarlyInputs
+from roles.gpu_worker.early_inputs import EarlyInputs
 from roles.gpu_worker.events import (
     Abort,
     AgentGone,
@@ -78,10 +77,11 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
-from roles.gpu_worker.introductions import Introductions, WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
+from roles.gpu_worker.registration import Introductions, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
-from roles.peer_checks import Offences
+from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
+from roles.runtime.peer_checks import Offences
 
 NO_MODEL: Final = ModelId("")
 

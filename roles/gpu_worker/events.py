@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fabric.ids import BatchId, FrontendId, SliceId
 from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
-from roles.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -18,6 +17,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
+from roles.runtime.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 
 
 @dataclass(slots=True, frozen=True)

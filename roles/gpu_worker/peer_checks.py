@@ -10,8 +10,8 @@ from typing import Final
 
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage, Directory, Host, Inputs, Ping, Preempt, RunBatch, StatusAsked, Stop
-from roles.core import SCHEDULER
-from roles.peer_checks import Offences, PeerChecks, Verdict, anybody
+from roles.runtime.core import SCHEDULER
+from roles.runtime.peer_checks import Offences, PeerChecks, Verdict, anybody
 
 AGENT: Final = PeerId("agent")
 A_FRONTEND: Final = PeerId("")

@@ -24,9 +24,6 @@ from fabric.messages import (
     StatusListed,
 )
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
-from roles.core import NO_PAYLOAD, Heard, Send
-from roles.defects import DefectReport
-from roles.drive import Driver, Role
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.answers import answer_unsendable, check_rows
 from roles.gpu_worker.batches import PartInputs
@@ -51,13 +48,15 @@ from roles.gpu_worker.events import (
 from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
-from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
-from roles.gpu_worker.scheduler_door import SchedulerDoor
+from roles.gpu_worker.registration import WorkerIdentity
+from roles.gpu_worker.scheduler_connection import SchedulerDoor
 from roles.gpu_worker.slices import EMULATED
-from roles.hearing import PlainSource, Translated
-from roles.payloads import Payloads
-from roles.process import (
+from roles.runtime.core import NO_PAYLOAD, Heard, Send
+from roles.runtime.defects import DefectReport
+from roles.runtime.drive import Driver, Role
+from roles.runtime.payloads import Payloads
+from roles.runtime.process import (
     StopSignal,
     die_with_parent,
     log_offences,
@@ -65,6 +64,7 @@ from roles.process import (
     set_up_descriptors,
     set_up_logging,
 )
+from roles.runtime.sources import PlainSource, Translated
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 

@@ -50,7 +50,6 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import (
     AgentAction,
@@ -63,14 +62,15 @@ from roles.node_agent.events import (
     SharingPlan,
     Warn,
 )
-from roles.node_agent.inquiries import Inquiries
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.peer_checks import AgentPeerChecks
-from roles.node_agent.reports import Reports
+from roles.node_agent.slice_reports import Reports
+from roles.node_agent.status_requests import Inquiries
 from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
-from roles.peer_checks import Offences
-from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.peer_checks import Offences
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
@@ -99,7 +99,7 @@ class Found:
 
 
 class NodeAgentCore:
-    """Reconciles wanted slices with running workers. Sans-IO: see `roles/core.py`."""
+    """Reconciles wanted slices with running workers. Sans-IO: see `roles/runtime/core.py`."""
 
     def __init__(self, own: AgentSelf, found: Found, limits: AgentLimits | None = None) -> None:
         limits = limits or AgentLimits()

@@ -32,7 +32,7 @@ from roles.node_agent.events import (
     Terminate,
     Warn,
 )
-from roles.restarts import Restarts
+from roles.runtime.restarts import Restarts
 
 MPS, TIME_SHARING, STARTING = "mps", "time-sharing", "starting"
 GUARD_REFUSED = 3

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from fabric.ids import Incarnation
 from fabric.messages import GpuSample, SliceSpec
-from roles.core import Heard, Lost, Send, Tick
-from roles.restarts import RestartRule
-from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.restarts import RestartRule
 
 
 @dataclass(slots=True, frozen=True)

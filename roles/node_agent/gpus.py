@@ -6,7 +6,7 @@ import os
 
 from fabric.errors import ConfigError
 from fabric.messages import GpuInfo
-from roles.cluster import NodeConfig
+from roles.config.cluster import NodeConfig
 from roles.node_agent.discovery import Nvml, NvmlUnavailable
 
 

@@ -28,17 +28,6 @@ from pathlib import Path
 from typing import Final
 
 from fabric.clock import MonotonicClock
-from roles.identities import (
-    ProcessIdentity,
-    end,
-    identity_in,
-    identity_of,
-    is_over,
-    open_handle,
-    processes_with,
-    read_record,
-    write_record,
-)
 from roles.node_agent.mps import (
     BINARY,
     MARK,
@@ -52,7 +41,18 @@ from roles.node_agent.mps import (
     daemon_environment,
     without_mps,
 )
-from roles.process import PARENT_VARIABLE, StopSignal
+from roles.runtime.identities import (
+    ProcessIdentity,
+    end,
+    identity_in,
+    identity_of,
+    is_over,
+    open_handle,
+    processes_with,
+    read_record,
+    write_record,
+)
+from roles.runtime.process import PARENT_VARIABLE, StopSignal
 
 EXIT_ENDED, EXIT_REFUSED = 1, 3
 """The daemon ended by itself, another try may do; and: no try will."""

@@ -22,10 +22,10 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import SCHEDULER
 from roles.node_agent.events import Orphan
 from roles.node_agent.workers import Workers
-from roles.peer_checks import (
+from roles.runtime.core import SCHEDULER
+from roles.runtime.peer_checks import (
     NOT_OWNER,
     WRONG_IDENTITY,
     Offences,

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
-from roles.cluster import NodeConfig
-from roles.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
-from roles.node_agent.aside import Aside
+from roles.config.cluster import NodeConfig
+from roles.node_agent.background import Aside
 from roles.node_agent.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
 from roles.node_agent.mps import (
@@ -29,7 +28,8 @@ from roles.node_agent.mps import (
     device_environment,
     end_client,
 )
-from roles.processes import Processes
+from roles.runtime.children import Processes
+from roles.runtime.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
 
 log = logging.getLogger("tenuto")
 

@@ -16,15 +16,11 @@ from fabric.ids import new_incarnation, peer_id
 from fabric.link import Received
 from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
-from roles.cluster import ClusterConfig, NodeConfig, role_id_of_node
-from roles.core import SCHEDULER, Heard, Send
-from roles.defects import DefectReport
-from roles.drive import Driver, Role
-from roles.environment import RunDir
-from roles.hearing import PlainSource, Translated
-from roles.identities import identity_of
-from roles.node_agent.aside import Aside
+from roles.config.cluster import ClusterConfig, NodeConfig, role_id_of_node
+from roles.node_agent.adoption import WorkerRecords
+from roles.node_agent.background import Aside
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.cpu_affinity import CorePins, cores_of, pin
 from roles.node_agent.events import (
     AgentAction,
     AgentEvent,
@@ -42,10 +38,15 @@ from roles.node_agent.events import (
     Warn,
 )
 from roles.node_agent.gpus import discover, open_nvml
-from roles.node_agent.orphans import WorkerRecords
-from roles.node_agent.pins import CorePins, cores_of, pin
 from roles.node_agent.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
-from roles.process import (
+from roles.runtime.children import Processes
+from roles.runtime.core import SCHEDULER, Heard, Send
+from roles.runtime.defects import DefectReport
+from roles.runtime.drive import Driver, Role
+from roles.runtime.environment import RunDir
+from roles.runtime.identities import identity_of
+from roles.runtime.local_scheduler import SchedulerDoor
+from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
     StopSignal,
@@ -54,9 +55,8 @@ from roles.process import (
     remove_run_file,
     write_run_file,
 )
-from roles.processes import Processes
-from roles.scheduler_door import SchedulerDoor
-from roles.upkeep import ProcessExited
+from roles.runtime.process_events import ProcessExited
+from roles.runtime.sources import PlainSource, Translated
 
 log = logging.getLogger("tenuto")
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, GpuReport, GpuSample, Telemetry
-from roles.core import SCHEDULER, Send
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, SampleGpus
+from roles.runtime.core import SCHEDULER, Send
 
 
 class GpuWatch:

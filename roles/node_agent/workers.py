@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, Stop
-from roles.core import Send
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
-from roles.node_agent.reports import NOT_BORN, REASON_CHARS_MAX, Reports
+from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, Reports
 from roles.node_agent.suspects import STRIKES_MAX, Suspects
-from roles.restarts import Restarts
-from roles.upkeep import EXIT_UNKNOWN, spoken
+from roles.runtime.core import Send
+from roles.runtime.process_events import EXIT_UNKNOWN, spoken
+from roles.runtime.restarts import Restarts
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 

@@ -24,8 +24,8 @@ from profiles.occupancy import launch_gaps, requirements_of
 from profiles.profilers.plan import percentile
 from profiles.profilers.torch import OUT_OF_MEMORY, Measurer, device_memory_bytes, versions
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
-from roles.process import die_with_parent
 from roles.profiling.kernels import kernel_rows
+from roles.runtime.process import die_with_parent
 
 
 def main() -> int:

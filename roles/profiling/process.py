@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import LoaderSpec
-from roles.process import child_environment
+from roles.runtime.process import child_environment
 
 END_WITHIN_S = 5.0
 READ_BYTES = 1 << 16

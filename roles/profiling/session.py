@@ -12,13 +12,13 @@ from typing import Any, Protocol, Self
 
 from fabric.errors import ProfileError
 from fabric.messages import LoaderSpec
-from profiles.igniter_fit import (
+from profiles.igniter.fit import (
     GROUP_SHARE_PERCENT,
     GROUP_SIZES,
     PAIR_BATCH_SIZE,
     GroupPoint,
 )
-from profiles.igniter_sections import GpuNumbers, igniter_points, igniter_sections
+from profiles.igniter.sections import GpuNumbers, igniter_points, igniter_sections
 from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
 from profiles.model import WHOLE_GPU_PERCENT
 from profiles.occupancy import LaunchGaps

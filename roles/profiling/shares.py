@@ -22,7 +22,7 @@ from roles.node_agent.mps import (
     device_environment,
     without_mps,
 )
-from roles.process import child_environment
+from roles.runtime.process import child_environment
 
 ANSWERS_WITHIN_S = 10.0
 ENDS_WITHIN_S = 10.0

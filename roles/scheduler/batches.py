@@ -16,12 +16,12 @@ from fabric.ids import BatchId, FrontendId, ModelId, PeerId, SliceId
 from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun
 from fabric.messages import Preempt as PreemptBatch
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
-from roles.core import Send
-from roles.scheduler.beliefs import Beliefs
+from roles.runtime.core import Send
+from roles.scheduler.directory_updates import News
+from roles.scheduler.estimates import Beliefs
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import new_tallies
-from roles.scheduler.news import News
-from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.run_time_watch import PromiseWatch
 
 BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from policies.batching import make_discipline
 from policies.batching.sharded import sharded
-from roles.cluster import PolicyChoice
+from roles.config.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.desired import ControllerSettings
+from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings
 
 

@@ -36,16 +36,16 @@ from fabric.messages import (
     UnplacedInfo,
     replaced,
 )
-from policies.placement.base import WHOLE_PERCENT
-from roles.core import PLANNER
-from roles.scheduler.desired import BUSY, INVALID_CONFIG, Change, ControllerSettings, Desired, Refused
+from policies.placement.common.base import WHOLE_PERCENT
+from roles.runtime.core import PLANNER
+from roles.scheduler.actuator import Hands
+from roles.scheduler.desired_state import BUSY, INVALID_CONFIG, Change, ControllerSettings, Desired, Refused
 from roles.scheduler.devices import GpuPresence
 from roles.scheduler.fleet import READY, Fleet
-from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
 from roles.scheduler.moves import RunningMove, Stage
 from roles.scheduler.planned_rates import PlannedRates
-from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.run_time_watch import PromiseWatch
 from roles.scheduler.slice_names import SliceNames
 
 LOOK_EVERY_MS = 500.0  # iGniter's half second

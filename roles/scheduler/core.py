@@ -36,19 +36,19 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
-from roles.core import Heard, Lost, Send, Tick
-from roles.peer_checks import CUT_OFF_REASON, Offences, Verdict
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
+from roles.scheduler.actuator import Hands
 from roles.scheduler.batches import Batches, Counters
-from roles.scheduler.beliefs import Beliefs
 from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
-from roles.scheduler.desired import Change, ControllerSettings
+from roles.scheduler.desired_state import Change, ControllerSettings
+from roles.scheduler.directory_updates import News
+from roles.scheduler.estimates import Beliefs
 from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
-from roles.scheduler.hands import Hands
 from roles.scheduler.loads import Loads
-from roles.scheduler.news import News
 from roles.scheduler.peer_checks import SchedulerPeerChecks
-from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.run_time_watch import PromiseWatch
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
 
 Event = Heard | Lost | Tick
@@ -133,7 +133,7 @@ class SchedulerCore:
         )
 
     def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
-        """Take one event; see `roles.core.Core`."""
+        """Take one event; see `roles.runtime.core.Core`."""
         if type(event) is Heard:
             message, peer = event.message, event.peer
             # Nearly all there is, so it is written out here. One who is listed may send it, always.

@@ -17,8 +17,8 @@ from enum import Enum
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import MoveInfo, NewSlice
+from roles.scheduler.actuator import Hands
 from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
-from roles.scheduler.hands import Hands
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner

@@ -37,9 +37,9 @@ from fabric.messages import (
     Telemetry,
     Withdraw,
 )
-from roles.cluster import role_id_of_node
-from roles.core import PLANNER
-from roles.peer_checks import (
+from roles.config.cluster import role_id_of_node
+from roles.runtime.core import PLANNER
+from roles.runtime.peer_checks import (
     NOT_OWNER,
     OTHER_PLAN,
     OUT_OF_RANGE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from roles.gently import import_gently
+from roles.runtime.idle_import import import_gently
 
 NICENESS = 10  # batches come first, on cores that are shared with workers
 
@@ -21,8 +21,8 @@ def main() -> None:
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     from fabric.messages import PlanAsked  # noqa: PLC0415  after the gentle way
-    from roles.journal import packed, unpacked  # noqa: PLC0415  as above
-    from roles.process import die_with_parent  # noqa: PLC0415  as above
+    from roles.runtime.journal import packed, unpacked  # noqa: PLC0415  as above
+    from roles.runtime.process import die_with_parent  # noqa: PLC0415  as above
     from roles.scheduler.planning import make_plan  # noqa: PLC0415  as above
 
     die_with_parent()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fabric.ids import ModelId
-from roles.scheduler.desired import Desired
+from roles.scheduler.desired_state import Desired
 from roles.scheduler.loads import Loads, has_drifted, with_headroom
 
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from fabric.errors import FabricError
 from fabric.messages import PlanAsked, PlanMade
-from roles.core import PLANNER, Heard
-from roles.journal import packed, unpacked
-from roles.process import child_environment
+from roles.runtime.core import PLANNER, Heard
+from roles.runtime.journal import packed, unpacked
+from roles.runtime.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
 PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.plan_process")

@@ -28,7 +28,7 @@ from fabric.messages import (
     replaced,
 )
 from policies.placement import placement_policy
-from policies.placement.base import (
+from policies.placement.common.base import (
     GpuSlot,
     Placement,
     PlannedModel,
@@ -36,9 +36,9 @@ from policies.placement.base import (
     Unplaced,
     slice_memory_bytes,
 )
-from policies.placement.differ import MemoryOf, Reorganisation, key_of, reorganised
-from roles.cluster import ClusterConfig, placed_models
-from roles.config import parse_config
+from policies.placement.common.differ import MemoryOf, Reorganisation, key_of, reorganised
+from roles.config.cluster import ClusterConfig, placed_models
+from roles.config.load import parse_config
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 SOURCE = "the running configuration"

@@ -11,11 +11,11 @@ from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import GpuRef, InterferenceSpec, ModelSpec, PlanMade, SliceSpec, Want
 from policies.batching.base import Delay
-from roles.cluster import PolicyChoice
-from roles.journal import packed, unpacked
+from roles.config.cluster import PolicyChoice
+from roles.runtime.journal import packed, unpacked
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.desired import ControllerSettings, Desired
+from roles.scheduler.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 

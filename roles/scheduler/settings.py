@@ -10,9 +10,9 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
-from policies.placement.base import GpuSlot, Placement, PlannedModel, PlannedSlice
+from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from profiles.device import DeviceModel
-from roles.cluster import ClusterConfig, ModelConfig
+from roles.config.cluster import ClusterConfig, ModelConfig
 
 BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
 

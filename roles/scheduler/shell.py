@@ -15,19 +15,19 @@ from fabric.inproc import HubLink
 from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
-from roles.cluster import ClusterConfig
-from roles.core import PLANNER, SCHEDULER, Heard, Lost, Send
-from roles.defects import DefectReport
-from roles.drive import Role, run_roles
-from roles.environment import RunDir
-from roles.hearing import LinkSource
-from roles.journal import Journal, MessageCore, Recorded, kept_aside
-from roles.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.config.cluster import ClusterConfig
+from roles.runtime.core import PLANNER, SCHEDULER, Heard, Lost, Send
+from roles.runtime.defects import DefectReport
+from roles.runtime.drive import Role, run_roles
+from roles.runtime.environment import RunDir
+from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
+from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.sources import LinkSource
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired import ControllerSettings, controller_settings
-from roles.scheduler.kept import PLAN_FILE, KeptPlan
+from roles.scheduler.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planner import Planner
 from roles.scheduler.recorded import about_scheduler
+from roles.scheduler.saved_plan import PLAN_FILE, KeptPlan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 ROLE_ID = "scheduler-0"

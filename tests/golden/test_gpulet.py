@@ -6,7 +6,7 @@ import pytest
 
 from fabric.ids import ModelId, NodeId
 from policies.placement import placement_policy
-from policies.placement.base import GpuSlot, PlacedModelInput
+from policies.placement.common.base import GpuSlot, PlacedModelInput
 from policies.placement.gpulet import quantities
 from policies.placement.gpulet.quantities import inflated_rps, knee, residue, saturated, size_costs
 from profiles.model import LinearProfile, TableProfile

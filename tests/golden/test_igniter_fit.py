@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fabric.errors import ProfileError
-from profiles.igniter import Resident, read_coefficients
-from profiles.igniter_fit import (
+from profiles.igniter.coefficients import Resident, read_coefficients
+from profiles.igniter.fit import (
     AlonePoint,
     GroupPoint,
     active_points,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from roles.config import parse_config
-from roles.outcomes import Window
-from roles.sim.simulation import simulate
-from roles.workload import workload_of
+from roles.config.load import parse_config
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
 from tests.conftest import Golden
 
 RUN = {

@@ -15,8 +15,8 @@ from collections import Counter
 import pytest
 
 from policies.placement import placement_policy
-from policies.placement.base import Placement
-from roles.reproduce.thesis_settings import (
+from policies.placement.common.base import Placement
+from roles.lab.reproduce.thesis_settings import (
     AO_GROUPS,
     FIGURE_5_5,
     FIGURE_5_6,

@@ -13,7 +13,6 @@ import pytest
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo, ModelSpec, SliceSpec
-from roles.identities import identity_of, processes_with, write_record
 from roles.node_agent.discovery import Nvml, NvmlUnavailable
 from roles.node_agent.mps import (
     BINARY,
@@ -26,6 +25,7 @@ from roles.node_agent.mps import (
     device_environment,
     end_client,
 )
+from roles.runtime.identities import identity_of, processes_with, write_record
 from tests.integration.proc import until
 
 pytestmark = pytest.mark.gpu

@@ -15,13 +15,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from deploy.local.demo.digits_model import HELD_OUT
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec, SliceSpec
 from profiles.store import read_measured
-from roles.commands_profile import profile
-from roles.demo.digits_model import HELD_OUT
+from roles.cli.profile import profile
 from roles.gpu_worker.executors.base import Job, JobPart
 from roles.gpu_worker.executors.hosted import HostedModel
 from roles.gpu_worker.executors.loaders import load_model
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-DIGITS = LoaderSpec(python="roles.demo.digits_model:Digits")
+DIGITS = LoaderSpec(python="deploy.local.demo.digits_model:Digits")
 BREAKER = """
 import torch
 from fabric.clock import MonotonicClock
@@ -43,7 +43,7 @@ from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import model_spec, slice_spec
 device = TorchDevice(MonotonicClock())
-loader = LoaderSpec(python="roles.demo.digits_model:Digits")
+loader = LoaderSpec(python="deploy.local.demo.digits_model:Digits")
 device.load(slice_spec(models=[model_spec(loader=loader)], device="cuda"))
 assert not device.is_broken
 try:

@@ -15,7 +15,7 @@ from typing import Any
 from fabric.ids import PeerId
 from fabric.messages import NodeHello, Ping, Pong, SliceChanged, SliceSpec, SliceStatus, Telemetry, Want
 from fabric.sockets import RouterLink
-from roles.process import RunFile, child_environment, write_run_file
+from roles.runtime.process import RunFile, child_environment, write_run_file
 from tests.integration.proc import PATIENCE_MS, processes_naming, until
 
 AGENT_SCRIPT = Path(__file__).with_name("stand_in_agent.py")

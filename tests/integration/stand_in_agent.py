@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from roles.config import parse_config
+from roles.config.load import parse_config
 from roles.node_agent.events import AgentLimits
 from roles.node_agent.shell import AgentOptions, run_node_agent, worker_command
-from roles.process import StopSignal, die_with_parent, set_up_logging
-from roles.restarts import RestartRule
+from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
+from roles.runtime.restarts import RestartRule
 
 WORKER = Path(__file__).with_name("stand_in_worker.py")
 LIMITS: dict[str, Any] = {"grace_ms": 200.0, "terminate_ms": 300.0, "kill_ms": 1_000.0}

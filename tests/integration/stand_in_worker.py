@@ -18,7 +18,7 @@ from fabric.clock import MonotonicClock
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.messages import Host, Ping, Pong, SliceFailed, SliceReady, SliceSpec, Stop, WorkerHello
 from fabric.sockets import DealerLink
-from roles.process import die_with_parent, outlive_parent
+from roles.runtime.process import die_with_parent, outlive_parent
 
 AGENT = PeerId("agent")
 CLOCK = MonotonicClock()

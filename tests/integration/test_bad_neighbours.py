@@ -31,8 +31,8 @@ from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.link import NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Infer, ModelInfo, Parcel, Refusal, TensorSpec
 from fabric.sockets import DealerLink, LinkOptions
-from roles.process import child_environment, read_run_file
-from roles.supervisor.temporary import temporary_cluster
+from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.runtime.process import child_environment, read_run_file
 from tests.integration.proc import forget_peak, peak_rss_mb, processes_naming, rss_mb, until
 from tests.integration.raw_zmtp import frame_start, header, shake_hands
 from tests.integration.stand_in_cluster import StandInCluster

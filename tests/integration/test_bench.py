@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -73,8 +73,8 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
     """Planted: a placement that raises."""
     (tmp_path / "good.yaml").write_text(WORKLOAD, encoding="utf-8")
     planted = (
-        "import sys, roles.cluster\n"
-        "roles.cluster.ClusterConfig.place = lambda *_: 1 / 0\n"
+        "import sys, roles.config.cluster\n"
+        "roles.config.cluster.ClusterConfig.place = lambda *_: 1 / 0\n"
         "from roles.cli import main\n"
         "sys.argv = ['tenuto', 'scheduler', '--config', 'good.yaml']\n"
         "main()\n"

@@ -24,7 +24,7 @@ from fabric.client import BlockingClient, Client, ClientOptions, InferResult, as
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput, ModelNotFound, NoReplica, RequestError, TooLarge
 from fabric.shared import SWITCH, memory_address
-from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 
 pytestmark = pytest.mark.timeout(180)
 

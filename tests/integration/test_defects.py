@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.process import read_run_file
+from roles.runtime.process import read_run_file
 from tests.integration.proc import processes_naming, until
 
 ROOT = Path(__file__).parents[2]

@@ -53,5 +53,8 @@ def test_the_training_example_makes_weights_as_good_as_the_committed_ones(tmp_pa
     assert ended.returncode == 0, ended.stderr
     assert float(ended.stdout.split("accuracy ")[1].split(" %")[0]) >= 97.0
     assert (tmp_path / "digits.safetensors").stat().st_size < 300_000
-    with np.load(tmp_path / "digits.npz") as mine, np.load(ROOT / "roles/demo/digits_test.npz") as theirs:
+    with (
+        np.load(tmp_path / "digits.npz") as mine,
+        np.load(ROOT / "deploy/local/demo/digits_test.npz") as theirs,
+    ):
         assert np.array_equal(mine["labels"], theirs["labels"]), "the held-out part is always the same"

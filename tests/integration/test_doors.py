@@ -17,13 +17,13 @@ from fabric.link import Received
 from fabric.liveness import Patience
 from fabric.messages import Directory, Ping, Pong, StatusAsked
 from fabric.sockets import RouterLink
-from roles.core import SCHEDULER, Heard, Lost
 from roles.gpu_worker.events import SchedulerAnswers
-from roles.gpu_worker.scheduler_door import SchedulerDoor
-from roles.process import RunFile, write_run_file
-from roles.scheduler_door import REFUSED
-from roles.scheduler_door import SchedulerDoor as AgentDoor
-from roles.server_door import ServerDoor
+from roles.gpu_worker.scheduler_connection import SchedulerDoor
+from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.runtime.local_scheduler import REFUSED
+from roles.runtime.local_scheduler import SchedulerDoor as AgentDoor
+from roles.runtime.process import RunFile, write_run_file
+from roles.runtime.server_connection import ServerDoor
 
 OWN = PeerId("worker-0/1")
 NEWS = Directory(1, (), (), ())
@@ -168,7 +168,7 @@ from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.messages import Ping
 from fabric.sockets import RouterLink
-from roles.server_door import ServerDoor
+from roles.runtime.server_connection import ServerDoor
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])
 door = ServerDoor(PeerId("a/1"), PeerId("b/1"), clock)

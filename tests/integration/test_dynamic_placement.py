@@ -20,8 +20,8 @@ from fabric.client import BlockingClient, ask_status
 from fabric.errors import ModelNotFound, RequestError
 from fabric.ids import ModelId
 from fabric.messages import StatusListed
-from roles.process import is_alive, read_run_file
-from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.runtime.process import is_alive, read_run_file
 from tests.integration.proc import processes_naming, until
 from tests.integration.steady_load import steady_load
 

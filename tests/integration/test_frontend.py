@@ -38,7 +38,7 @@ from fabric.messages import (
     TensorInfo,
 )
 from roles.frontend.shell import FrontendOptions, run_frontend
-from roles.process import RunFile, StopSignal, read_run_file
+from roles.runtime.process import RunFile, StopSignal, read_run_file
 from tests.integration.proc import CLOCK, until
 from tests.integration.stand_in_cluster import StandInCluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os, sys
-from roles.gently import import_gently
+from roles.runtime.idle_import import import_gently
 import_gently("asked_for", patience_s=float(sys.argv[1]))
 import asked_for
 print(asked_for.THREAD, asked_for.POLICY, os.sched_getscheduler(0), "TENUTO_AT_ONCE" in os.environ, *sys.argv[2:])

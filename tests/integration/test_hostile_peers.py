@@ -19,8 +19,8 @@ import zmq
 
 from fabric.client import BlockingClient, ask_status
 from fabric.messages import StatusListed
-from roles.process import read_run_file
-from roles.supervisor.temporary import TemporaryCluster, temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.runtime.process import read_run_file
 from tests.integration.proc import forget_peak, peak_rss_mb, processes_naming, rss_mb, until
 from tests.integration.raw_zmtp import connect, frame_start, shake_hands, socket_type
 from tests.integration.steady_load import steady_load

@@ -18,9 +18,9 @@ import pytest
 from fabric.client import ask_status
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuReport, GpuSample, GpuSharing, ModelSpec, SliceSpec
-from roles.identities import identity_of, processes_with
 from roles.node_agent.mps import MARK, PIPE, LegacyControl, MpsError, MpsPlace, end_client
-from roles.process import read_run_file
+from roles.runtime.identities import identity_of, processes_with
+from roles.runtime.process import read_run_file
 from tests.gpu_stand_ins import MPS_CONTROL, a100, gpu_environment, write_gpus
 from tests.integration.agent_stage import Stage
 from tests.integration.proc import PATIENCE_MS, until, zombies_of

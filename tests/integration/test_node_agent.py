@@ -14,8 +14,8 @@ import pytest
 from fabric.client import ask_status
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ModelSpec, SliceSpec
-from roles.identities import read_record
-from roles.process import read_run_file
+from roles.runtime.identities import read_record
+from roles.runtime.process import read_run_file
 from tests.integration.agent_stage import Stage
 from tests.integration.proc import CLOCK, until, zombies_of
 

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
 from profiles.store import read_measured, read_profile
-from roles.commands_profile import profile
+from roles.cli.profile import profile
 from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
 from tests.gpu_stand_ins import a100, gpu_environment, write_gpus
 
 pytestmark = pytest.mark.timeout(180)
 
-DIGITS = "roles.demo.digits_model:Digits"
+DIGITS = "deploy.local.demo.digits_model:Digits"
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 
 

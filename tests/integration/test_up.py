@@ -16,10 +16,10 @@ import pytest
 
 from fabric.client import BlockingClient
 from fabric.errors import FabricError, NoReplica, RequestError
-from roles.journal import replay
-from roles.process import read_run_file
+from roles.runtime.journal import replay
+from roles.runtime.process import read_run_file
+from roles.runtime.run_directory import read_up_file
 from roles.scheduler.recorded import scheduler_from
-from roles.supervisor.home import read_up_file
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from deploy.local.demo.digits_model import HELD_OUT
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.link import Link, NamedTensor, Received
@@ -40,9 +41,8 @@ from fabric.messages import (
     WorkerHello,
 )
 from fabric.sockets import PullLink, PushPool, RouterLink
-from roles.demo.digits_model import HELD_OUT
 from roles.gpu_worker.core import EXIT_HUNG
-from roles.process import child_environment
+from roles.runtime.process import child_environment
 from tests.worker_builders import model_spec, slice_spec
 
 MessageT = TypeVar("MessageT")
@@ -62,7 +62,7 @@ FRONTEND_BOOT = Incarnation("f0f0f0f0")
 USER = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 
 
-def digits_slice(name: str = "roles.demo.digits_model:Digits", slice_id: str = DIGITS) -> SliceSpec:
+def digits_slice(name: str = "deploy.local.demo.digits_model:Digits", slice_id: str = DIGITS) -> SliceSpec:
     spec = model_spec("digits", (), 8, LoaderSpec(python=name), slo_ms=60_000.0)
     return slice_spec(slice_id, [spec], device="cpu")
 

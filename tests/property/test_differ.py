@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId, NodeId, SliceId
-from policies.placement.assignment import best_assignment
-from policies.placement.base import GpuSlot, PlannedModel, PlannedSlice
-from policies.placement.differ import Reorganisation, key_of, reorganised
+from policies.placement.common.assignment import best_assignment
+from policies.placement.common.base import GpuSlot, PlannedModel, PlannedSlice
+from policies.placement.common.differ import Reorganisation, key_of, reorganised
 
 GPUS = 4
 ROOMY = 1_000

@@ -24,7 +24,6 @@ from fabric.messages import (
     TensorSpec,
     Withdraw,
 )
-from roles.core import Handle, Lost, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -47,6 +46,7 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.runs import coded
+from roles.runtime.core import Handle, Lost, Tick
 from tests.builders import (
     IMAGENET,
     asked,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fabric.ids import ModelId, NodeId
 from policies.placement import placement_policy
-from policies.placement.base import GpuSlot, PlacedModelInput, Placement
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement
 from profiles.store import shipped_profile
 from tests.gpulet_checker import DATA, Asked, problems
 

@@ -22,11 +22,11 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import SCHEDULER, Heard, Send, Tick
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
-from roles.peer_checks import OFFENDERS_MAX
-from roles.upkeep import ProcessExited, SchedulerFound
+from roles.runtime.core import SCHEDULER, Heard, Send, Tick
+from roles.runtime.peer_checks import OFFENDERS_MAX
+from roles.runtime.process_events import ProcessExited, SchedulerFound
 from tests.hostile import TYPES, Hostile
 from tests.unit.roles.node_agent.test_node_agent_core import spec
 

@@ -24,7 +24,6 @@ from fabric.messages import (
     SeqRun,
     TensorSpec,
 )
-from roles.core import Handle, Lost, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
@@ -43,7 +42,8 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.peer_checks import OFFENDERS_MAX
+from roles.runtime.core import Handle, Lost, Tick
+from roles.runtime.peer_checks import OFFENDERS_MAX
 from tests.builders import BOOT, FRONTEND, IMAGENET, directory, frontend_settings, model_info, slice_info
 from tests.hostile import TYPES, Hostile
 from tests.property.test_frontend import IMAGE, World

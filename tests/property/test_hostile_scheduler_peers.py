@@ -35,13 +35,13 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching import DISCIPLINES
-from roles.cluster import PolicyChoice
-from roles.config import parse_config
-from roles.core import PLANNER, Heard, Lost, Send, Tick
-from roles.peer_checks import OFFENDERS_MAX
+from roles.config.cluster import PolicyChoice
+from roles.config.load import parse_config
+from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
+from roles.runtime.peer_checks import OFFENDERS_MAX
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import Event, SchedulerCore
-from roles.scheduler.desired import controller_settings
+from roles.scheduler.desired_state import controller_settings
 from roles.scheduler.planning import make_plan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from tests.hostile import TYPES, Hostile

@@ -25,8 +25,7 @@ from fabric.messages import (
     SliceSpec,
     StatusAsked,
 )
-from roles.core import SCHEDULER, Handle, Heard, Send, Tick
-from roles.gpu_worker.early import PARTS_MAX
+from roles.gpu_worker.early_inputs import PARTS_MAX
 from roles.gpu_worker.events import (
     Abort,
     BatchRan,
@@ -44,6 +43,7 @@ from roles.gpu_worker.events import (
 )
 from roles.gpu_worker.executors.base import Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
+from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.hostile import TYPES, Hostile
 from tests.worker_builders import (
     BOOT,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fabric.ids import ModelId
 from policies.placement import placement_policy
-from policies.placement.base import GpuSlot, PlacedModelInput, Profiles
-from profiles.igniter import IgniterProfile, Resident, predict_ms
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles
+from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
 from profiles.store import shipped_profile
 from tests.igniter_workloads import gpus
 from tests.placement_checks import check_promises

@@ -33,9 +33,9 @@ from fabric.messages import (
 )
 from policies.batching import DISCIPLINES
 from policies.batching.base import Delay
-from roles.cluster import PolicyChoice
-from roles.core import Heard, Lost, Send, Tick
-from roles.journal import Journal, Recorded, replay
+from roles.config.cluster import PolicyChoice
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.journal import Journal, Recorded, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.recorded import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings

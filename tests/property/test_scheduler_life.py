@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fabric.ids import ModelId, SliceId
 from fabric.messages import DrainAsked, ModelsAdd, ModelSet, ModelsRemove
 from policies.batching import DISCIPLINES
-from roles.cluster import PolicyChoice
+from roles.config.cluster import PolicyChoice
 from tests.scheduler_stage import BUDGETS, NODES, SHAPES, SLOS_MS, UNLISTED, WAITS_MS, Cluster
 
 MODELS = tuple(ModelId(name) for name in "abcd")

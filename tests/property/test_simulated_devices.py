@@ -17,7 +17,7 @@ import profiles
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import Done, ModelSpec, Part, RunBatch, SeqRun, SliceSpec
 from profiles.device import DeviceModel
-from profiles.igniter import IgniterProfile, read_coefficients, read_hardware
+from profiles.igniter.coefficients import IgniterProfile, read_coefficients, read_hardware
 from profiles.interference import interference_named
 from profiles.model import ModelProfile, TableProfile
 from profiles.requirements import (
@@ -27,7 +27,7 @@ from profiles.requirements import (
     Requirements,
     Usage,
 )
-from roles.sim.gpu import Job, SimulatedGpu, SimulatedSlice
+from roles.simulator.gpu import Job, SimulatedGpu, SimulatedSlice
 from tests.references import devices
 from tests.references.devices import Law, SharedGpus, Table
 from tests.references.start_rule import Ended, EventHeard, InputsHeard, PreemptHeard, RunHeard, Started

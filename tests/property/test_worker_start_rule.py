@@ -10,9 +10,9 @@ from itertools import count
 
 from fabric.ids import BatchId, SliceId
 from fabric.messages import Done, Part, Preempt
-from roles.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.gpu_worker.events import Abort, BatchRan, Execute, InputsCame, WorkerEvent
 from roles.gpu_worker.executors.base import RunAborted, RunFailed
+from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.references.start_rule import (
     ABORT_MS,
     Ended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.placement.base import Decision, GpuSlot, Rejected
+from policies.placement.common.base import Decision, GpuSlot, Rejected
 from policies.placement.gpulet.board import Board, Demand, Gpulet
 from policies.placement.gpulet.quantities import WHOLE, saturated
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.placement.asked import in_order, joined, rated, require_gpus
-from policies.placement.base import (
+from policies.placement.common.asked import in_order, joined, rated, require_gpus
+from policies.placement.common.base import (
     Decision,
     GpuSlot,
     PlacedModelInput,

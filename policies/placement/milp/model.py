@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.placement.demands import Demand, GpuClass
+from policies.placement.common.demands import Demand, GpuClass
 from policies.placement.milp.packing import Packing, Pattern, packing_of
 from policies.solver import Solved, quiet_pulp, solve
 

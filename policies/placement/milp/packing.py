@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.placement.demands import WHOLE_UNITS, Demand, GpuClass
+from policies.placement.common.demands import WHOLE_UNITS, Demand, GpuClass
 
 PATTERNS_MAX = 4000
 Item = tuple[int, int]

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from fabric.ids import ModelId
-from policies.options import Flag, Number, Schema
-from policies.placement.asked import in_order, joined, rated, require_gpus
-from policies.placement.base import (
+from fabric.options import Flag, Number, Schema
+from policies.placement.common.asked import in_order, joined, rated, require_gpus
+from policies.placement.common.base import (
     Decision,
     GpuSlot,
     PlacedModelInput,
@@ -27,7 +27,7 @@ from policies.placement.base import (
     Rejected,
     Unplaced,
 )
-from policies.placement.demands import (
+from policies.placement.common.demands import (
     Demand,
     GpuClass,
     Metric,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from policies.placement.base import (
+from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
     Placement,
@@ -22,8 +22,8 @@ from policies.placement.base import (
     Profiles,
     largest_batch,
 )
-from policies.placement.conditions import Conditions
-from policies.placement.demands import rate_of
+from policies.placement.common.conditions import Conditions
+from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import USABLE
 from profiles.interference import Interference, NoInterference, Running
 from profiles.model import ModelProfile

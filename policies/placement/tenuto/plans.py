@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fabric.ids import ModelId
-from policies.placement.base import (
+from policies.placement.common.base import (
     Decision,
     GpuSlot,
     PlacedModelInput,
@@ -15,8 +15,8 @@ from policies.placement.base import (
     PlannedSlice,
     Profiles,
 )
-from policies.placement.conditions import Conditions
-from policies.placement.demands import rate_of
+from policies.placement.common.conditions import Conditions
+from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import Cluster, GoodputModel
 from policies.placement.tenuto.task import Item, Task, fillable, worthwhile_batches
 

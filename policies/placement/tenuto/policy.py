@@ -21,9 +21,9 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from policies.options import Number, Schema
-from policies.placement.asked import in_order, joined, rated
-from policies.placement.base import (
+from fabric.options import Number, Schema
+from policies.placement.common.asked import in_order, joined, rated
+from policies.placement.common.base import (
     Decision,
     GpuSlot,
     PlacedModelInput,
@@ -34,9 +34,9 @@ from policies.placement.base import (
     Unplaced,
     cannot_host,
 )
-from policies.placement.conditions import Conditions
-from policies.placement.demands import gpu_classes, rate_of
-from policies.placement.symphony import Symphony
+from policies.placement.common.conditions import Conditions
+from policies.placement.common.demands import gpu_classes, rate_of
+from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto.exact import exact_cluster
 from policies.placement.tenuto.forecast import forecast_of, worst_fraction
 from policies.placement.tenuto.goodput import GoodputModel

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.placement.base import PlacedModelInput, Profiles, cannot_host
-from policies.placement.conditions import Conditions
-from policies.placement.demands import GpuClass, rate_of
+from policies.placement.common.base import PlacedModelInput, Profiles, cannot_host
+from policies.placement.common.conditions import Conditions
+from policies.placement.common.demands import GpuClass, rate_of
 from profiles.interference import Running
 from profiles.interference.by_sm import SmInterference
 from profiles.model import ModelProfile

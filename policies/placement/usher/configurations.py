@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.placement.base import PlacedModelInput
-from policies.placement.demands import Demand, rate_of
+from policies.placement.common.base import PlacedModelInput
+from policies.placement.common.demands import Demand, rate_of
 
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)  # the Usher paper's
 DEGREE_MULTIPLES = (1, 2, 3, 4, 5, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from policies.placement.base import Decision, PlacedModelInput, Rejected
+from policies.placement.common.base import Decision, PlacedModelInput, Rejected
 from policies.placement.usher.configurations import Option
 from policies.placement.usher.grouping import Group
 from policies.placement.usher.search import Found, Tried

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.placement.demands import WHOLE_UNITS
+from policies.placement.common.demands import WHOLE_UNITS
 
 Units = npt.NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.options import Choice, Free, Schema, suggestion
-from policies.placement.asked import in_order, joined, rated, require_gpus, require_prices
-from policies.placement.base import (
+from fabric.options import Choice, Free, Schema, suggestion
+from policies.placement.common.asked import in_order, joined, rated, require_gpus, require_prices
+from policies.placement.common.base import (
     Decision,
     GpuSlot,
     PlacedModelInput,
@@ -30,7 +30,7 @@ from policies.placement.base import (
     Profiles,
     Unplaced,
 )
-from policies.placement.demands import (
+from policies.placement.common.demands import (
     Demand,
     GpuClass,
     Metric,

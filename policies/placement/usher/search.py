@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.placement.demands import WHOLE_UNITS
+from policies.placement.common.demands import WHOLE_UNITS
 from policies.placement.usher.configurations import Candidate, Option
 from policies.placement.usher.interleaving import Placed, Room, Rows, Units, place_rows
 

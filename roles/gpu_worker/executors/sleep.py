@@ -32,7 +32,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     loaded,
 )
-from roles.gpu_worker.executors.crowds import Crowds
+from roles.gpu_worker.executors.input_counts import Crowds
 
 OUTPUTS = (TensorInfo("output", "float32", (1,)),)
 

@@ -27,7 +27,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
     loaded,
 )
-from roles.gpu_worker.executors.mailbox import MailboxSource
+from roles.runtime.mailbox import MailboxSource
 
 QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
 STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs

@@ -11,9 +11,9 @@ from fabric.client import InferResult
 from fabric.errors import Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Ledger
-from roles.load.player import PlannedRequest, PlayedRequest
-from roles.load.share import Recorder, merged
-from roles.outcomes import Window
+from roles.benchmark.player import PlannedRequest, PlayedRequest
+from roles.benchmark.share import Recorder, merged
+from roles.workload.outcomes import Window
 
 
 def a_load(models: tuple[str, ...] = ("a",), rate_rps: float = 200.0) -> Load:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import ConfigError, ProfileError
-from profiles.igniter import EstimatedIgniterProfile
+from profiles.igniter.coefficients import EstimatedIgniterProfile
 from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
 from profiles.model import TableProfile
 from profiles.profilers.plan import ShareRuns, percentile, powers_of_two, runs_of
 from profiles.requirements import Requirements
 from profiles.store import read_measured, read_profile, shipped_data, write_measured
-from roles.config import parse_config
+from roles.config.load import parse_config
 
 SUBJECT = Subject(
     "resnet50", "ab" * 32, "cuda", "v100", "Tesla V100", "550.54", "2.11", "2026-11-21", ("no L2 counters",)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import ProfileError
-from profiles.igniter import IgniterProfile, Resident, predict_ms, read_coefficients, read_hardware
+from profiles.igniter.coefficients import (
+    IgniterProfile,
+    Resident,
+    predict_ms,
+    read_coefficients,
+    read_hardware,
+)
 from profiles.model import LinearProfile, TableProfile
 from profiles.requirements import Requirements
 from profiles.store import read_profile, shipped_data, shipped_profile, shipped_refs

@@ -13,8 +13,8 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
-from policies.placement.base import Placement
-from policies.placement.demands import Demand, GpuClass
+from policies.placement.common.base import Placement
+from policies.placement.common.demands import Demand, GpuClass
 from policies.placement.milp.packing import feasible_patterns
 from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
 

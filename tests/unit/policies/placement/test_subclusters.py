@@ -8,7 +8,7 @@ import pytest
 from fabric.ids import ModelId, NodeId
 from policies.batching.sharded import components
 from policies.placement import placement_policy
-from policies.placement.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.model import LinearProfile
 
 GIB = 2**30

@@ -13,8 +13,8 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
-from policies.placement.base import Placement, PlannedModel, PlannedSlice
-from policies.placement.conditions import ConditionedPolicy, Conditions
+from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
+from policies.placement.common.conditions import ConditionedPolicy, Conditions
 from policies.placement.tenuto.forecast import forecast_of
 from profiles.interference import interference_named
 from profiles.model import LinearProfile

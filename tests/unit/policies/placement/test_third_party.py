@@ -9,11 +9,11 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
 from policies.placement import placement_options, placement_policy
-from policies.placement.base import GpuSlot, PlacedModelInput, Placement
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement
 from profiles.model import LinearProfile
 
 MODULE = """
-from policies.placement.base import Placement, PlannedModel, PlannedSlice
+from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
 
 def last_gpu(models, gpus, profiles, current=None):
     return Placement((PlannedSlice(gpus[-1].index, None, tuple(PlannedModel(m.model_id) for m in models)),))

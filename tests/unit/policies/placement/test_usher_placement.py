@@ -11,7 +11,7 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
-from policies.placement.base import PlacedModelInput, Placement
+from policies.placement.common.base import PlacedModelInput, Placement
 from policies.placement.usher.grouping import balanced_groups
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile

@@ -27,7 +27,6 @@ from fabric.messages import (
     TensorSpec,
     Withdraw,
 )
-from roles.core import Lost, Tick
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -51,6 +50,7 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.measures import less_return
+from roles.runtime.core import Lost, Tick
 from tests.builders import (
     CLIENT,
     DIGITS,

@@ -6,7 +6,6 @@ import pytest
 
 from fabric.ids import BatchId, Incarnation, PeerId, SliceId
 from fabric.messages import Answer, BatchFailed, Dropped, Grant, Host, SeqRun, Stop, replaced
-from roles.core import Lost
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -17,7 +16,8 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.peer_checks import OFFENCES_MAX
+from roles.runtime.core import Lost
+from roles.runtime.peer_checks import OFFENCES_MAX
 from tests.builders import CLIENT, DIGITS, SLICE, asked, computed, directory, grant, of_type
 from tests.unit.roles.frontend.test_frontend_core import announced, answers, linked_core, refusals, returned
 

@@ -15,11 +15,11 @@ from fabric.errors import InvalidInput
 from fabric.link import NamedTensor
 from fabric.messages import ImagePreprocess
 from fabric.shared import Arena, memory_address
-from roles.core import Handle
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import preprocess
-from roles.payloads import Payloads
+from roles.runtime.core import Handle
+from roles.runtime.payloads import Payloads
 
 PLAIN = ImagePreprocess("input", resize=8, crop=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 

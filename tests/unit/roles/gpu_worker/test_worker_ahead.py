@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fabric.ids import BatchId, ModelId
 from fabric.messages import SliceReady
-from roles.core import SCHEDULER, Send, Tick
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import Execute, Stage
 from roles.gpu_worker.executors.base import RunAborted, Shrunk
+from roles.runtime.core import SCHEDULER, Send, Tick
 from tests.worker_builders import (
     MODEL,
     SLICE,

@@ -24,10 +24,9 @@ from fabric.messages import (
     WorkerHello,
     replaced,
 )
-from roles.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import EXIT_HUNG, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
-from roles.gpu_worker.early import BYTES_MAX, WAIT_MS
+from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
     BatchRan,
@@ -53,6 +52,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
 )
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
+from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from tests.worker_builders import (
     BOOT,
     FRONTEND,

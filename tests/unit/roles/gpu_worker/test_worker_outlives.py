@@ -12,13 +12,13 @@ import pytest
 
 from fabric.ids import NodeId
 from fabric.messages import Host, SliceFailed, SliceReady, WorkerHello
-from roles.core import Heard, Tick
 from roles.gpu_worker.agent_watch import AgentWatch
 from roles.gpu_worker.core import HELLO_EVERY_MS, LAST_GRACE_MS, WorkerCore
 from roles.gpu_worker.events import AgentGone, End, Execute, JoinScheduler, SchedulerAnswers, WatchAgent
 from roles.gpu_worker.executors.base import LoadFailed
-from roles.gpu_worker.introductions import WorkerIdentity
 from roles.gpu_worker.peer_checks import AGENT
+from roles.gpu_worker.registration import WorkerIdentity
+from roles.runtime.core import Heard, Tick
 from tests.worker_builders import BOOT, SCHEDULER_AT, actions_of, inputs, loaded, run_batch, sent, slice_spec
 
 OUTLIVE_MS = 30_000.0

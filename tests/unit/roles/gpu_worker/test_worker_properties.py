@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.messages import BatchFailed, Done, Outputs, RunBatch
-from roles.core import Handle, Heard, Send, Tick
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import BatchRan, Execute, InputsCame, Push, Release, WorkerAction, WorkerEvent
 from roles.gpu_worker.executors.base import Rejected, RunFailed
+from roles.runtime.core import Handle, Heard, Send, Tick
 from tests.worker_builders import inputs, part, run_batch, serving_core, slice_spec
 
 SLICES = ("n/gpu0/0", "n/gpu0/1")

@@ -20,7 +20,6 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import SCHEDULER, Heard, Send, Tick
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
 from roles.node_agent.daemons import GUARD_REFUSED
 from roles.node_agent.events import (
@@ -40,8 +39,9 @@ from roles.node_agent.events import (
     Terminate,
     Warn,
 )
-from roles.restarts import RestartRule
-from roles.upkeep import EXIT_UNKNOWN, ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.core import SCHEDULER, Heard, Send, Tick
+from roles.runtime.process_events import EXIT_UNKNOWN, ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.restarts import RestartRule
 
 LIMITS = AgentLimits(restart=RestartRule(first_ms=100.0, failures_max=3))
 MPS = SharingPlan("mps", has_shares=True)

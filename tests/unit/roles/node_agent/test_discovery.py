@@ -12,7 +12,7 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.messages import GpuInfo, GpuSample
-from roles.cluster import NodeConfig
+from roles.config.cluster import NodeConfig
 from roles.node_agent.discovery import Nvml, NvmlUnavailable
 from roles.node_agent.gpus import discover, open_nvml
 from tests.gpu_stand_ins import STAND_INS, a100, write_gpus

@@ -26,12 +26,12 @@ from fabric.messages import (
     Want,
     WorkerHello,
 )
-from roles.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate, Warn
-from roles.node_agent.inquiries import ANSWER_MS, ASKERS_MAX
+from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
 from roles.node_agent.suspects import FORGIVEN_AFTER_MS
-from roles.upkeep import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
 
 NODE = NodeId("a")
 LIMITS = AgentLimits()

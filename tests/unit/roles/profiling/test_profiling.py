@@ -10,18 +10,18 @@ from click.testing import CliRunner
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
-from profiles.igniter_fit import AlonePoint, GroupPoint
-from profiles.igniter_sections import CacheUse, GpuNumbers, igniter_points, igniter_sections
+from profiles.igniter.fit import AlonePoint, GroupPoint
+from profiles.igniter.sections import CacheUse, GpuNumbers, igniter_points, igniter_sections
 from profiles.measured import MeasuredProfile, Point, Subject
 from profiles.occupancy import DeviceLimits, Kernel, LaunchGaps
 from profiles.profilers.torch import Measurer
 from profiles.store import shipped_data
-from roles.commands_profile import profile
+from roles.cli.profile import profile
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
 from roles.profiling.sensors import Sampling, Sensors
 
-DIGITS = "roles.demo.digits_model:Digits"
+DIGITS = "deploy.local.demo.digits_model:Digits"
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 
 
@@ -166,7 +166,7 @@ def test_igniters_sections_come_out_of_its_authors_raw_profile() -> None:
 
 def test_a_profile_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots'")
-    from roles.plots import plot_profile
+    from roles.lab.plots import plot_profile
 
     points = [
         Point(share, b, b + 100 / share, b + 1.0, b + 2.0, 9, 0) for share in (50, 100) for b in (1, 2, 4)

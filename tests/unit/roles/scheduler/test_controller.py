@@ -34,15 +34,15 @@ from fabric.messages import (
     StatusListed,
     Want,
 )
-from roles.cluster import PolicyChoice
-from roles.config import parse_config
-from roles.core import PLANNER, Heard, Lost, Send, Tick
-from roles.journal import Journal, MessageCore, Recorded, replay
+from roles.config.cluster import PolicyChoice
+from roles.config.load import parse_config
+from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
+from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired import controller_settings
-from roles.scheduler.kept import KeptPlan
+from roles.scheduler.desired_state import controller_settings
 from roles.scheduler.planning import make_plan
 from roles.scheduler.recorded import about_scheduler, scheduler_from
+from roles.scheduler.saved_plan import KeptPlan
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")

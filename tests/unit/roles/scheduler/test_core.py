@@ -34,7 +34,7 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching import make_discipline
-from roles.core import Heard, Lost, Send, Tick
+from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 

@@ -16,7 +16,7 @@ from fabric.messages import (
     StatusListed,
     Telemetry,
 )
-from roles.core import Lost
+from roles.runtime.core import Lost
 from roles.scheduler.core import SchedulerCore
 from tests.unit.roles.scheduler.test_core import (
     AGENT,

@@ -25,10 +25,10 @@ from fabric.messages import (
     SliceSpec,
 )
 from policies.batching import make_discipline
-from roles.core import Lost, Send, Tick
+from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.fleet import Hosting, SliceRecord
-from roles.scheduler.promises import PromiseWatch
+from roles.scheduler.run_time_watch import PromiseWatch
 from roles.scheduler.settings import SchedulerSettings
 from tests.unit.roles.scheduler.test_core import (
     AGENT,

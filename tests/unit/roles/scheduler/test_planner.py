@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from fabric.messages import PlanAsked, PlanMade
-from roles.core import Heard
-from roles.drive import Driver, Role
+from roles.runtime.core import Heard
+from roles.runtime.drive import Driver, Role
 from roles.scheduler.planner import PLAN_COMMAND, Planner
 from tests.integration.proc import CLOCK, PATIENCE_MS
 from tests.scarcity import no_descriptors
@@ -84,7 +84,7 @@ def test_what_a_policy_or_a_solver_prints_is_no_part_of_the_plan() -> None:
 def test_a_plan_process_that_began_anew_still_answers() -> None:
     """As on a host that lets it import nothing gently."""
     code = """
-        from roles.gently import import_gently
+        from roles.runtime.idle_import import import_gently
         import_gently.__defaults__ = (0.0,)
         from roles.scheduler.plan_process import main
         main()
@@ -102,7 +102,7 @@ def test_a_plan_process_that_began_anew_still_answers() -> None:
         ("import sys; sys.stderr.write('x' * 1_000_000); sys.exit(2)", "ended with code 2: xxx"),
         ("import os; os.close(0)", "is not a plan"),
         (
-            "import os; from fabric.messages import Ping; from roles.journal import packed; os.write(1, packed(Ping(1)))",
+            "import os; from fabric.messages import Ping; from roles.runtime.journal import packed; os.write(1, packed(Ping(1)))",
             "is not a plan",
         ),
         ("import time; time.sleep(60)", "not computed within 0.5 s"),

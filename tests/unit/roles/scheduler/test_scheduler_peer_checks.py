@@ -29,8 +29,8 @@ from fabric.messages import (
     Telemetry,
     replaced,
 )
-from roles.core import Lost
-from roles.peer_checks import OFFENCES_MAX
+from roles.runtime.core import Lost
+from roles.runtime.peer_checks import OFFENCES_MAX
 from roles.scheduler.core import SchedulerCore
 from tests.unit.roles.scheduler.test_core import (
     AGENT,

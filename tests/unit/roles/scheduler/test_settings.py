@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId
-from policies.placement.base import Placement, PlannedModel, PlannedSlice
-from roles.config import ClusterConfig, parse_config
-from roles.outcomes import Window
+from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
+from roles.config.load import ClusterConfig, parse_config
 from roles.scheduler.settings import settings_from
-from roles.sim.simulation import SimulatedRun, simulate
-from roles.workload import workload_of
+from roles.simulator.simulation import SimulatedRun, simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
 
 WINDOW = Window(1_000, 6_000)
 

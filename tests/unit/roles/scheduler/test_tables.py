@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.batching import DISCIPLINES
-from roles.cluster import PolicyChoice
+from roles.config.cluster import PolicyChoice
 from tests.scheduler_stage import NODES, Cluster, objects_within
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")

@@ -1,0 +1,152 @@
+"""`tenuto up` and `down`: a cluster on this host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from deploy.local.control import start_detached, stop_running
+from deploy.local.core import Outcome
+from deploy.local.shell import Started, is_better_together, problems_of, role_plans, supervise
+from fabric.errors import ConfigError, FabricError
+from fabric.messages import SliceReport
+from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.config.load import load_config
+from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
+from roles.runtime.process import (
+    StopSignal,
+    die_with_parent,
+    log,
+    set_up_descriptors,
+    set_up_logging,
+    speak_to_nobody,
+)
+from roles.runtime.run_directory import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
+from roles.runtime.running_cluster import processes_in
+
+DEFAULT_CONFIG = """\
+# One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
+models:
+ - name: resnet50
+   slo_ms: 100
+   profile: {alpha_ms: 1.053, beta_ms: 5.072, max_batch: 64}
+cluster: {gpus: 1}
+"""
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@run_dir_flag
+@json_option
+@click.option("--detach", is_flag=True, help="Run in the background; return when everything is ready.")
+@click.option(
+    "--together/--apart",
+    default=None,
+    help="One process for the scheduler and the first frontend, or one for each"
+    " (default: together on a host with fewer than four cores, with one frontend).",
+)
+@click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first
+def up(
+    file: Path | None,
+    run_dir_option: Path | None,
+    as_json: bool,  # noqa: FBT001  click's flags
+    detach: bool,  # noqa: FBT001  click's flags
+    together: bool | None,  # noqa: FBT001  click's flags
+    remove_run_dir: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model.
+
+    Exit 6 when a model of FILE could not be loaded and the others are served, 1 when nothing is.
+    """
+    die_with_parent()
+    home = chosen_run_dir(run_dir_option)
+    if file is not None:
+        load_config(file)
+    if detach:
+        arguments = [
+            *([str(file)] if file else []),
+            *(["--run-dir", str(home.path)] if run_dir_option else []),
+            *([] if together is None else ["--together" if together else "--apart"]),
+        ]
+        up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
+        _show_start(up_file, (), home.path, as_json=as_json)
+        sys.exit(EXIT_PARTIAL if up_file.problems else 0)
+    # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
+    with StopSignal() as stop:
+        set_up_descriptors()
+        set_up_logging("up")
+        with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
+            outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
+            if outcome.exit_code == 0:
+                (home.path / LOG_FILE).unlink(missing_ok=True)
+    if outcome.exit_code:
+        raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
+    if problems:
+        sys.exit(EXIT_PARTIAL)
+
+
+@click.command()
+@run_dir_flag
+def down(run_dir_option: Path | None) -> None:
+    """End the cluster that `tenuto up` runs on this host."""
+    home = chosen_run_dir(run_dir_option)
+    try:
+        stop_running(home.path)
+    finally:
+        home.remove()
+
+
+def _run(
+    file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
+) -> tuple[Outcome, Sequence[str]]:
+    """How it ended, and what could not be served at its start."""
+    try:
+        if file is None:
+            file = path / CONFIG_FILE
+            file.write_text(DEFAULT_CONFIG, encoding="utf-8")
+        write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+    except OSError as error:
+        raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
+
+    problems: list[str] = []
+
+    def on_started(started: Started) -> None:
+        problems.extend(problems_of(started.slices))
+        up_file = UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints, problems=problems)
+        # A full disk, or nobody who reads any more: what serves goes on serving.
+        try:
+            write_up_file(path, up_file)
+        except OSError as error:
+            log.error("start_not_written_down path=%s reason=%r", path, error.strerror)
+        try:
+            _show_start(up_file, started.slices, path, as_json=as_json)
+        except OSError as error:
+            log.warning("start_not_shown reason=%r", error.strerror)
+            speak_to_nobody()
+
+    config = load_config(file)
+    is_together = is_better_together(config) if together is None else together
+    plans = role_plans(config, file, path, is_together=is_together)
+    return supervise(plans, path, stop, on_started), problems
+
+
+def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, as_json: bool) -> None:
+    for problem in up_file.problems:
+        click.echo(f"tenuto: {problem}", err=True)
+    if as_json:
+        plain = {
+            "endpoints": up_file.endpoints,
+            "run_dir": str(path),
+            "pid": up_file.pid,
+            "processes": processes_in(path),
+            "slices": slices,
+            "problems": up_file.problems,
+        }
+        echo_json(as_plain(plain))
+        return
+    clients = " ".join(up_file.endpoints.get("client", ()))
+    click.echo(f"tenuto is up (process {up_file.pid}); clients connect to {clients}", err=True)

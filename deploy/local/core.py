@@ -1,0 +1,315 @@
+"""What `tenuto up` decides: which role starts when, which one starts again, and in what order all end.
+
+Roles start by rank: the next rank starts when every role of the ones before serves (it has written its run
+file), so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
+served* has said why (a port in use, a wrong configuration), and would say it again: the whole stops with its
+words. One that is killed, ends with a defect of ours, or ends after it has served, starts again as `Restarts` says,
+until that gives up.
+
+Roles end in the opposite order of ranks, each rank with a time limit and then SIGKILL: frontends first, while
+what they have accepted can still be answered, then the agents with their workers, the scheduler last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from roles.runtime.core import Tick
+from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
+from roles.runtime.process_events import ProcessExited, StopAsked, spoken
+from roles.runtime.restarts import RestartRule, Restarts
+
+
+class RoleState(Enum):
+    """Where a role's process is in its life."""
+
+    WAITING = auto()  # no process: for its rank, or for its next start
+    STARTING = auto()  # no run file yet
+    SERVING = auto()
+    TERMINATING = auto()
+    KILLED = auto()
+    GONE = auto()  # for good
+
+
+class Step(Enum):
+    """What moves a role on."""
+
+    START = auto()
+    SERVES = auto()
+    END = auto()
+    OVERDUE = auto()
+    EXITED = auto()
+
+
+NEXT: Final[Mapping[tuple[RoleState, Step], RoleState]] = {
+    (RoleState.WAITING, Step.START): RoleState.STARTING,
+    (RoleState.WAITING, Step.END): RoleState.GONE,
+    (RoleState.STARTING, Step.SERVES): RoleState.SERVING,
+    (RoleState.STARTING, Step.EXITED): RoleState.WAITING,
+    (RoleState.STARTING, Step.END): RoleState.TERMINATING,
+    (RoleState.STARTING, Step.OVERDUE): RoleState.KILLED,
+    (RoleState.SERVING, Step.EXITED): RoleState.WAITING,
+    (RoleState.SERVING, Step.END): RoleState.TERMINATING,
+    (RoleState.TERMINATING, Step.OVERDUE): RoleState.KILLED,
+    (RoleState.TERMINATING, Step.EXITED): RoleState.GONE,
+    (RoleState.KILLED, Step.EXITED): RoleState.WAITING,  # GONE when everything ends
+    (RoleState.KILLED, Step.END): RoleState.KILLED,
+    (RoleState.KILLED, Step.OVERDUE): RoleState.GONE,  # stuck in the kernel: nothing more can be done
+    (RoleState.GONE, Step.EXITED): RoleState.GONE,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class RolePlan:
+    """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL."""
+
+    role_id: str
+    command: tuple[str, ...]
+    start_rank: int
+    stop_rank: int
+    stop_limit_ms: float
+
+
+@dataclass(slots=True, frozen=True)
+class SupervisorLimits:
+    """Bounds, in ms."""
+
+    serve_ms: float = 60_000.0  # from spawn to run file
+    kill_ms: float = 2_000.0
+    restart: RestartRule = field(default_factory=RestartRule)
+
+
+@dataclass(slots=True, frozen=True)
+class RoleServes:
+    """The living process of that role has written its run file."""
+
+    role_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Settled:
+    """Every slice is ready or has failed. `nothing_serves`: why no model is served, where none is."""
+
+    nothing_serves: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class SpawnRole:
+    """Start that role's process."""
+
+    role_id: str
+    command: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class TerminateRole:
+    """SIGTERM."""
+
+    role_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class KillRole:
+    """SIGKILL."""
+
+    role_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Announce:
+    """Everything serves: say so, once."""
+
+
+@dataclass(slots=True, frozen=True)
+class Warn:
+    """Something a person should read, though everything goes on."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """How it ended. `reason` is empty for a stop that was asked for."""
+
+    exit_code: int
+    reason: str
+
+
+SupervisorEvent = ProcessExited | RoleServes | Settled | StopAsked | Tick
+SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | Warn
+
+
+@dataclass(slots=True)
+class _Role:
+    plan: RolePlan
+    restarts: Restarts
+    state: RoleState = RoleState.WAITING
+    limit_at_ms: float | None = None
+    has_served: bool = False
+
+
+class SupervisorCore:
+    """Keeps a fixed set of roles running. Sans-IO: see `roles/runtime/core.py`."""
+
+    def __init__(self, plans: Sequence[RolePlan], limits: SupervisorLimits | None = None) -> None:
+        self._limits = limits or SupervisorLimits()
+        self._roles = {plan.role_id: _Role(plan, Restarts(self._limits.restart)) for plan in plans}
+        self._outcome: Outcome | None = None
+        self._is_announced = False
+        self._has_begun = False
+        self._stop_rank: int | None = None
+        self._now_ms = 0.0
+        self._actions: list[SupervisorAction] = []
+
+    def handle(self, event: SupervisorEvent, now_ms: float) -> Sequence[SupervisorAction]:
+        """Take one event; the first one, whichever it is, starts the first rank."""
+        self._now_ms = now_ms
+        self._has_begun = True
+        match event:
+            case ProcessExited(role_id, code, last_words):
+                self._on_exit(self._roles[role_id], code, last_words)
+            case RoleServes(role_id):
+                self._on_serves(self._roles[role_id])
+            case Settled(nothing_serves):
+                self._on_settled(nothing_serves)
+            case StopAsked():
+                self._stop(Outcome(0, ""))
+            case Tick():
+                self._on_tick()
+        if self._outcome is None:
+            self._start_due()
+        else:
+            self._end_due()
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next time limit or restart; at first, now."""
+        if not self._has_begun:
+            return 0.0
+        moments = [role.limit_at_ms for role in self._roles.values() if role.limit_at_ms is not None]
+        return min(moments, default=None)
+
+    @property
+    def is_serving(self) -> bool:
+        """Every role serves."""
+        return all(role.state is RoleState.SERVING for role in self._roles.values())
+
+    @property
+    def is_announced(self) -> bool:
+        """The start is over."""
+        return self._is_announced
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while anything still runs."""
+        is_over = all(role.state is RoleState.GONE for role in self._roles.values())
+        return self._outcome if is_over else None
+
+    # ------------------------------------------------------------ starting
+
+    def _start_due(self) -> None:
+        """Start what may start now: the lowest rank that does not serve, and restarts that are due."""
+        for role in sorted(self._roles.values(), key=lambda role: role.plan.start_rank):
+            lower = [other for other in self._roles.values() if other.plan.start_rank < role.plan.start_rank]
+            # Only the first start waits for the lower ranks: whoever has served finds its peers by itself.
+            is_held = not role.has_served and any(other.state is not RoleState.SERVING for other in lower)
+            is_due = role.limit_at_ms is None or role.limit_at_ms <= self._now_ms
+            if role.state is RoleState.WAITING and is_due:
+                role.limit_at_ms = None
+                if not is_held:
+                    self._step(role, Step.START)
+                    self._actions.append(SpawnRole(role.plan.role_id, role.plan.command))
+
+    def _on_serves(self, role: _Role) -> None:
+        if role.state is RoleState.STARTING:
+            self._step(role, Step.SERVES)
+            role.has_served = True
+
+    def _on_settled(self, nothing_serves: str) -> None:
+        if self.is_serving and not self._is_announced and self._outcome is None:
+            if nothing_serves:
+                self._stop(Outcome(EXIT_FAILURE, f"no model can be served: {nothing_serves}"))
+                return
+            self._is_announced = True
+            self._actions.append(Announce())
+
+    # ------------------------------------------------------------ failing
+
+    def _on_exit(self, role: _Role, code: int, last_words: str) -> None:
+        was_overdue = role.state is RoleState.KILLED
+        self._step(role, Step.EXITED)
+        if self._outcome is not None:
+            role.state = RoleState.GONE
+            role.limit_at_ms = None
+            return
+        said = _said(last_words)
+        role_id = role.plan.role_id
+        has_a_reason = code >= 0 and code != EXIT_DEFECT
+        if has_a_reason and not role.has_served and not was_overdue:
+            exit_code = EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILURE
+            self._stop(Outcome(exit_code, f"{role_id} did not start: {said or f'it ended with code {code}'}"))
+            return
+        what = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        if was_overdue:
+            what = f"did not serve within {self._limits.serve_ms / 1e3:g} s"
+        what = f"{role_id} {what}" + (f" ({said})" if said else "")
+        role.limit_at_ms = role.restarts.note_failure(self._now_ms)
+        if role.limit_at_ms is None:
+            rule = self._limits.restart
+            count = f"{rule.failures_max} failures within {rule.window_ms / 1e3:g} s"
+            self._stop(Outcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
+            return
+        self._actions.append(Warn(f"{what}; starting it again"))
+
+    # ------------------------------------------------------------ ending
+
+    def _stop(self, outcome: Outcome) -> None:
+        if self._outcome is None:
+            self._outcome = outcome
+            for role in self._roles.values():
+                if role.state is RoleState.WAITING:
+                    self._step(role, Step.END)
+
+    def _end_due(self) -> None:
+        """End the lowest stop rank that is not gone; the next one follows when it is."""
+        ranks = [role.plan.stop_rank for role in self._roles.values() if role.state is not RoleState.GONE]
+        if not ranks or min(ranks) == self._stop_rank:
+            return
+        self._stop_rank = min(ranks)
+        for role in self._roles.values():
+            is_next = role.plan.stop_rank == self._stop_rank
+            if is_next and role.state in (RoleState.STARTING, RoleState.SERVING):
+                self._step(role, Step.END)
+                self._actions.append(TerminateRole(role.plan.role_id))
+
+    def _on_tick(self) -> None:
+        for role in self._roles.values():
+            is_late = role.limit_at_ms is not None and role.limit_at_ms <= self._now_ms
+            if is_late and role.state is not RoleState.WAITING:
+                self._step(role, Step.OVERDUE)
+                if role.state is RoleState.KILLED:
+                    self._actions.append(KillRole(role.plan.role_id))
+                else:  # nothing to do about it, but two of one name would be worse than an end
+                    self._stop(Outcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
+
+    def _step(self, role: _Role, step: Step) -> None:
+        role.state = NEXT[role.state, step]
+        limits_ms = {
+            RoleState.STARTING: self._limits.serve_ms,
+            RoleState.TERMINATING: role.plan.stop_limit_ms,
+            RoleState.KILLED: self._limits.kill_ms,
+        }
+        limit_ms = limits_ms.get(role.state)
+        role.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
+
+
+def _said(last_words: str) -> str:
+    """The line that explains an end: the command's own message if there is one, else the last line."""
+    lines = spoken(last_words)
+    own = [line.removeprefix("tenuto: ") for line in lines if line.startswith("tenuto: ")]
+    return (own or lines or [""])[-1][-400:]

@@ -1,0 +1,249 @@
+"""The process behind `tenuto up`: the roles as its children, and a question to the scheduler until all is ready."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local.core import (
+    Announce,
+    KillRole,
+    Outcome,
+    RolePlan,
+    RoleServes,
+    Settled,
+    SpawnRole,
+    SupervisorAction,
+    SupervisorCore,
+    SupervisorEvent,
+    TerminateRole,
+    Warn,
+)
+from fabric.clock import MonotonicClock
+from fabric.ids import new_incarnation, peer_id
+from fabric.messages import SliceReport, StatusAsked, StatusListed
+from roles.config.cluster import ClusterConfig, role_id_of_node
+from roles.runtime.children import Processes
+from roles.runtime.core import Heard
+from roles.runtime.defects import DefectReport
+from roles.runtime.drive import Driver, Role
+from roles.runtime.local_scheduler import DoorEvent, SchedulerDoor
+from roles.runtime.process import StopSignal, StopSource, read_run_file
+from roles.runtime.run_directory import run_files
+from roles.runtime.running_cluster import endpoints_in
+from roles.runtime.sources import Layer
+
+ASK_EVERY_MS = 100.0
+LOOK_EVERY_MS = 50.0
+CORES_APART = 4  # client, frontend, scheduler, worker
+SETTLED_STATES = ("ready", "failed")
+# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
+# (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
+
+log = logging.getLogger("tenuto")
+
+
+@dataclass(slots=True, frozen=True)
+class Started:
+    """What `tenuto up` says when everything serves."""
+
+    endpoints: Mapping[str, Sequence[str]]
+    slices: Sequence[SliceReport]
+
+
+def is_better_together(config: ClusterConfig) -> bool:
+    """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
+
+    With several frontends the scheduler is what they share, and stays apart.
+    """
+    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
+
+
+def role_plans(
+    config: ClusterConfig, config_path: Path, run_dir: Path, *, is_together: bool
+) -> list[RolePlan]:
+    """Every process of a cluster on this host, in the order of its start.
+
+    `is_together`: the first frontend runs in the scheduler's process.
+    """
+    tenuto = (sys.executable, "-m", "roles.cli")
+    common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
+    beside = ("--with-frontend",) if is_together else ()
+    scheduler = RolePlan("scheduler-0", (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    agents = [
+        RolePlan(
+            role_id_of_node(node.host),
+            (*tenuto, "node-agent", "--node", node.host, *common),
+            start_rank=1,
+            stop_rank=1,
+            stop_limit_ms=AGENT_STOP_MS,
+        )
+        for node in config.nodes
+    ]
+    frontends = [
+        RolePlan(
+            f"frontend-{index}",
+            (*tenuto, "frontend", "--index", str(index), *common),
+            start_rank=1,
+            stop_rank=0,
+            stop_limit_ms=FRONTEND_STOP_MS,
+        )
+        for index in range(1 if is_together else 0, config.frontends)
+    ]
+    return [scheduler, *agents, *frontends]
+
+
+def supervise(
+    plans: Sequence[RolePlan], run_dir: Path, stop: StopSignal, on_started: Callable[[Started], None]
+) -> Outcome:
+    """Run these roles until told to stop or one cannot be kept running; nothing of them is left then.
+
+    `on_started` is called once, when every role serves and every slice is ready or has failed.
+    """
+    supervisor = _Supervisor(plans, run_dir, stop, on_started)
+    try:
+        return supervisor.run()
+    finally:
+        supervisor.close()
+
+
+def problems_of(slices: Sequence[SliceReport]) -> list[str]:
+    """What is not served as it was asked for: slices that failed, models that a slice is served without."""
+    failed = [f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == "failed"]
+    return failed + [
+        f"model {left.model_id} is not served on slice {left.slice_id}: {left.reason}"
+        for one in slices
+        for left in one.left_out
+    ]
+
+
+class _RunFileWatch:
+    """A source: tells of a role when the living process of that name has written its run file."""
+
+    def __init__(self, role_ids: Sequence[str], run_dir: Path, processes: Processes) -> None:
+        self._role_ids = role_ids
+        self._run_dir = run_dir
+        self._processes = processes
+        self._told: dict[str, int] = {}
+        self._look_at_ms = 0.0
+
+    def fileno(self) -> int:
+        return -1
+
+    @property
+    def has_more(self) -> bool:
+        return False
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        return self._look_at_ms
+
+    def take(self, limit: int, now_ms: float) -> Sequence[RoleServes]:
+        del limit
+        self._look_at_ms = now_ms + LOOK_EVERY_MS
+        serves = []
+        for role_id in self._role_ids:
+            pid = self._processes.pid(role_id)
+            if pid is None or self._told.get(role_id) == pid:
+                continue
+            found = read_run_file(self._run_dir / f"{role_id}.json")
+            if found is not None and found.pid == pid:
+                self._told[role_id] = pid
+                serves.append(RoleServes(role_id))
+        return serves
+
+
+class _Readiness(Layer[DoorEvent]):
+    """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
+
+    def __init__(self, door: SchedulerDoor) -> None:
+        super().__init__(door)
+        self.slices: Sequence[SliceReport] = ()
+        self._door = door
+        self._ask_at_ms = 0.0
+        self._is_settled = False
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        door_at_ms = self._door.wake_at_ms
+        if self._is_settled or door_at_ms is None:
+            return door_at_ms
+        return min(self._ask_at_ms, door_at_ms)
+
+    def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
+        settled = []
+        for event in self._door.take(limit, now_ms):
+            if isinstance(event, Heard) and isinstance(event.message, StatusListed):
+                self.slices = event.message.slices
+                if all(report.state in SETTLED_STATES for report in self.slices):
+                    problems = problems_of(self.slices)
+                    is_served = any(model.replicas for model in event.message.models)
+                    settled.append(Settled("" if is_served else "; ".join(problems)))
+        if not self._is_settled and self._ask_at_ms <= now_ms:
+            self._ask_at_ms = now_ms + ASK_EVERY_MS
+            self._door.send(StatusAsked())
+        return settled
+
+    def rest(self) -> None:
+        """It has been heard: ask no more."""
+        self._is_settled = True
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        plans: Sequence[RolePlan],
+        run_dir: Path,
+        stop: StopSignal,
+        on_started: Callable[[Started], None],
+    ) -> None:
+        clock = MonotonicClock()
+        self._run_dir = run_dir
+        self._on_started = on_started
+        self._processes = Processes()
+        self._door = SchedulerDoor(peer_id("operator", new_incarnation()), run_dir, clock)
+        self._readiness = _Readiness(self._door)
+        self._core = SupervisorCore(plans)
+        watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
+        role = Role[SupervisorEvent, SupervisorAction](
+            self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
+        )
+        self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
+
+    def run(self) -> Outcome:
+        self._driver.run(lambda: self._core.outcome is not None)
+        assert self._core.outcome is not None, "that is what ended the loop"
+        return self._core.outcome
+
+    def close(self) -> None:
+        self._processes.close()
+        self._driver.close()
+        self._door.close()
+
+    def _perform(self, action: SupervisorAction) -> None:
+        match action:
+            case SpawnRole(role_id, command):
+                self._forget_run_files(role_id)
+                self._processes.spawn(role_id, command)
+            case TerminateRole(role_id):
+                self._processes.terminate(role_id)
+            case KillRole(role_id):
+                self._processes.kill(role_id)
+            case Announce():
+                self._readiness.rest()
+                self._on_started(Started(endpoints_in(self._run_dir), self._readiness.slices))
+            case Warn(text):
+                log.warning("role_restarts %s", text)
+
+    def _forget_run_files(self, role_id: str) -> None:
+        """A killed process leaves its run files; its successor's names must not stand beside a dead pid."""
+        former = read_run_file(self._run_dir / f"{role_id}.json")
+        if former is not None:
+            for found in run_files(self._run_dir):
+                if found.pid == former.pid:
+                    (self._run_dir / f"{found.role_id}.json").unlink(missing_ok=True)

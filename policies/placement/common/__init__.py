@@ -1,0 +1,1 @@
+"""What all placement policies share: the question, the answer, and what differs between two answers."""

@@ -1,0 +1,136 @@
+"""Symphony: every GPU hosts all models of its sub-cluster, and the scheduler decides the rest.
+
+With one sub-cluster there is nothing to search: the only limits are memory, and what a device can run. With
+several, models are partitioned (`subclusters.py`), each sub-cluster gets GPUs by its load, and is placed like a
+cluster of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fabric.ids import ModelId
+from policies.placement.common.asked import joined, require_gpus
+from policies.placement.common.base import (
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Unplaced,
+    cannot_host,
+    in_gib,
+    largest_batch,
+    slice_memory_bytes,
+)
+from policies.placement.symphony.subclusters import GpuKind, gpu_kind, subclusters_of
+
+_Of = tuple[int, GpuKind]
+"""A sub-cluster, and what tells two of its GPUs apart here: GPUs that agree in both host the same models."""
+
+
+class Symphony:
+    """One slice without a limit per GPU, with all models of its sub-cluster, in file order while memory lasts."""
+
+    def __init__(self, subclusters: int = 1) -> None:
+        self._subclusters = subclusters
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,
+    ) -> Placement:
+        """Place (Symphony sections 3.1 and 4.4): a model that fits on no GPU of its sub-cluster is unplaced.
+
+        `current` matters with several sub-clusters only: few models and GPUs change theirs. Raises ConfigError
+        where there is no GPU.
+        """
+        require_gpus(gpus)
+        has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+        divided = subclusters_of(models, gpus, profiles, current, self._subclusters)
+        of = {gpu.index: (divided.of_gpu[gpu.index], gpu_kind(gpu)) for gpu in gpus}
+        hosted: dict[_Of, list[PlacedModelInput]] = {}
+        reasons = {model_id: [reason] for model_id, reason in divided.reasons.items()}
+        for gpu in gpus:
+            if of[gpu.index] not in hosted:
+                inside = [m for m in models if divided.of_model.get(m.model_id) == divided.of_gpu[gpu.index]]
+                hosted[of[gpu.index]] = _hosted_on(
+                    gpu, inside, profiles, reasons, has_real_gpus=has_real_gpus
+                )
+        planned = {
+            key: tuple(PlannedModel(model.model_id) for model in inside) for key, inside in hosted.items()
+        }
+        slices = tuple(
+            PlannedSlice(gpu.index, None, planned[of[gpu.index]]) for gpu in gpus if planned[of[gpu.index]]
+        )
+        placed = {model.model_id for inside in hosted.values() for model in inside}
+        unplaced = tuple(
+            Unplaced(m.model_id, m.rate_rps, joined(reasons[m.model_id]))
+            for m in models
+            if m.model_id not in placed
+        )
+        counts = Counter(of.values())
+        return Placement(
+            slices, unplaced, divided.violations, _staggered_goodput_rps(hosted, counts, profiles)
+        )
+
+
+def _hosted_on(
+    gpu: GpuSlot,
+    models: Sequence[PlacedModelInput],
+    profiles: Profiles,
+    reasons: dict[ModelId, list[str]],
+    *,
+    has_real_gpus: bool,
+) -> list[PlacedModelInput]:
+    """The models that such a GPU hosts; why not, of the others, goes into `reasons`."""
+    hosted: list[PlacedModelInput] = []
+    for model in models:
+        reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+        if reason is None:
+            needed = slice_memory_bytes([*hosted, model], gpu.gpu_type, profiles)
+            if needed <= gpu.memory_bytes:
+                hosted.append(model)
+                continue
+            reason = (
+                f"memory: with the models listed before it, it would need {in_gib(needed)} "
+                f"of a GPU's {in_gib(gpu.memory_bytes)}"
+            )
+        reasons.setdefault(model.model_id, []).append(reason)
+    return hosted
+
+
+def _staggered_goodput_rps(
+    hosted: Mapping[_Of, Sequence[PlacedModelInput]], counts: Mapping[_Of, int], profiles: Profiles
+) -> float | None:
+    """What perfectly staggered batches could carry (Symphony section 3.2), or None without rates.
+
+    A model alone on its N GPUs runs batches of the largest b with (1 + 1/N) l(b) ≤ SLO, N b / l(b) in all;
+    each model takes the fraction rate / capacity of its sub-cluster, and beyond 1 all are cut in proportion.
+    """
+    gpu_count: Counter[ModelId] = Counter()
+    for key, models in hosted.items():
+        gpu_count.update({model.model_id: counts[key] for model in models})
+    capacity_rps: dict[ModelId, float] = {}
+    inside: dict[int, dict[ModelId, float]] = {}
+    for (subcluster, kind), models in hosted.items():
+        for model in models:
+            profile = profiles.get((model.model_id, kind[0]))
+            if profile is None or model.rate_rps is None:  # never profiled, or no rate: no prediction
+                return None
+            table = profile.exec_table()
+            limit_ms = model.slo_ms / (1 + 1 / gpu_count[model.model_id])
+            batch_size = max(1, largest_batch(table, limit_ms))
+            one_gpu_rps = 1000 * batch_size / table[batch_size - 1]
+            so_far_rps = capacity_rps.get(model.model_id, 0.0)
+            capacity_rps[model.model_id] = so_far_rps + counts[subcluster, kind] * one_gpu_rps
+            inside.setdefault(subcluster, {})[model.model_id] = model.rate_rps
+    goodput_rps = 0.0
+    for rate_rps in inside.values():
+        fraction = sum(rate / capacity_rps[model_id] for model_id, rate in rate_rps.items())
+        goodput_rps += sum(rate_rps.values()) / max(1.0, fraction)
+    return goodput_rps

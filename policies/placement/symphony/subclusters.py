@@ -1,0 +1,222 @@
+"""Sub-clusters for a placement: which models and which GPUs belong together (Symphony section 4.4).
+
+Models are partitioned by the GPUs they keep busy and by the memory they take. GPUs of each kind are then
+divided in proportion to what each sub-cluster keeps busy, so what the partition leaves uneven is evened out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import ModelId
+from policies.placement.common.base import (
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    Profiles,
+    cannot_host,
+    largest_batch,
+    slice_memory_bytes,
+)
+from policies.subclusters import Bounds, Partition, PartitionModel, partition
+
+GpuKind = tuple[str, int, str]
+"""Type, memory, device. All GPUs of a kind can host the same models."""
+
+# Of all the memory that models take, how much may be unloaded and loaded at one re-plan besides new models:
+# while a GPU loads, it does not serve, and a tenth keeps that below a model's own rate of change.
+_DISRUPTION_MAX = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Subclusters:
+    """The sub-cluster of each model and of each GPU (by index); why a model has none; what is not as asked."""
+
+    of_model: Mapping[ModelId, int]
+    of_gpu: Mapping[int, int]
+    reasons: Mapping[ModelId, str] = field(default_factory=dict)
+    violations: tuple[str, ...] = ()
+
+
+def gpu_kind(gpu: GpuSlot) -> GpuKind:
+    """What tells two GPUs apart here."""
+    return gpu.gpu_type, gpu.memory_bytes, gpu.device
+
+
+def subclusters_of(
+    models: Sequence[PlacedModelInput],
+    gpus: Sequence[GpuSlot],
+    profiles: Profiles,
+    current: Placement | None,
+    wanted: int,
+) -> Subclusters:
+    """Divide models and GPUs into `wanted` sub-clusters, or into as many as there are GPUs and models to host.
+
+    `current`: what runs now; its sub-clusters keep most of their models and, where the sizes allow, their GPUs.
+    """
+    possible = {model.model_id: _hosts_of(model, gpus, profiles) for model in models} if wanted > 1 else {}
+    hostable = [model for model in models if possible.get(model.model_id)]
+    count = min(wanted, len(gpus), len(hostable))
+    if count <= 1:
+        violations = _fewer(1, wanted) if wanted > 1 and hostable else ()
+        whole = {model.model_id: 0 for model in models}
+        return Subclusters(whole, {gpu.index: 0 for gpu in gpus}, {}, violations)
+    weights = _weights(hostable, possible, profiles)
+    now = _Now.of(current, count)
+    found = _partition(hostable, possible, weights, profiles, now.of_model, count)
+    of_model = dict(found.subcluster_of)
+    for model in models:  # so that whoever can be hosted nowhere learns from the GPUs themselves why
+        if not possible[model.model_id]:
+            of_model[model.model_id] = 0
+    load = [0.0] * count
+    for model in hostable:
+        if model.model_id in found.subcluster_of:
+            load[found.subcluster_of[model.model_id]] += weights[model.model_id]
+    reason = f"memory: none of {count} sub-clusters has room for it"
+    return Subclusters(
+        of_model,
+        _divide(gpus, load, now.of_gpu),
+        dict.fromkeys(found.unplaced, reason),
+        _fewer(count, wanted) if count < wanted else (),
+    )
+
+
+def _fewer(count: int, wanted: int) -> tuple[str, ...]:
+    return (f"{wanted} sub-clusters were asked for; there are GPUs and models for {count}",)
+
+
+def _hosts_of(model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> list[GpuSlot]:
+    """One GPU of each kind that could serve the model, were it alone."""
+    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+    return [
+        gpu
+        for gpu in {gpu_kind(gpu): gpu for gpu in gpus}.values()
+        if cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) is None
+        and slice_memory_bytes([model], gpu.gpu_type, profiles) <= gpu.memory_bytes
+    ]
+
+
+def _weights(
+    models: Sequence[PlacedModelInput], possible: Mapping[ModelId, list[GpuSlot]], profiles: Profiles
+) -> dict[ModelId, float]:
+    """GPUs that each model keeps busy, in batches of the largest b with 2 l(b) ≤ SLO on its first kind.
+
+    Where that is not known of all: their rates; without rates one model counts like another.
+    """
+    busy: dict[ModelId, float] = {}
+    for model in models:
+        profile = profiles.get((model.model_id, possible[model.model_id][0].gpu_type))
+        if profile is None or model.rate_rps is None:
+            break
+        table = profile.exec_table()
+        batch_size = max(1, largest_batch(table, model.slo_ms / 2))
+        busy[model.model_id] = model.rate_rps / 1000 * table[batch_size - 1] / batch_size
+    else:
+        return busy
+    if any(model.rate_rps is None for model in models):
+        return {model.model_id: 1.0 for model in models}
+    return {model.model_id: model.rate_rps or 0.0 for model in models}
+
+
+def _partition(
+    models: Sequence[PlacedModelInput],
+    possible: Mapping[ModelId, list[GpuSlot]],
+    weights: Mapping[ModelId, float],
+    profiles: Profiles,
+    now: Mapping[ModelId, int],
+    count: int,
+) -> Partition:
+    """Keep within the smallest memory among the kinds, if that places them all, else within the next larger.
+
+    In the latter case GPUs with less memory host as many of their sub-cluster's models as they can.
+    """
+    inputs = [
+        _partition_model(model, possible[model.model_id], weights[model.model_id], profiles)
+        for model in models
+    ]
+    moved = sum(one.move_cost * (_DISRUPTION_MAX if one.model_id in now else 1.0) for one in inputs)
+    for memory_bytes in sorted({gpu.memory_bytes for hosts in possible.values() for gpu in hosts}):
+        found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes, disruption=moved))
+        if found.unplaced and now:  # too tight a fit to be kept: better moved than left out
+            found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes))
+        if not found.unplaced:
+            break
+    return found
+
+
+def _partition_model(
+    model: PlacedModelInput, hosts: Sequence[GpuSlot], load: float, profiles: Profiles
+) -> PartitionModel:
+    """Its memory is the largest it takes on any kind; what a batch needs on top is the dynamic part."""
+    static_bytes, dynamic_bytes = 0, 0
+    for gpu in hosts:
+        whole = slice_memory_bytes([model], gpu.gpu_type, profiles)
+        profile = profiles.get((model.model_id, gpu.gpu_type))
+        resident = whole if model.memory_bytes is not None or profile is None else profile.memory_bytes(1)
+        static_bytes, dynamic_bytes = max(static_bytes, resident), max(dynamic_bytes, whole - resident)
+    # Loading takes as long as there is to load; a model of unknown size takes some time too.
+    return PartitionModel(model.model_id, load, static_bytes, dynamic_bytes, max(1.0, static_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """The sub-clusters that run now, numbered by their first GPU."""
+
+    of_model: Mapping[ModelId, int]
+    of_gpu: Mapping[int, int]
+
+    @classmethod
+    def of(cls, current: Placement | None, count: int) -> _Now:
+        """Nothing, where there are more of them than there shall be: then all is divided anew."""
+        groups: list[tuple[set[ModelId], list[int]]] = []
+        for planned in sorted(current.slices if current else (), key=lambda one: one.gpu):
+            models, gpus = {model.model_id for model in planned.models}, [planned.gpu]
+            for group in [group for group in groups if group[0] & models]:
+                groups.remove(group)
+                models |= group[0]
+                gpus = group[1] + gpus
+            groups.append((models, gpus))
+        groups.sort(key=lambda group: min(group[1]))
+        if len(groups) > count:
+            return cls({}, {})
+        return cls(
+            {model_id: j for j, (models, _) in enumerate(groups) for model_id in models},
+            {gpu: j for j, (_, gpus) in enumerate(groups) for gpu in gpus},
+        )
+
+
+def _divide(gpus: Sequence[GpuSlot], load: Sequence[float], now: Mapping[int, int]) -> dict[int, int]:
+    """How many GPUs each gets is by load; which ones, kind by kind.
+
+    Within a kind sub-clusters take turns, so that the low ids of each, which are filled first, are low ids of
+    the cluster too, and its high ids can be released.
+    """
+    lacking = _shares(len(gpus), load)
+    of_gpu: dict[int, int] = {}
+    for gpu in gpus:
+        j = now.get(gpu.index)
+        if j is not None and lacking[j]:
+            of_gpu[gpu.index] = j
+            lacking[j] -= 1
+    by_kind: dict[GpuKind, list[GpuSlot]] = {}
+    for gpu in gpus:
+        if gpu.index not in of_gpu:
+            by_kind.setdefault(gpu_kind(gpu), []).append(gpu)
+    # Smooth weighted round-robin: after all turns each has exactly what it lacked, and never much less on the way.
+    credit = [0] * len(load)
+    for gpu in (gpu for of_kind in by_kind.values() for gpu in of_kind):
+        credit = [have + weight for have, weight in zip(credit, lacking, strict=True)]
+        j = max(range(len(credit)), key=lambda j: (credit[j], -j))
+        credit[j] -= sum(lacking)
+        of_gpu[gpu.index] = j
+    return of_gpu
+
+
+def _shares(count: int, load: Sequence[float]) -> list[int]:
+    """One GPU for each, and each further one to whoever has most load per GPU then; ties to the first."""
+    even = load if any(load) else [1.0] * len(load)
+    shares = [1] * len(even)
+    for _ in range(count - len(even)):
+        shares[max(range(len(even)), key=lambda j: (even[j] / shares[j], -j))] += 1
+    return shares

@@ -1,0 +1,163 @@
+"""One sender process's share of an open-loop run: its requests, and a record of each one's fate."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
+from operator import attrgetter
+from threading import BrokenBarrierError
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.client import Client
+from fabric.clock import MonotonicClock
+from fabric.errors import PeerLost, RequestError
+from fabric.ids import ModelId
+from fabric.link import Tensor
+from fabric.messages import Ledger, ModelInfo
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
+from roles.config.cluster import ClusterConfig
+from roles.workload.arrivals import Workload
+
+START_AHEAD_MS = 200.0  # between the last sender's readiness and the first request
+READY_LIMIT_S = 60.0
+FREE_LENGTH = 16  # of an input's axis that may have any length
+
+STAGES = tuple(name for name in Ledger.__struct_fields__ if name.endswith("_ms") and name != "total_ms")
+"""The ledger's stages, in the order in which a request goes through them."""
+
+_stages_of = attrgetter(*STAGES)
+
+COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "slice", *STAGES)
+"""Of a record's rows; latency, batch size, slice and stages are NaN for a request that was not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
+
+    `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
+    multiples (0: each at its own moment).
+    """
+
+    config: ClusterConfig
+    workload: Workload
+    targets: tuple[str, ...]
+    until_ms: float
+    processes: int
+    payload_bytes: int
+    gather_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class LoadRecord:
+    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by code."""
+
+    rows: NDArray[np.float64]
+    slices: tuple[str, ...] = ()
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Start:
+    """How the senders of a run start together; shared between their processes."""
+
+    barrier: Barrier
+    began_at_ms: Synchronized[float]
+
+    def wait(self, now_ms: float) -> float:
+        """The run's zero on this host's clock, once everybody is connected. Raises PeerLost after a minute."""
+        with self.began_at_ms.get_lock():
+            self.began_at_ms.value = max(self.began_at_ms.value, now_ms + START_AHEAD_MS)
+        try:
+            self.barrier.wait(READY_LIMIT_S)
+        except BrokenBarrierError as error:
+            raise PeerLost("another sender of this run did not get ready") from error
+        return self.began_at_ms.value
+
+
+def play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
+    """Send every `processes`-th request of the plan, from the `number`-th on."""
+    return run_precisely(_play_share(plan, number, start))
+
+
+async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
+    clock = MonotonicClock()
+    recorder = Recorder([model.model_id for model in plan.config.models])
+    async with Client(plan.targets[number % len(plan.targets)]) as client:
+        infos = {info.model_id: info for info in await client.models()}
+        requests = _requests(plan, number, infos)
+        began_at_ms = start.wait(clock.now_ms())
+        await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
+    return recorder.record()
+
+
+def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
+    """This sender's requests in order: all models' arrivals merged, and dealt out one by one."""
+    models = plan.config.models
+    inputs = [inputs_for(infos.get(model.model_id), plan.payload_bytes) for model in models]
+    of_model, at_ms = (part[number :: plan.processes] for part in merged(plan.workload, plan.until_ms))
+    for place, moment_ms in zip(of_model.tolist(), at_ms.tolist(), strict=True):
+        model = models[place]
+        yield PlannedRequest(moment_ms, model.model_id, inputs[place], model.slo_ms)
+
+
+def merged(workload: Workload, until_ms: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """All models' arrivals in order: the place of each one's model, and its moment in ms from the start."""
+    moments = workload.arrivals(until_ms)
+    of_model = np.concatenate([np.full(len(own), place, np.int64) for place, own in enumerate(moments)])
+    at_ms = np.concatenate(moments)
+    order = np.argsort(at_ms, kind="stable")
+    return of_model[order], at_ms[order]
+
+
+def inputs_for(info: ModelInfo | None, payload_bytes: int) -> dict[str, Tensor]:
+    """Made-up inputs of the right shape: seeded noise, small numbers where a model wants whole ones."""
+    if info is None or not info.inputs:
+        return {"input": np.zeros(payload_bytes, np.uint8)}
+    noise = np.random.default_rng(0)
+    made: dict[str, Tensor] = {}
+    for spec in info.inputs:
+        shape = tuple(FREE_LENGTH if axis < 0 else axis for axis in spec.shape)
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            made[spec.name] = noise.standard_normal(shape).astype(dtype)
+        else:
+            made[spec.name] = noise.integers(0, 2, shape).astype(dtype)
+    return made
+
+
+class Recorder:
+    """Notes what became of each request, as one row of `COLUMNS`."""
+
+    def __init__(self, model_ids: Sequence[ModelId]) -> None:
+        self._places = {model_id: float(place) for place, model_id in enumerate(model_ids)}
+        self._slices: dict[str, float] = {}
+        self._errors: Counter[str] = Counter()
+        self._rows = array("d")
+
+    def note(self, played: PlayedRequest) -> None:
+        """One request's fate."""
+        planned, result = played.planned, played.result
+        head = (self._places[ModelId(planned.model)], planned.at_ms, played.late_ms)
+        if result is None:
+            error = played.error
+            self._errors[error.code if isinstance(error, RequestError) else "PeerLost"] += 1
+            self._rows.extend(head)
+            self._rows.extend((math.nan,) * (len(COLUMNS) - len(head)))
+            return
+        ledger = result.ledger
+        slice_no = self._slices.setdefault(ledger.slice_id, float(len(self._slices)))
+        stages = _stages_of(ledger)
+        self._rows.extend((*head, played.latency_ms, float(ledger.batch_size), slice_no, *stages))
+
+    def record(self) -> LoadRecord:
+        """All that was noted so far."""
+        rows = np.frombuffer(self._rows, np.float64).reshape(-1, len(COLUMNS))
+        return LoadRecord(rows, tuple(self._slices), self._errors)

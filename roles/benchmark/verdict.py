@@ -1,0 +1,184 @@
+"""What an open-loop run at a living cluster was worth, judged by the lines of a simulated one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.ids import ModelId, SliceId
+from policies.scaling import BAD_RATE_ALLOWED
+from roles.benchmark.share import COLUMNS, STAGES, LoadRecord
+from roles.config.cluster import ClusterConfig
+from roles.scheduler.settings import settings_from
+from roles.workload.outcomes import ModelOutcome, Outcome, Window, model_outcome, nearest_rank
+
+LATE_MS_MAX = 1.0
+LATE_SLO_FRACTION = 0.05
+"""A sender may be late at its p99 by the larger of these: a millisecond, or that part of the tightest SLO."""
+
+_COLUMN = {name: place for place, name in enumerate(COLUMNS)}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """A finished run: the verdict and the rows behind it (`COLUMNS`), all models, the whole run."""
+
+    config: ClusterConfig
+    window: Window
+    outcome: Outcome
+    record: LoadRecord
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """One column of the requests that count: those whose intended arrival lies in the window."""
+        return _inside(self.record.rows, self.window)[:, _COLUMN[name]]
+
+    @property
+    def sender_late_p99_ms(self) -> float:
+        """How late requests were sent, at the 99th percentile."""
+        return nearest_rank(np.sort(self.column("late_ms")), 0.99) or 0.0
+
+    @property
+    def late_allowed_ms(self) -> float:
+        """Beyond it the run says more of its senders than of the cluster."""
+        return max(LATE_MS_MAX, LATE_SLO_FRACTION * min(model.slo_ms for model in self.config.models))
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the senders kept to the plan."""
+        return self.sender_late_p99_ms <= self.late_allowed_ms
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether the senders were late and a model fared badly: it may be their doing.
+
+        Late senders make latency look worse, never better, so what was good all the same is good.
+        """
+        return not self.is_valid and self.outcome.worst_bad_rate >= BAD_RATE_ALLOWED
+
+    def as_json(self) -> dict[str, object]:
+        """The contract of `bench --json`: as `simulate`, plus the stages and the senders' own lateness."""
+        latency_ms = np.sort(_known(self.column("latency_ms")))
+        late_ms = np.sort(self.column("late_ms"))
+        return {
+            **self.outcome.as_json(),
+            "latency_ms": _percentiles(latency_ms),
+            "breakdown_ms": self.breakdown_ms(),
+            "sender": {
+                "late_ms": _percentiles(late_ms),
+                "late_allowed_ms": self.late_allowed_ms,
+                "is_valid": self.is_valid,
+            },
+            "errors": dict(self.record.errors),
+        }
+
+    def breakdown_ms(self) -> dict[str, dict[str, float | None]]:
+        """By stage of the ledger: mean, p50 and p99 over the answered requests that count."""
+        breakdown: dict[str, dict[str, float | None]] = {}
+        for stage in STAGES:
+            spent_ms = np.sort(_known(self.column(stage)))
+            breakdown[stage] = {
+                "mean": round(float(spent_ms.mean()), 6) if spent_ms.size else None,
+                "p50": nearest_rank(spent_ms, 0.5),
+                "p99": nearest_rank(spent_ms, 0.99),
+            }
+        return breakdown
+
+
+def judge(config: ClusterConfig, records: Sequence[LoadRecord], window: Window) -> LoadRun:
+    """Put the senders' records together and judge what was meant to arrive in the window."""
+    record = _merged(records)
+    return LoadRun(config, window, _outcome(config, record, window), record)
+
+
+def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
+    """One record; each sender has numbered the slices it heard of by itself."""
+    names = sorted({name for record in records for name in record.slices})
+    numbers = {name: float(number) for number, name in enumerate(names)}
+    errors: Counter[str] = Counter()
+    blocks = []
+    for record in records:
+        rows = record.rows.copy()
+        renumbered = np.array([numbers[name] for name in record.slices])
+        ran = ~np.isnan(rows[:, _COLUMN["slice"]])
+        rows[ran, _COLUMN["slice"]] = renumbered[rows[ran, _COLUMN["slice"]].astype(int)]
+        blocks.append(rows)
+        errors += record.errors
+    rows = np.concatenate(blocks)
+    order = np.argsort(rows[:, _COLUMN["intended_at_ms"]], kind="stable")
+    return LoadRecord(rows[order], tuple(names), errors)
+
+
+def _outcome(config: ClusterConfig, record: LoadRecord, window: Window) -> Outcome:
+    rows = record.rows
+    models: dict[ModelId, ModelOutcome] = {}
+    for place, model in enumerate(config.models):
+        own = rows[rows[:, _COLUMN["model"]] == place]
+        arrived_at_ms = own[:, _COLUMN["intended_at_ms"]]
+        models[model.model_id] = model_outcome(
+            arrived_at_ms,
+            arrived_at_ms + own[:, _COLUMN["latency_ms"]],
+            model.slo_ms,
+            window,
+            _batch_sizes(_known(_inside(own, window)[:, _COLUMN["batch_size"]])),
+        )
+    busy = _busy_fraction(config, record, window)
+    return Outcome(window.duration_s, models, busy, sum(fraction > 0 for fraction in busy))
+
+
+def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
+    """Sizes of the batches behind the requests: a batch of b is told of b times."""
+    sizes, told = np.unique(of_requests, return_counts=True)
+    return [int(size) for size, times in zip(sizes, told, strict=True) for _ in range(round(times / size))]
+
+
+def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) -> tuple[float, ...]:
+    """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares.
+
+    What other clients had computed is not in it, nor what was computed for nobody. A slice that the file's plan does
+    not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name.
+    """
+    rows = _inside(record.rows, window)
+    rows = rows[~np.isnan(rows[:, _COLUMN["batch_size"]])]
+    busy_ms = np.bincount(
+        rows[:, _COLUMN["slice"]].astype(int),
+        rows[:, _COLUMN["gpu_ms"]] / rows[:, _COLUMN["batch_size"]],
+        len(record.slices),
+    )
+    places = {f"{gpu.node_id}/gpu{gpu.local_index}": gpu.index for gpu in config.gpus}
+    of_slice = _gpu_and_share(config, places)
+    busy = [0.0] * len(config.gpus)
+    for name, spent_ms in zip(record.slices, busy_ms, strict=True):
+        gpu, share = of_slice.get(SliceId(name), (places.get(name.rpartition("/")[0]), 1.0))
+        if gpu is not None:
+            busy[gpu] += share * float(spent_ms) / (window.until_ms - window.from_ms)
+    return tuple(min(1.0, fraction) for fraction in busy)
+
+
+def _gpu_and_share(
+    config: ClusterConfig, places: Mapping[str, int]
+) -> dict[SliceId, tuple[int | None, float]]:
+    """By slice of the configuration's own placement: its GPU's place in the cluster, its share of it."""
+    return {
+        spec.slice_id: (places[f"{node_id}/gpu{spec.gpu}"], (spec.share_percent or 100.0) / 100)
+        for node_id, spec in settings_from(config).slices
+    }
+
+
+def _inside(rows: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
+    at_ms = rows[:, _COLUMN["intended_at_ms"]]
+    return rows[(at_ms >= window.from_ms) & (at_ms < window.until_ms)]
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[~np.isnan(values)]
+
+
+def _percentiles(ascending: NDArray[np.float64]) -> dict[str, float | None]:
+    return {
+        name: nearest_rank(ascending, fraction)
+        for name, fraction in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
+    }

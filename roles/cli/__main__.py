@@ -1,0 +1,5 @@
+"""How roles are started as children: ``python -m roles.cli COMMAND …``."""
+
+from roles.cli import main
+
+main()

@@ -1,0 +1,167 @@
+"""The `tenuto` command: finds a subcommand, runs it, and turns every expected error into a line and a code.
+
+Exit codes: 0 a result, 1 failure, 2 usage, 3 configuration invalid, 4 SLO missed, 5 cluster unreachable,
+6 partial (design section 10), 70 a defect of ours, written down in a file that one line names. Subcommands are imported when they are called: `tenuto worker` must not pay for
+the simulator, nor `tenuto status` for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from roles.runtime.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_DEFECT,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_UNREACHABLE,
+)
+from roles.runtime.idle_import import import_gently
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+COMMANDS = {
+    "bench": "roles.cli.bench:bench",
+    "compare": "roles.cli.compare:compare",
+    "config": "roles.cli.config:config",
+    "doctor": "roles.cli.doctor:doctor",
+    "drain": "roles.cli.models:drain",
+    "frontend": "roles.cli.serve:frontend",
+    "goodput": "roles.cli.goodput:goodput",
+    "infer": "roles.cli.infer:infer",
+    "models": "roles.cli.models:models",
+    "node-agent": "roles.cli.serve:node_agent",
+    "plan": "roles.cli.plan:plan",
+    "replay": "roles.cli.replay:replay",
+    "profile": "roles.cli.profile:profile",
+    "reproduce": "roles.cli.reproduce:reproduce",
+    "scheduler": "roles.cli.serve:scheduler",
+    "simulate": "roles.cli.simulate:simulate",
+    "status": "roles.cli.status:status",
+    "worker": "roles.cli.serve:worker",
+}
+
+
+BESIDE_SERVING = ("drain", "models", "status")
+"""Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for; other distributions add theirs by entry point."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Ours and those of the entry-point group ``tenuto.commands``."""
+        del ctx
+        return sorted([*COMMANDS, *(point.name for point in _others())])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command; None for a name nobody has."""
+        del ctx
+        target = COMMANDS.get(cmd_name)
+        if target is not None:
+            module, _, attribute = target.partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+        else:
+            found = [point for point in _others() if point.name == cmd_name]
+            if not found:
+                return None
+            command = _loaded(found[0])
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _loaded(point: EntryPoint) -> click.Command:
+    """Another distribution's command. One that cannot be loaded says so when it is called, and hides no other."""
+    try:
+        command = point.load()
+    except Exception as error:  # noqa: BLE001  # somebody else's code, which may raise anything
+        problem = f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+    else:
+        if isinstance(command, click.Command):
+            return command
+        problem = f"{point.value} is no click command"
+
+    def refuse() -> None:
+        raise click.ClickException(problem)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(point.name, callback=refuse, help=problem, context_settings=settings)
+
+
+def _others() -> EntryPoints:
+    from importlib.metadata import entry_points  # noqa: PLC0415  45 ms, and most commands are ours
+
+    return entry_points(group="tenuto.commands")
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tenuto", prog_name="tenuto")
+def tenuto() -> None:
+    """Serve many small models with tight SLOs on shared GPUs."""
+
+
+def foreign_fabric() -> str | None:
+    """Where `fabric` comes from if it is not ours: an SSH library on PyPI has the same import name."""
+    module = importlib.import_module("fabric")
+    found = Path(module.__file__ or "").resolve().parent
+    return None if found == Path(__file__).resolve().parents[2] / "fabric" else str(found)
+
+
+def run() -> None:
+    """Run the command line; every error ends in one readable line on stderr and its exit code."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  top of the process: what nobody foresaw is written down
+        from roles.runtime.defects import DefectReport  # noqa: PLC0415  only here
+
+        command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "tenuto")
+        DefectReport(command, Path(tempfile.gettempdir())).tell(error)
+        sys.exit(EXIT_DEFECT)
+    finally:
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # an impatient Ctrl-C is no traceback of the interpreter's end
+
+
+def _run() -> None:
+    foreign = foreign_fabric()
+    if foreign is not None:
+        click.echo(
+            f"tenuto: the package 'fabric' at {foreign} is another distribution's (the SSH library?); "
+            "uninstall it from this environment, or give Tenuto one of its own",
+            err=True,
+        )
+        sys.exit(EXIT_FAILURE)
+    from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
+
+    if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
+        import_gently(COMMANDS[sys.argv[1]].partition(":")[0])
+    try:
+        sys.exit(tenuto(standalone_mode=False) or 0)
+    except click.ClickException as error:  # a usage error: exit code 2
+        error.show()
+        sys.exit(error.exit_code)
+    except (ConfigError, ProfileError) as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_CONFIG)
+    except PeerLost as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_UNREACHABLE)
+    except FabricError as error:
+        click.echo(f"tenuto: {error}", err=True)
+        sys.exit(EXIT_FAILURE)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away (`tenuto status | head`): nothing to say, nobody to hear it
+        sys.exit(EXIT_FAILURE)

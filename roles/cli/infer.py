@@ -1,0 +1,148 @@
+"""`tenuto infer MODEL INPUT`: one request from the shell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fabric.client import Client, InferResult
+from fabric.errors import ConfigError, InvalidInput, PeerLost
+from fabric.link import Tensor
+from roles.cli.console import plain_console
+from roles.cli.options import BUDGET_MS, echo_json
+from roles.runtime.environment import run_dir
+from roles.runtime.run_directory import read_up_file
+
+if TYPE_CHECKING:
+    from fabric.messages import ModelInfo
+
+ROWS_SHOWN = 8
+
+
+@click.command()
+@click.argument("model")
+@click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--target", help="A frontend's address (default: the cluster of this host).")
+@click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")
+@click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")
+def infer(model: str, input_path: Path, target: str | None, budget_ms: float | None, is_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Send one request to MODEL and print the answer and where its time went.
+
+    INPUT is a picture (decoded and resized by the frontend), an .npy array, or an .npz with one array per
+    input name.
+    """
+    addresses = [target] if target else running_frontends()
+    result = asyncio.run(_infer(addresses, model, input_path, budget_ms))
+    if is_json:
+        echo_result(result)
+    else:
+        print_result(result)
+
+
+def echo_result(result: InferResult) -> None:
+    """Outputs as nested lists, and the ledger, as JSON."""
+    outputs = {name: array.tolist() for name, array in result.outputs.items()}
+    echo_json({"outputs": outputs, "ledger": ledger_of(result)})
+
+
+def print_result(result: InferResult) -> None:
+    """Outputs and the ledger for people."""
+    console = plain_console()
+    for name, array in result.outputs.items():
+        words = f" {array.dtype} {list(array.shape)}: {_shortened(array)}"
+        console.print(Text.assemble((name, "bold"), words))
+    console.print(ledger_table(result))
+
+
+def running_frontends() -> Sequence[str]:
+    """Where clients come in at this host's cluster; PeerLost when none runs."""
+    home = run_dir()
+    try:
+        up_file = read_up_file(home.path)
+    finally:
+        home.remove()
+    addresses = up_file.endpoints.get("client", ()) if up_file else ()
+    if not addresses:
+        raise PeerLost(
+            f"no cluster runs here (looked in {home.path}): start one with 'tenuto up', or give --target"
+        )
+    return addresses
+
+
+def ledger_of(result: InferResult) -> dict[str, float | str | int]:
+    """The ledger with its field names."""
+    return {name: getattr(result.ledger, name) for name in result.ledger.__struct_fields__}
+
+
+def ledger_table(result: InferResult) -> Table:
+    """One request's ledger for people."""
+    table = Table("where the time went", "ms", title=None)
+    ledger = result.ledger
+    for label, spent_ms in (
+        ("network (client to frontend and back)", ledger.network_ms),
+        ("preprocess", ledger.preprocess_ms),
+        ("held (chosen, to fill the batch)", ledger.held_ms),
+        ("waited (forced, no slice was free)", ledger.waited_ms),
+        ("transfer to the device", ledger.transfer_ms),
+        ("queue on the device", ledger.queue_ms),
+        ("device", ledger.gpu_ms),
+        ("return", ledger.return_ms),
+        ("total", ledger.total_ms),
+    ):
+        table.add_row(label, f"{spent_ms:.2f}")
+    table.caption = f"batch of {ledger.batch_size} on {ledger.slice_id}, sent because: {ledger.reason}"
+    return table
+
+
+async def _infer(addresses: Sequence[str], model: str, path: Path, budget_ms: float | None) -> InferResult:
+    async with Client(addresses) as client:
+        infos = {info.model_id: info for info in await client.models()}
+        info = next((info for model_id, info in infos.items() if model_id == model), None)
+        # A model nobody knows is refused by the frontend, with its suggestion.
+        return await client.infer(model, read_inputs(path, info), budget_ms=budget_ms)
+
+
+def read_inputs(path: Path, info: ModelInfo | None) -> Mapping[str, Tensor | bytes]:
+    """The tensors in a file; ConfigError when it cannot be read, InvalidInput when it does not fit the model."""
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        if path.suffix == ".npy":
+            return {_only_input(info): np.load(path, allow_pickle=False)}
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if info is not None and info.image is None:
+        raise InvalidInput(f"{info.model_id} takes no pictures: give an .npy or .npz file")
+    return {info.image.input_name if info is not None and info.image else "input": data}
+
+
+def _only_input(info: ModelInfo | None) -> str:
+    if info is None or not info.inputs:
+        return "input"
+    if len(info.inputs) > 1:
+        names = ", ".join(tensor.name for tensor in info.inputs)
+        raise InvalidInput(
+            f"{info.model_id} has several inputs ({names}): give an .npz with an array for each"
+        )
+    return info.inputs[0].name
+
+
+def _plain(array: Tensor) -> Any:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        plain = array.astype(object)
+        plain[~np.isfinite(array)] = None
+        return plain.tolist()
+    return array.tolist()
+
+
+def _shortened(array: Tensor) -> str:
+    return np.array2string(array, threshold=ROWS_SHOWN, edgeitems=ROWS_SHOWN // 2, precision=4)

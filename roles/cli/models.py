@@ -1,0 +1,165 @@
+"""`tenuto models add|remove|set` and `tenuto drain`: another plan for a cluster that serves meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fabric.errors import ConfigError, FabricError
+from fabric.ids import ModelId, NodeId
+from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove
+from fabric.options import brief, shown
+from roles.cli.operator import Change, ask_change, new_request_no
+from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.config.documents import read_file, read_value
+from roles.config.load import parse_config
+from roles.runtime.exit_codes import EXIT_PARTIAL
+from roles.runtime.running_cluster import scheduler_addresses
+
+
+@click.group()
+def models() -> None:
+    """Add, remove and change models of a running cluster."""
+
+
+@models.command()
+@click.argument("source", metavar="FILE|YAML")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@run_dir_flag
+@json_option
+def add(*, source: str, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
+    """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
+
+    Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'.
+    """
+    sections = _sections(source, names)
+    _carry_out(lambda number: ModelsAdd(number, json.dumps(sections)), run_dir_option, as_json=as_json)
+
+
+@models.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@run_dir_flag
+@json_option
+def remove(*, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
+    """Serve these models no more: their requests are refused at once, their slices end."""
+    ids = tuple(ModelId(name) for name in dict.fromkeys(names))
+    _carry_out(lambda number: ModelsRemove(number, ids), run_dir_option, as_json=as_json)
+
+
+@models.command("set")
+@click.argument("name")
+@click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
+@click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
+@run_dir_flag
+@json_option
+def set_(
+    *, name: str, slo_ms: float | None, rate_rps: float | None, run_dir_option: Path | None, as_json: bool
+) -> None:
+    """Change a model's SLO or the rate to plan for."""
+    if slo_ms is None and rate_rps is None:
+        raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
+    _carry_out(
+        lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps), run_dir_option, as_json=as_json
+    )
+
+
+@click.command()
+@click.argument("where", metavar="NODE|NODE/gpuN")
+@click.option("--back", "is_back", is_flag=True, help="Use it again.")
+@run_dir_flag
+@json_option
+def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bool) -> None:
+    """Move everything off a node or one of its GPUs, and keep it empty."""
+    node, slash, gpu = where.rpartition("/")
+    if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
+        raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
+    node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
+    _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
+
+
+def _carry_out(change: Callable[[int], Change], run_dir_option: Path | None, *, as_json: bool) -> None:
+    home = chosen_run_dir(run_dir_option)
+    try:
+        answer = ask_change(scheduler_addresses(home.path), change(new_request_no()))
+    finally:
+        home.remove()
+    if as_json:
+        echo_json(_plain(answer))
+    elif answer.status in ("ok", "partial"):
+        click.echo(
+            f"{answer.started} slices started, {answer.ended} ended, {answer.kept} not touched", err=True
+        )
+        for one in answer.unplaced:
+            rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
+            click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
+    if answer.status == "refused":
+        error = FabricError if answer.code == "Busy" else ConfigError
+        raise error(f"{answer.code}: {answer.reason}")
+    if answer.status == "failed":
+        raise FabricError(f"rolled back: {answer.reason}")
+    if answer.status == "partial":
+        sys.exit(EXIT_PARTIAL)
+
+
+def _plain(answer: Changed) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        name: getattr(answer, name) for name in answer.__struct_fields__ if name != "request_no"
+    }
+    plain["unplaced"] = [
+        {"model": one.model_id, "rate_rps": one.rate_rps, "reason": one.reason} for one in answer.unplaced
+    ]
+    return plain
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _sections(source: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The sections to add, checked as far as that needs no cluster, with absolute paths."""
+    path = Path(source)
+    is_inline = source.lstrip().startswith(("{", "["))
+    written = read_value(source, "models add") if is_inline else read_file(path)
+    if isinstance(written, Mapping) and "models" in written:
+        written = written["models"]
+    sections = list(written) if isinstance(written, list) else [written]
+    where = "models add" if is_inline else str(path)
+    for section in sections:
+        if not isinstance(section, dict):
+            raise ConfigError(f"{where}: holds {type(section).__name__}; a model is a mapping")
+    if names:
+        known = {section.get("name"): section for section in sections}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{where}: has no model {name!r}")
+        sections = [known[name] for name in names]
+    base_dir = Path.cwd() if is_inline else path.absolute().parent
+    parse_config({"models": sections, "cluster": {"gpus": 1}}, base_dir, source=where)
+    return [_with_absolute_paths(section, base_dir) for section in sections]
+
+
+def _with_absolute_paths(section: dict[str, Any], base_dir: Path) -> dict[str, Any]:
+    """The scheduler reads it from somewhere else."""
+
+    def profile(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = dict(value)
+        if str(found.get("ref", "")).endswith(".json"):
+            found["ref"] = str((base_dir / found["ref"]).absolute())
+        if "by_type" in found:
+            found["by_type"] = {gpu_type: profile(inner) for gpu_type, inner in found["by_type"].items()}
+        return found
+
+    whole = dict(section)
+    if "profile" in whole:
+        whole["profile"] = profile(whole["profile"])
+    for key, inner in (("loader", "weights"), ("arrival", "path")):
+        if isinstance(whole.get(key), dict) and isinstance(whole[key].get(inner), str):
+            whole[key] = {**whole[key], inner: str((base_dir / whole[key][inner]).absolute())}
+    return whole

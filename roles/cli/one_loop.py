@@ -1,0 +1,34 @@
+"""The scheduler and a frontend as one process, on one loop: two of the four hops before a batch starts fall away.
+
+For hosts that have fewer cores than a cluster has busy processes: there, two processes wait for each other's core
+more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
+"""
+
+from __future__ import annotations
+
+from roles.frontend.shell import FrontendOptions, FrontendShell
+from roles.runtime.drive import run_roles
+from roles.runtime.process import StopSignal
+from roles.scheduler.shell import Recording, SchedulerShell, Written
+
+
+def run_together(
+    written: Written,
+    frontend: FrontendOptions,
+    stop: StopSignal,
+    recording: Recording | None = None,
+) -> None:
+    """Serve until told to stop; see both shells. Either's end is the other's."""
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
+    try:
+        frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+        try:
+            # The scheduler last: whoever started this process waits for its run file.
+            frontend_shell.announce()
+            scheduler_shell.announce()
+            run_roles([frontend_shell.role, scheduler_shell.role], stop, scheduler_shell.on_defect.end)
+            scheduler_shell.serve_no_more()
+        finally:
+            frontend_shell.close()
+    finally:
+        scheduler_shell.close()

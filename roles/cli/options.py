@@ -1,0 +1,160 @@
+"""What several commands have in common: the file argument, the options of a run, and the pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from fabric.options import shown
+from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
+from roles.runtime.environment import RunDir, run_dir
+
+PROCESSES_MAX = 64
+WORKERS_MAX = 1024
+
+
+class FloatRange(click.FloatRange):
+    """click's with both ends, for numbers only: its own lets NaN through, and repeats all digits of what it refuses."""
+
+    def __init__(self, low: float, high: float, *, is_low_allowed: bool = True) -> None:
+        super().__init__(min=low, max=high, min_open=not is_low_allowed)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or a usage error with the range."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (self.min or 0) <= number <= (self.max or 0) or (self.min_open and number == self.min):
+            low = f"over {shown(self.min)}, up" if self.min_open else f"from {shown(self.min)}"
+            self.fail(f"{shown(value)} is not a number {low} to {shown(self.max)}", param, ctx)
+        return number
+
+
+class IntRange(click.IntRange):
+    """The same for whole numbers."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(min=low, max=high)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or a usage error with the range."""
+        try:
+            number = int(value)
+        except ValueError:  # also of more digits than Python reads
+            number = None
+        if number is None or not (self.min or 0) <= number <= (self.max or 0):
+            self.fail(f"{shown(value)} is not a whole number from {self.min:,} to {self.max:,}", param, ctx)
+        return number
+
+
+class OutputPath(click.Path):
+    """A file to be written at the end of a command: whether it can be is asked before the work."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or a usage error that names what is wrong with its folder."""
+        path = super().convert(value, param, ctx)
+        folder = Path(os.fsdecode(path)).absolute().parent
+        if not folder.is_dir():
+            self.fail(f"{shown(str(path))}: there is no folder {folder}", param, ctx)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            self.fail(f"{shown(str(path))}: the folder {folder} cannot be written to", param, ctx)
+        return path
+
+
+POSITIVE_S = FloatRange(0, MOMENT_S_MAX, is_low_allowed=False)
+BUDGET_MS = FloatRange(0, DURATION_MS_MAX, is_low_allowed=False)
+RATE_RPS = FloatRange(0, RATE_RPS_MAX)
+
+file_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else."
+)
+plot_option = click.option("--plot", "plot_path", type=OutputPath(), help="Draw a PNG.")
+warmup_option = click.option(
+    "--warmup",
+    "warmup_s",
+    type=FloatRange(0, MOMENT_S_MAX),
+    default=5.0,
+    show_default=True,
+    help="Before it, in s.",
+)
+duration_option = click.option(
+    "--duration", "duration_s", type=POSITIVE_S, default=60.0, show_default=True, help="Window in s."
+)
+seed_option = click.option("--seed", type=IntRange(0, SEED_MAX), help="Instead of the file's.")
+workers_option = click.option(
+    "--workers", type=IntRange(1, WORKERS_MAX), help="Processes.  [default: one per core]"
+)
+
+
+run_dir_flag = click.option(
+    "--run-dir",
+    "run_dir_option",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
+)
+
+
+def chosen_run_dir(option: Path | None) -> RunDir:
+    """The run directory that the option names, or the environment's."""
+    return run_dir() if option is None else RunDir(option.absolute())
+
+
+def remark(lines: Iterable[str]) -> None:
+    """Say on stderr what a user should know beside the result."""
+    for line in lines:
+        click.echo(f"tenuto: {line}", err=True)
+
+
+def echo_json(value: object, default: Callable[[Any], str] | None = None) -> None:
+    """Print a result as JSON; `default` writes what JSON has no form for.
+
+    NaN and Infinity are null: JSON has no words for them, and strict readers refuse the whole answer.
+    """
+    click.echo(json.dumps(_finite(value), allow_nan=False, default=default))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
+
+
+def as_plain(value: Any) -> Any:
+    """Structs and dataclasses with their field names, for JSON."""
+    if is_dataclass(value):
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    if names := getattr(value, "__struct_fields__", ()):
+        return {name: as_plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: as_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [as_plain(item) for item in value]
+    return value
+
+
+def painters() -> ModuleType:
+    """The module of pictures, asked for before any work: a missing package is said at once."""
+    try:
+        from roles.lab import plots  # noqa: PLC0415  matplotlib is an extra, and slow to import
+    except ImportError as error:
+        raise click.ClickException(
+            f"--plot needs the extra 'plots': pip install 'tenuto[plots]' ({error})"
+        ) from error
+    return plots

@@ -1,0 +1,130 @@
+"""`tenuto plan`: what would run where, why, and at which cost; nothing is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from policies.placement.common.base import Decision, Placement
+from roles.cli.console import plain_console
+from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option
+from roles.config.choices import placement_choices
+from roles.config.cluster import ClusterConfig
+from roles.config.load import load_config
+from roles.lab.plan import cost_per_hour, missed_slos, plan_json
+from roles.runtime.exit_codes import EXIT_SLO_MISSED
+
+
+@click.command()
+@file_argument
+@click.option(
+    "--placement",
+    "policy",
+    metavar="POLICY",
+    help="Instead of the file's: a name, or '{name: {option: value}}'.",
+)
+@click.option(
+    "--why", is_flag=True, help="Each decision with the values that led to it and the options rejected."
+)
+@plot_option
+@click.option(
+    "--check", is_flag=True, help="Exit 4 if a model is unplaced or its expected latency is over its SLO."
+)
+@json_option
+def plan(
+    *, file: Path, policy: str | None, why: bool, plot_path: Path | None, check: bool, as_json: bool
+) -> None:
+    """Place the models of FILE on its cluster and show the plan."""
+    plots = None if plot_path is None else painters()
+    config = load_config(file)
+    if policy is not None:
+        choices = placement_choices(policy, config.placement, "--placement")
+        if len(choices) > 1:
+            raise click.UsageError("--placement takes one policy; `tenuto compare` takes several")
+        config = replace(config, placement=choices[0].policy)
+    name = config.placement.name
+    placement = config.place()
+    if plot_path is not None and plots is not None:
+        plots.plot_placement(plot_path, placement, config.gpus, name)
+    if as_json:
+        echo_json(plan_json(config, name, placement, with_why=why))
+    else:
+        _print_plan(config, placement)
+        if why:
+            _print_why(placement)
+    missed = missed_slos(config, placement)
+    for line in missed:
+        click.echo(f"over its SLO: {line}", err=True)
+    if check and (placement.unplaced or missed):
+        sys.exit(EXIT_SLO_MISSED)
+
+
+def _print_plan(config: ClusterConfig, placement: Placement) -> None:
+    gpus = {gpu.index: gpu for gpu in config.gpus}
+    table = Table(title=f"placement {config.placement.name}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("share %", justify="right", no_wrap=True)
+    table.add_column("model", overflow="fold")
+    for column in ("batch", "r/s", "duty ms", "expected ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    last = None
+    for planned in sorted(placement.slices, key=lambda one: one.gpu):
+        gpu = gpus[planned.gpu]
+        host = f"{gpu.index} {gpu.gpu_type}" if gpu.index != last else ""
+        share = "-" if planned.share_percent is None else f"{planned.share_percent:g}"
+        for model in planned.models:
+            numbers = (model.rate_rps, model.duty_ms, model.predicted_ms)
+            table.add_row(
+                host,
+                share,
+                model.model_id,
+                "-" if model.batch is None else str(model.batch),
+                *("-" if value is None else f"{value:.2f}" for value in numbers),
+            )
+            host = share = ""
+        last = gpu.index
+    console = plain_console()
+    console.print(table)
+    console.print(f"GPUs used: {len(placement.gpus_used)} of {len(gpus)}{_totals(config, placement)}")
+    for one in placement.unplaced:
+        rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
+        console.print(f"unplaced: {one.model_id}{rate}: {one.reason}")
+    for violation in placement.violations:
+        console.print(f"violation: {violation}")
+
+
+def _totals(config: ClusterConfig, placement: Placement) -> str:
+    text = ""
+    if placement.expected_goodput_rps is not None:
+        text += f", expected goodput {placement.expected_goodput_rps:.1f} r/s"
+    cost = cost_per_hour(config, placement)
+    return text if cost is None else f"{text}, {cost:.2f} per hour"
+
+
+def _print_why(placement: Placement) -> None:
+    console = plain_console()
+    if not placement.decisions:
+        console.print("why: this policy takes no decisions of its own, or records none")
+    for decision in placement.decisions:
+        words = f": {decision.chosen}{_metrics(decision.metrics)}"
+        console.print(Text.assemble((decision.subject, "bold"), words))
+        _print_rejected(console, decision)
+
+
+def _print_rejected(console: Console, decision: Decision) -> None:
+    for one in decision.rejected:
+        console.print(f"  not {one.option}: {one.reason}{_metrics(one.metrics)}", style="dim")
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    if not metrics:
+        return ""
+    return f" ({', '.join(f'{name} {value:.4g}' for name, value in metrics.items())})"

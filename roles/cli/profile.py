@@ -1,0 +1,200 @@
+"""`tenuto profile`: measures what a model costs on a device of this host, and writes it down."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from fabric.messages import LoaderSpec
+from fabric.options import shown
+from profiles.measured import MeasuredProfile
+from profiles.model import BATCH_SIZE_LIMIT
+from profiles.profilers.plan import powers_of_two
+from profiles.store import write_measured
+from roles.cli.console import plain_console
+from roles.cli.options import (
+    WORKERS_MAX,
+    FloatRange,
+    IntRange,
+    OutputPath,
+    echo_json,
+    json_option,
+    painters,
+    plot_option,
+)
+from roles.cli.progress import progress
+from roles.config.checks import finite, whole
+from roles.config.load import load_config
+from roles.config.loaders import DTYPES, loader_spec
+from roles.config.sections import LoaderSection
+from roles.profiling.session import Ask, Session
+
+BATCH_MAX_DEFAULT = 32
+SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A workload file; MODEL is the name of one of its models, which has a loader.",
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, …")
+@click.option("--batches", help="Batch sizes, such as 1,4,16.  [default: powers of two up to --max-batch]")
+@click.option("--max-batch", type=IntRange(1, BATCH_SIZE_LIMIT), default=BATCH_MAX_DEFAULT, show_default=True)
+@click.option("--shares", help="MPS shares in percent, such as 20,50; the whole GPU is always measured.")
+@click.option("--igniter", is_flag=True, help="Also iGniter's configurations, groups and coefficients.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the weights, instead of the file's.")
+@click.option(
+    "--gpu-type", help="The word for this device in workload files.  [default: cpu, or the GPU's name]"
+)
+@click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="For each measurement.")
+@click.option(
+    "--limit",
+    "limit_s",
+    type=SECONDS,
+    default=300.0,
+    show_default=True,
+    help="For each, in s; then it is given up.",
+)
+@click.option(
+    "--threads", type=IntRange(1, WORKERS_MAX), default=1, show_default=True, help="Of torch, on a CPU."
+)
+@click.option(
+    "--out",
+    type=OutputPath(),
+    help="The JSON file.  [default: MODEL-TYPE.json]",
+)
+@plot_option
+@json_option
+def profile(
+    model: str,
+    file: Path | None,
+    device: str,
+    batches: str | None,
+    max_batch: int,
+    shares: str | None,
+    igniter: bool,  # noqa: FBT001  click's flag
+    dtype: str | None,
+    gpu_type: str | None,
+    seconds: float,
+    limit_s: float,
+    threads: int,
+    out: Path | None,
+    plot_path: Path | None,
+    as_json: bool,  # noqa: FBT001  click's flag
+) -> None:
+    """Measure MODEL's run times, memory and, on CUDA, power, clocks and kernels.
+
+    MODEL is resnet50 or torchvision/resnet50, transformers/bert, module:Class, or with --file a name in that file.
+    The result is a profile for workload files: `profile: {ref: the-file.json}`.
+    """
+    painter = painters() if plot_path is not None else None
+    ask = Ask(
+        model=model,
+        loader=_loader(model, file, dtype),
+        device=_checked_device(device),
+        batch_sizes=[_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch),
+        shares=[_number(word) for word in shares.split(",")] if shares else (),
+        gpu_type=(gpu_type or device.partition(":")[0]).lower(),
+        for_ms=seconds * 1e3,
+        threads=threads,
+        for_igniter=igniter,
+        limit_s=limit_s,
+    )
+    with progress(f"profiling {model} on {device}") as advance:
+        measured = Session(ask, advance, lambda words: click.echo(f"tenuto: {words}", err=True)).measure()
+    path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{ask.gpu_type}.json")
+    write_measured(path, measured)
+    if painter is not None and plot_path is not None:
+        painter.plot_profile(plot_path, measured)
+    if as_json:
+        echo_json(measured.document())
+        return
+    _print(measured)
+    click.echo(f"written to {path}; in a workload file: profile: {{ref: {path}}}")
+
+
+def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:
+    if file is not None:
+        found = load_config(file).model(ModelId(model)).loader
+        if found is None:
+            raise ConfigError(f"{file}: model {model} has no loader: there is nothing to measure")
+        return _with_dtype(found, dtype)
+    zoo, slash, arch = model.rpartition("/")
+    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if ":" in model:
+        section = LoaderSection(python=model, **options)
+    elif slash:
+        section = LoaderSection(zoo=zoo, arch=arch, **options)
+    else:
+        section = LoaderSection(zoo="torchvision", arch=model, **options)
+    spec = loader_spec(section, f"model {model}", Path())
+    assert spec is not None, "a section that is there gives a loader"
+    return spec
+
+
+def _with_dtype(spec: LoaderSpec, dtype: str | None) -> LoaderSpec:
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return LoaderSpec(**{**fields, "dtype": dtype or spec.dtype})
+
+
+def _checked_device(device: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"--device: there is no {device!r}; there is: cpu, cuda, cuda:0, …")
+    return device
+
+
+def _whole(word: str) -> int:
+    try:
+        number = int(word)
+    except ValueError as error:
+        raise ConfigError(f"--batches: {shown(word)} is no whole number") from error
+    return whole(number, "--batches", 1, BATCH_SIZE_LIMIT)
+
+
+def _number(word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError as error:
+        raise ConfigError(f"--shares: {shown(word)} is no number") from error
+    return finite(number, "--shares", over=0, at_most=100)
+
+
+def _print(measured: MeasuredProfile) -> None:
+    subject = measured.subject
+    console = plain_console()
+    console.print(f"{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("share %", "batch", "p50 ms", "p95 ms", "p99 ms", "runs", "memory MB", "W", "MHz", "SM %"):
+        table.add_column(title, justify="right")
+    for point in measured.points:
+        needs = measured.requirements.get(point.batch_size)
+        is_whole = point.share_percent == 100.0
+        sm = needs.weighted_sm_percent if needs is not None and is_whole else None
+        table.add_row(
+            f"{point.share_percent:g}",
+            str(point.batch_size),
+            f"{point.p50_ms:.3f}",
+            f"{point.p95_ms:.3f}",
+            f"{point.p99_ms:.3f}",
+            str(point.runs),
+            f"{point.memory_bytes / 2**20:.0f}",
+            _shown(point.power_w),
+            _shown(point.frequency_mhz),
+            _shown(sm),
+        )
+    console.print(table)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

@@ -1,0 +1,146 @@
+"""`tenuto scheduler | frontend | node-agent | worker`: one role in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fabric.errors import ConfigError
+from fabric.ids import FrontendId
+from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
+from roles.config.cluster import role_id_of_node
+from roles.config.documents import read_document
+from roles.config.load import load_config, parse_config
+from roles.runtime.process import (
+    StopSignal,
+    die_with_parent,
+    read_run_file,
+    set_up_descriptors,
+    set_up_logging,
+)
+
+JOURNAL_MB_MAX = 1 << 20  # a terabyte
+
+_CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
+
+
+@click.command()
+@_CONFIG
+@run_dir_flag
+@click.option(
+    "--journal",
+    type=OutputPath(),
+    help="Record every event and action there, for `tenuto replay`.",
+)
+@click.option(
+    "--journal-mb",
+    type=IntRange(1, JOURNAL_MB_MAX),
+    default=256,
+    show_default=True,
+    help="What the journal may take.",
+)
+@click.option(
+    "--with-frontend",
+    is_flag=True,
+    help="Also run frontend 0, on the same loop: for a host with few cores.",
+)
+def scheduler(
+    config: Path,
+    run_dir_option: Path | None,
+    journal: Path | None,
+    journal_mb: int,
+    with_frontend: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
+    from roles.cli.one_loop import run_together  # noqa: PLC0415  likewise
+    from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
+    from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  likewise
+
+    with _role(ROLE_ID, run_dir_option) as (home, stop):
+        recording = None if journal is None else Recording(journal, journal_mb << 20)
+        document = read_document(config)
+        written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
+        if with_frontend:
+            client = _client_address(written.config.listen.client, 0)
+            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,))
+            run_together(written, options, stop, recording)
+        else:
+            run_scheduler(written, home, stop, recording)
+
+
+@click.command()
+@_CONFIG
+@run_dir_flag
+@click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
+@click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
+def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
+    """Run a frontend: it owns requests and their payload, and gives each its one answer."""
+    from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
+
+    frontend_id = FrontendId(f"frontend-{index}")
+    with _role(frontend_id, run_dir_option) as (home, stop):
+        listen = load_config(config).listen
+        addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
+        options = FrontendOptions(frontend_id, home, addresses, (_client_address(listen.client, index),))
+        run_frontend(options, stop)
+
+
+@click.command("node-agent")
+@_CONFIG
+@click.option("--node", required=True, help="The host's name in cluster.nodes.")
+@run_dir_flag
+def node_agent(config: Path, node: str, run_dir_option: Path | None) -> None:
+    """Run the agent of one node: it starts, watches and ends the workers of this host."""
+    from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
+
+    with _role(role_id_of_node(node), run_dir_option) as (home, stop):
+        run_node_agent(load_config(config), node, home, stop)
+
+
+@click.command()
+@click.option("--agent", required=True, help="The control address of this host's node agent.")
+@click.option("--worker-id", required=True, help="The name the agent knows this process by.")
+@run_dir_flag
+def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
+    """Run a worker, as a node agent does: it asks the agent what to host."""
+    from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
+
+    home = chosen_run_dir(run_dir_option)
+    sys.exit(run_worker(agent, worker_id, home.path))
+
+
+@contextmanager
+def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+    die_with_parent()
+    with StopSignal() as stop:
+        set_up_descriptors()
+        set_up_logging(role_id)
+        home = chosen_run_dir(run_dir_option)
+        try:
+            yield home.path, stop
+        finally:
+            home.remove()
+
+
+def _scheduler_addresses(home: Path) -> list[str]:
+    path = home / "scheduler-0.json"
+    run_file = read_run_file(path)
+    if run_file is None:
+        raise ConfigError(
+            f"no scheduler serves in {home} (there is no {path.name}): start it first, or give --scheduler"
+        )
+    return list(run_file.addresses["control"])
+
+
+def _client_address(given: str, index: int) -> str:
+    """Frontend i listens i ports above the configured one, so that several fit on one host; 0 stays 0."""
+    if index == 0:
+        return given
+    if given.startswith("ipc://"):
+        return f"{given}.{index}"
+    host, _, port = given.rpartition(":")
+    return given if port == "0" else f"{host}:{int(port) + index}"

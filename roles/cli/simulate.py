@@ -1,0 +1,133 @@
+"""`tenuto simulate`: a workload in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from policies.scaling import BAD_RATE_ALLOWED
+from roles.cli.console import plain_console
+from roles.cli.options import (
+    OutputPath,
+    duration_option,
+    echo_json,
+    file_argument,
+    json_option,
+    painters,
+    plot_option,
+    remark,
+    seed_option,
+    warmup_option,
+)
+from roles.cli.progress import progress
+from roles.config.documents import read_document
+from roles.config.load import parse_config
+from roles.lab.batch_trace import write_trace
+from roles.runtime.exit_codes import EXIT_SLO_MISSED
+from roles.simulator.loads import play_loads
+from roles.simulator.replanning import simulate_replanning
+from roles.simulator.simulation import simulate as play
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Outcome, Window
+
+
+@click.command()
+@file_argument
+@duration_option
+@warmup_option
+@seed_option
+@plot_option
+@click.option(
+    "--trace",
+    "trace_path",
+    type=OutputPath(),
+    help="Write every batch, for chrome://tracing or Perfetto.",
+)
+@click.option(
+    "--replan",
+    "is_replanned",
+    is_flag=True,
+    help="Let the placement follow the load, as a live cluster does; what it did goes to stderr, and into --json.",
+)
+@click.option("--check", is_flag=True, help="Exit 4 if a model is unplaced or its bad rate is 1 % or more.")
+@json_option
+def simulate(
+    *,
+    file: Path,
+    duration_s: float,
+    warmup_s: float,
+    seed: int | None,
+    plot_path: Path | None,
+    trace_path: Path | None,
+    is_replanned: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Play the workload of FILE on its cluster, in virtual time."""
+    plots = None if plot_path is None else painters()
+    document = read_document(file)
+    config = parse_config(document, file.parent, source=str(file))
+    window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+    workload = workload_of(config, seed)
+    remark(workload.remarks(window.until_ms))
+    if is_replanned:
+        run = simulate_replanning(config, document, str(file.parent), workload, window)
+        for line in run.log or ("the plan did not change",):
+            click.echo(line, err=True)
+    else:
+        run = play(config, workload, window)
+    remark(f"unplaced: {model_id}: {reason}" for model_id, reason in run.unplaced.items())
+    if trace_path is not None:
+        write_trace(trace_path, run.batches, run.slices)
+    if plot_path is not None and plots is not None:
+        with progress("other loads") as on_step:
+            plots.plot_run(plot_path, run, play_loads(config, workload, window, on_step))
+    if as_json:
+        replanning = {"replanning": list(run.log)} if is_replanned else {}
+        echo_json({**run.outcome.as_json(), **replanning})
+    else:
+        print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
+    is_left_out = any(config.model(model_id).rate_rps != 0 for model_id in run.unplaced)
+    if check and (is_left_out or run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED):
+        sys.exit(EXIT_SLO_MISSED)
+
+
+def print_outcome(outcome: Outcome, title: str) -> None:
+    """A run's verdict for people."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold")
+    for name in (
+        "offered",
+        "good",
+        "late",
+        "dropped",
+        "bad %",
+        "p50 ms",
+        "p99 ms",
+        "batch",
+        "median",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for model_id, model in outcome.models.items():
+        times = (model.p50_ms, model.p99_ms, model.batch_mean, model.batch_p50)
+        table.add_row(
+            model_id,
+            *(str(count) for count in (model.offered, model.good, model.late, model.dropped)),
+            f"{100 * model.bad_rate:.2f}",
+            *("-" if value is None else f"{value:.2f}" for value in times),
+        )
+    busy = outcome.busy_fraction
+    console = plain_console()
+    console.print(table)
+    console.print(
+        f"offered {outcome.offered / outcome.duration_s:.1f} r/s, "
+        f"goodput {outcome.good / outcome.duration_s:.1f} r/s, bad rate {100 * outcome.bad_rate:.2f} %"
+    )
+    console.print(
+        f"GPUs {len(busy)}, used {outcome.used_gpus}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; "
+        f"advised {outcome.advice_gpus}"
+    )

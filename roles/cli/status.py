@@ -1,0 +1,118 @@
+"""`tenuto status`: the cluster of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from fabric.messages import GpuReport
+from roles.cli.console import plain_console
+from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.runtime.running_cluster import ClusterReport, look
+
+LATELY_SHOWN = 5
+LOOP_COLUMNS = (
+    "timer_late_p50_ms",
+    "timer_late_p99_ms",
+    "timer_late_ms_max",
+    "turn_ms_max",
+    "collect_ms_max",
+)
+
+
+@click.command()
+@run_dir_flag
+@json_option
+def status(run_dir_option: Path | None, as_json: bool) -> None:  # noqa: FBT001  click's flags
+    """Show the cluster of this host: where it is, what runs, and how its slices are."""
+    home = chosen_run_dir(run_dir_option)
+    try:
+        report = look(home.path)
+    finally:
+        home.remove()
+    if as_json:
+        listed = report.scheduler
+        plain = {
+            "endpoints": report.endpoints,
+            "processes": report.processes,
+            "slices": listed.slices,
+            "models": listed.models,
+            "gpus": listed.gpus,
+            "plan": listed.plan,
+            "counters": listed.counters,
+            "roles": report.counters,
+        }
+        echo_json(as_plain(plain))
+    else:
+        _print_status(report)
+
+
+def _print_status(report: ClusterReport) -> None:
+    console = plain_console()
+    processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
+    for process in report.processes:
+        addresses = "\n".join(a for several in process.addresses.values() for a in several)
+        processes.add_row(process.role_id, str(process.pid), "alive" if process.alive else "dead", addresses)
+    slices = Table("slice", "state", "models", "batches", "requests", title="Slices", title_justify="left")
+    for item in report.scheduler.slices:
+        state = f"{item.state}: {item.reason}" if item.reason else item.state
+        slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
+    models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
+    for model in report.scheduler.models:
+        models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
+    for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
+        console.print(table)
+    plan = report.scheduler.plan
+    if plan is not None:
+        why = f" ({plan.reason})" if plan.reason else ""
+        advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
+        console.print(f"Plan: {plan.state}{why}; {advised}")
+        for line in plan.lately[-LATELY_SHOWN:]:
+            console.print(f"  {line}")
+
+
+def _loop_table(report: ClusterReport) -> Table:
+    """How late each role's timers were, its longest turn and its longest pause for collecting garbage."""
+    columns = ("late p50", "late p99", "late max", "longest turn", "longest pause")
+    table = Table("process", *columns, title="Loops (ms, since their start)", title_justify="left")
+    for role_id, counters in report.counters.items():
+        if LOOP_COLUMNS[0] in counters:
+            table.add_row(role_id, *(f"{counters[name]:.3f}" for name in LOOP_COLUMNS))
+    return table
+
+
+def gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:
+    """Real GPUs, with how they are shared and what their sensors said; nothing where there is none."""
+    real = [gpu for gpu in gpus if gpu.info.device == "cuda"]
+    if not real:
+        return []
+    columns = ("gpu", "type", "shared by", "busy", "memory GB", "W", "SM MHz", "°C", "throttled by", "age s")
+    table = Table(*columns, title="GPUs", title_justify="left")
+    for gpu in real:
+        sharing, sample, info = gpu.sharing, gpu.sample, gpu.info
+        shared = "?" if sharing is None else sharing.mode
+        if sharing is not None and sharing.reason:
+            shared = f"{shared}: {sharing.reason}"
+        measured = ["?"] * 6
+        if sample is not None:
+            used = None if sample.memory_used_bytes is None else sample.memory_used_bytes / 1e9
+            measured = [
+                _figure(sample.busy_percent, " %"),
+                f"{_figure(used)} of {info.memory_bytes / 1e9:.0f}",
+                _figure(sample.power_w),
+                _figure(sample.sm_mhz),
+                _figure(sample.temperature_c),
+                ", ".join(sample.throttle),
+            ]
+        age_s = None if gpu.sampled_ago_ms is None else gpu.sampled_ago_ms / 1e3
+        table.add_row(
+            f"{gpu.node_id}/gpu{info.gpu}", info.name or info.gpu_type, shared, *measured, _figure(age_s)
+        )
+    return [table]
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    return "?" if value is None else f"{value:.0f}{unit}"

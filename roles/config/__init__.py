@@ -1,0 +1,1 @@
+"""The one configuration file: read, checked, and as values."""

@@ -1,0 +1,291 @@
+"""ClusterConfig: a checked configuration as values, the way the rest of Tenuto wants them.
+
+`roles/config/load.py` reads a file into these; nothing else makes them outside tests. Rates are per model, weights
+and popularity already applied; times are in ms, memory is in bytes, names are ids, GPUs are numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import ConfigError, ProfileError
+from fabric.ids import ModelId, NodeId
+from fabric.messages import LoaderSpec
+from fabric.options import Number, Schema, checked_options, shown, suggestion
+from policies.placement import placement_options, placement_policy
+from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
+from profiles.device import DeviceModel
+from profiles.interference import INTERFERENCE_NAMES, interference_named
+from profiles.model import ModelProfile
+
+INTERFERENCE_OPTIONS: Mapping[str, Schema] = {
+    "sm": {"strength": Number(1.0, maximum=10.0, is_minimum_allowed=True)},
+}
+"""Options of the interference models that have any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalConfig:
+    """How requests of a model come: `process` is poisson | gamma | uniform | trace.
+
+    `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it.
+    `trace_path`: the CSV file of a trace.
+    """
+
+    process: str = "poisson"
+    shape: float = 1.0
+    phase: float | None = None
+    trace_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model. `profile` holds on every GPU type, `profiles_by_type` (lower case) on the named ones only.
+
+    `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
+    trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
+    total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
+    """
+
+    model_id: ModelId
+    slo_ms: float
+    rate_steps: tuple[tuple[float, float], ...] = ()
+    weight: float | None = None
+    arrival: ArrivalConfig = ArrivalConfig()
+    profile: ModelProfile | None = None
+    profiles_by_type: Mapping[str, ModelProfile] = field(default_factory=dict)
+    loader: LoaderSpec | None = None
+    memory_bytes: int | None = None
+    priority: int = 0
+    run_limit_ms: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's id as text."""
+        return str(self.model_id)
+
+    @property
+    def rate_rps(self) -> float | None:
+        """The highest rate of all steps, which is what a placement must carry; None where none is known."""
+        return max((rate_rps for _, rate_rps in self.rate_steps), default=None)
+
+    def find_profile(self, gpu_type: str) -> ModelProfile | None:
+        """What the model costs on that type of GPU; None where nothing says so."""
+        return self.profiles_by_type.get(gpu_type.lower(), self.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """A host with `gpus` devices of one type; memory and price are per device.
+
+    `mps`: share real GPUs through NVIDIA's MPS where it can be had. `pin_cores`: so many cores for each worker
+    process, None: any. `workers_outlive_agent`: they serve on without it for a while.
+    """
+
+    host: str
+    gpus: int
+    gpu_type: str = "generic"
+    memory_bytes: int = 0
+    price_per_hour: float | None = None
+    device: str = "emulated"
+    mps: bool = True
+    pin_cores: int | None = None
+    workers_outlive_agent: bool = False
+
+    @property
+    def node_id(self) -> NodeId:
+        """The host's name as an id."""
+        return NodeId(self.host)
+
+
+def role_id_of_node(host: str) -> str:
+    """The role id of a node's agent, which is also its run file's name."""
+    return f"node-{host}"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Delays of the modelled network, one way; jitter is the standard deviation of a half-normal."""
+
+    control_ms: float = 0.0
+    data_ms_per_item: float = 0.0
+    result_ms: float = 0.0
+    jitter_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig:
+    """Where clients come in. `client` is a ZeroMQ endpoint, the others host:port or None: not served."""
+
+    client: str = "tcp://127.0.0.1:0"
+    http: str | None = None
+    metrics: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy's name and its options, checked and with their defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value of the configuration and where it came from: the file's name, or ``default``."""
+
+    path: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """One workload and cluster file (design section 10)."""
+
+    models: tuple[ModelConfig, ...]
+    nodes: tuple[NodeConfig, ...]
+    batching: PolicyChoice
+    placement: PolicyChoice
+    seed: int = 1
+    frontends: int = 1
+    network: NetworkConfig = NetworkConfig()
+    interference: PolicyChoice = PolicyChoice("none")
+    listen: ListenConfig = ListenConfig()
+    settings: tuple[Setting, ...] = field(default=(), repr=False)
+
+    @property
+    def gpus(self) -> tuple[GpuSlot, ...]:
+        """Every device, numbered through from 0 in file order."""
+        slots: list[GpuSlot] = []
+        for node in self.nodes:
+            first = len(slots)
+            slots.extend(
+                GpuSlot(
+                    index=first + local_index,
+                    gpu_type=node.gpu_type,
+                    memory_bytes=node.memory_bytes,
+                    node_id=node.node_id,
+                    local_index=local_index,
+                    device=node.device,
+                    price_per_hour=node.price_per_hour,
+                )
+                for local_index in range(node.gpus)
+            )
+        return tuple(slots)
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU there are, in file order."""
+        return tuple(dict.fromkeys(node.gpu_type for node in self.nodes if node.gpus))
+
+    @property
+    def rate_rps(self) -> float | None:
+        """The sum of the models' highest rates; None where a model's is not known."""
+        rates = [model.rate_rps for model in self.models]
+        return None if None in rates else sum(rate for rate in rates if rate is not None)
+
+    def model(self, model_id: ModelId) -> ModelConfig:
+        """The model of that name; ConfigError where there is none."""
+        for model in self.models:
+            if model.model_id == model_id:
+                return model
+        raise ConfigError(
+            f"there is no model {model_id!r}; there is {', '.join(m.name for m in self.models)}"
+        )
+
+    def profiles(self) -> Profiles:
+        """Every model's profile on every type of GPU there is, where it has one."""
+        found = {
+            (model.model_id, gpu_type): model.find_profile(gpu_type)
+            for model in self.models
+            for gpu_type in self.gpu_types
+        }
+        return {key: profile for key, profile in found.items() if profile is not None}
+
+    def place(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        current: Placement | None = None,
+    ) -> Placement:
+        """The placement of this workload by its own policy, or by another one.
+
+        Raises ConfigError where the policy's options do not fit this cluster.
+        """
+        policy = placement_policy(
+            name or self.placement.name, self.placement.options if name is None else options
+        )
+        if isinstance(policy, ConditionedPolicy):
+            policy = policy.under(self.conditions())
+        return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
+
+    @property
+    def is_planned_for_its_batching(self) -> bool:
+        """Whether the placement's policy looks at what its plan will run under."""
+        policy = placement_policy(self.placement.name, self.placement.options)
+        return isinstance(policy, ConditionedPolicy)
+
+    def conditions(self) -> Conditions:
+        """What a placement of this cluster will run under.
+
+        Raises ConfigError where a model's profile lacks what the interference model needs.
+        """
+        network = self.network
+        return Conditions(
+            {gpu_type: self.device_model(gpu_type).interference for gpu_type in self.gpu_types},
+            self.batching.name == "fixed",
+            self.batching.options.get("max_wait_ms", MAX_WAIT_MS),
+            network.control_ms,
+            network.data_ms_per_item,
+            network.result_ms,
+        )
+
+    def device_model(self, gpu_type: str) -> DeviceModel:
+        """What a slice of a GPU of that type takes for a batch.
+
+        Raises ConfigError where a model's profile lacks what the interference model needs.
+        """
+        found = {model.model_id: model.find_profile(gpu_type) for model in self.models}
+        profiles = {model_id: profile for model_id, profile in found.items() if profile is not None}
+        name, options = self.interference.name, self.interference.options
+        try:
+            interference = interference_named(name, profiles, gpu_type, options)
+        except ProfileError as error:
+            raise ConfigError(f"cluster.interference: {error}") from error
+        return DeviceModel(profiles, interference)
+
+
+def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]:
+    """The models as placement policies see them."""
+    return tuple(
+        PlacedModelInput(
+            model_id=model.model_id,
+            slo_ms=model.slo_ms,
+            rate_rps=model.rate_rps,
+            memory_bytes=model.memory_bytes,
+            has_loader=model.loader is not None,
+            priority=model.priority,
+        )
+        for model in models
+    )
+
+
+def placement_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
+    """A placement policy's name with checked options; the policy itself checks what it alone understands."""
+    placement_policy(name, options)
+    return PolicyChoice(name, placement_options(name, options))
+
+
+def interference_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
+    """An interference model's name with checked options; ConfigError where there is none of that name."""
+    if name not in INTERFERENCE_NAMES:
+        raise ConfigError(
+            f"cluster.interference: there is no {shown(name)}{suggestion(name, INTERFERENCE_NAMES)}"
+        )
+    schema = INTERFERENCE_OPTIONS.get(name, {})
+    return PolicyChoice(name, checked_options(schema, options, f"cluster.interference.{name}"))

@@ -1,0 +1,148 @@
+"""The configuration file as written, one frozen struct per mapping: which keys there are, and their kinds.
+
+Defaults of plain values live here and nowhere else; what the values must satisfy is `roles/config/load.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+import policies.batching
+from policies.placement import DEFAULT as PLACEMENT_DEFAULT
+from roles.config.rates import Steps
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping in the file."""
+
+
+class ArrivalSection(Section, frozen=True):
+    """`models[].arrival`."""
+
+    process: str = "poisson"
+    shape: float | None = None
+    phase: float | None = None
+    path: str | None = None
+
+
+class ProfileSection(Section, frozen=True):
+    """`models[].profile`: exactly one of a line, `ref`, `table` and `by_type`."""
+
+    alpha_ms: float | None = None
+    beta_ms: float | None = None
+    max_batch: int | None = None
+    ref: str | None = None
+    table: dict[str | int, float] | None = None
+    by_type: dict[str, ProfileSection] | None = None
+
+
+class LoaderSection(Section, frozen=True):
+    """`models[].loader`: exactly one of `zoo` and `python`."""
+
+    zoo: str | None = None
+    arch: str | None = None
+    python: str | None = None
+    weights: str | None = None
+    top_k: int | None = None
+    seed: int = 0
+    dtype: str = "float32"
+    channels_last: bool = False
+    cuda_graphs: bool | None = None
+    sequence_length: int | None = None
+    config: dict[str, bool | int | float | str] | None = None
+    from_hub: bool = False
+
+
+class ModelSection(Section, frozen=True):
+    """One of `models`."""
+
+    name: str
+    slo_ms: float
+    rate_rps: float | Steps | None = None
+    weight: float | None = None
+    arrival: ArrivalSection = ArrivalSection()
+    profile: ProfileSection | None = None
+    loader: LoaderSection | None = None
+    memory_mb: float | None = None
+    priority: int = 0
+    run_limit_ms: float | None = None
+
+
+class NodeSection(Section, frozen=True):
+    """One of `cluster.nodes`."""
+
+    host: str
+    gpus: int = 1
+    type: str = "generic"
+    memory_gb: float | None = None
+    price_per_hour: float | None = None
+    device: str = "emulated"
+    mps: bool = True
+    pin_cores: int | None = None
+    workers_outlive_agent: bool = False
+
+
+class NetworkSection(Section, frozen=True):
+    """`cluster.network`."""
+
+    control_ms: float = 0.0
+    data_ms_per_item: float = 0.0
+    result_ms: float = 0.0
+    jitter_ms: float = 0.0
+
+
+class ClusterSection(Section, frozen=True):
+    """`cluster`: `gpus` (with `gpu_type`), or `nodes`."""
+
+    gpus: int | None = None
+    gpu_type: str | None = None
+    nodes: tuple[NodeSection, ...] | None = None
+    frontends: int = 1
+    network: NetworkSection = NetworkSection()
+    interference: str | dict[str, dict[str, Any] | None] = "none"
+
+
+class PopularitySection(Section, frozen=True):
+    """`popularity`: the i-th listed model (from 1) gets i^-zipf."""
+
+    zipf: float
+
+
+class ListenSection(Section, frozen=True):
+    """`listen`."""
+
+    client: str = "tcp://127.0.0.1:0"
+    http: str | None = None
+    metrics: str | None = None
+
+
+class Document(Section, frozen=True):
+    """The whole file."""
+
+    models: tuple[ModelSection, ...]
+    cluster: ClusterSection
+    seed: int = 1
+    rate_rps: float | Steps | None = None
+    popularity: PopularitySection | None = None
+    batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
+    placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
+    listen: ListenSection = ListenSection()
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "": Document,
+    "models": ModelSection,
+    "arrival": ArrivalSection,
+    "profile": ProfileSection,
+    "by_type": ProfileSection,
+    "loader": LoaderSection,
+    "cluster": ClusterSection,
+    "nodes": NodeSection,
+    "network": NetworkSection,
+    "popularity": PopularitySection,
+    "listen": ListenSection,
+}
+"""By the last name in a path: which keys are allowed there."""

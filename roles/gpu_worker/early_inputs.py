@@ -1,0 +1,71 @@
+"""Inputs that came before their RunBatch: kept for a moment, never for many bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fabric.ids import BatchId, SliceId
+from fabric.messages import Inputs
+from roles.runtime.core import Handle
+
+WAIT_MS = 50.0  # RunBatch and Grant leave together: 50 ms apart, one of them is lost (design section 4)
+BYTES_MAX = 64 * 2**20
+PARTS_MAX = 4_096  # inputs may be small, or of no request at all
+
+
+@dataclass(slots=True, frozen=True)
+class EarlyPart:
+    """Inputs without a RunBatch."""
+
+    inputs: Inputs
+    payload: Handle
+    size_bytes: int
+    until_ms: float
+
+
+class EarlyInputs:
+    """A byte-bounded pool; every part waits equally long, so the first in is the first out."""
+
+    def __init__(self, wait_ms: float = WAIT_MS, bytes_max: int = BYTES_MAX) -> None:
+        self._wait_ms = wait_ms
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._parts: OrderedDict[tuple[SliceId, BatchId, int], EarlyPart] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def put(self, inputs: Inputs, payload: Handle, size_bytes: int, now_ms: float) -> bool:
+        """Keep a part; False: there is no room for it, or it is here already."""
+        key = (inputs.slice_id, inputs.batch_id, inputs.part)
+        if key in self._parts or self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
+            return False
+        self._bytes += size_bytes
+        self._parts[key] = EarlyPart(inputs, payload, size_bytes, now_ms + self._wait_ms)
+        return True
+
+    def take(self, slice_id: SliceId, batch_id: BatchId, parts: int) -> list[EarlyPart]:
+        """What has come for a batch of that many parts."""
+        keys = ((slice_id, batch_id, number) for number in range(parts))
+        return [self._remove(key) for key in keys if key in self._parts]
+
+    def take_expired(self, now_ms: float) -> list[EarlyPart]:
+        """What has waited long enough."""
+        expired = []
+        while self._parts:
+            key, part = next(iter(self._parts.items()))
+            if part.until_ms > now_ms:
+                break
+            expired.append(self._remove(key))
+        return expired
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When the next part expires."""
+        return next(iter(self._parts.values())).until_ms if self._parts else None
+
+    def _remove(self, key: tuple[SliceId, BatchId, int]) -> EarlyPart:
+        part = self._parts.pop(key)
+        self._bytes -= part.size_bytes
+        return part

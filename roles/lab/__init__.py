@@ -1,0 +1,1 @@
+"""Questions asked of the simulator and of a live cluster: goodput, comparisons, the papers' experiments."""

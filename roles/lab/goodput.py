@@ -1,0 +1,268 @@
+"""Goodput: the highest total rate at which every model's bad rate stays under 1 % (Symphony section 5.1).
+
+One bisection per seed, on the total with all proportions kept. A seed's arrivals are bent to the rate in
+question (`roles/workload/arrivals.py`), so neighbouring rates see the same bursts. Where there are more cores than
+bisections, rates that the next steps *may* ask for are tried ahead: the answer is the plain bisection's,
+whatever the number of cores.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, replace
+
+from fabric.ids import ModelId
+from policies.placement.common.base import largest_batch
+from policies.scaling import BAD_RATE_ALLOWED
+from roles.config.cluster import ClusterConfig
+from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import Workload, workload_of
+from roles.workload.outcomes import Window
+
+PRECISION = 0.005
+ARRIVALS_OF_THE_RAREST = 2000
+REQUESTS_MAX = 2_000_000
+DURATION_S_MIN = 20.0  # in a few seconds of Poisson arrivals the verdict is still luck
+LOWEST = 1 / 1000  # of the bound: a goodput below it is 0
+RATE_IS_0 = "its rate is 0"
+BOUND_MARGIN = 1.05  # over the bound: a sample may have fewer arrivals than its rate says, and 1 % may be bad
+
+
+@dataclass(slots=True, frozen=True)
+class Question:
+    """What is asked at every rate: all a probe needs, wherever it runs.
+
+    `rates_rps` are the proportions, as the configuration's own rates; `unserved` models have none and send
+    nothing: (model, reason).
+    """
+
+    config: ClusterConfig
+    settings: SchedulerSettings
+    workload: Workload
+    rates_rps: Mapping[ModelId, float]
+    unserved: tuple[tuple[ModelId, str], ...]
+    warmup_s: float
+    duration_s_min: float
+
+    @property
+    def total_rps(self) -> float:
+        """The configuration's own total."""
+        return sum(self.rates_rps.values())
+
+    @property
+    def is_anybody_left_out(self) -> bool:
+        """Whether a model of which requests come is not served at all."""
+        return any(reason != RATE_IS_0 for _, reason in self.unserved)
+
+    def window(self, total_rps: float) -> Window:
+        """Long enough for the rarest model, short enough for the limit on requests."""
+        factor = total_rps / self.total_rps
+        rarest_rps = min(self.rates_rps.values()) * factor
+        needed_s = max(self.duration_s_min, ARRIVALS_OF_THE_RAREST / rarest_rps)
+        longest_s = REQUESTS_MAX / total_rps
+        warmup_s = min(self.warmup_s, longest_s / 5)
+        duration_s = min(needed_s, longest_s - warmup_s)
+        return Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+
+
+@dataclass(slots=True, frozen=True)
+class Goodput:
+    """The answer. `unserved` are (model, reason) of those no rate can be found for."""
+
+    goodput_rps: float
+    per_seed_rps: tuple[float, ...]
+    rates_rps: Mapping[ModelId, float]
+    duration_s: float
+    unserved: tuple[tuple[ModelId, str], ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The contract of `goodput --json`."""
+        return {
+            "goodput_rps": round(self.goodput_rps, 6),
+            "per_seed_rps": [round(rate_rps, 6) for rate_rps in self.per_seed_rps],
+            "rates": {model_id: round(rate_rps, 6) for model_id, rate_rps in self.rates_rps.items()},
+            "duration_s": round(self.duration_s, 6),
+            "unserved": [{"model": model_id, "reason": reason} for model_id, reason in self.unserved],
+        }
+
+
+class Bisection:
+    """Narrows down the highest rate that is good, between 0 (good) and `high` (bad)."""
+
+    def __init__(self, high: float) -> None:
+        self.low = 0.0
+        self.high = high
+        self._floor = high * LOWEST
+
+    @property
+    def is_done(self) -> bool:
+        """Within 0.5 %, or so low that it is nothing."""
+        return self.high - self.low <= PRECISION * self.low or self.high <= self._floor
+
+    @property
+    def progress(self) -> float:
+        """The part of the way that is done: each step halves the distance."""
+        if self.is_done:
+            return 1.0
+        start = self._floor / LOWEST
+        goal = max(self._floor, PRECISION * self.low)
+        return min(1.0, math.log(start / (self.high - self.low)) / math.log(start / goal))
+
+    def next_rates(self) -> Iterator[float]:
+        """The rate to try, then those that would follow on either answer, and so on, without end."""
+        spans = [(self.low, self.high)]
+        while True:
+            middles = [(low + high) / 2 for low, high in spans]
+            yield from middles
+            spans = [
+                half
+                for (low, high), middle in zip(spans, middles, strict=True)
+                for half in ((middle, high), (low, middle))
+            ]
+
+    def tell(self, known: Mapping[float, bool]) -> None:
+        """Go as far as the known answers lead."""
+        while not self.is_done:
+            middle = (self.low + self.high) / 2
+            if middle not in known:
+                return
+            if known[middle]:
+                self.low = middle
+            else:
+                self.high = middle
+
+
+def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -> Question:
+    """What to ask about a configuration. Raises ConfigError or ProfileError where it cannot be played at all."""
+    settings = settings_from(config)
+    workload = workload_of(config)
+    last_step_ms = max((source.steps[-1][0] for source in workload.sources if source.steps), default=0.0)
+    duration_s_min = max(duration_s_min, last_step_ms / 1000)
+    window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
+    unserved = tuple(_unserved_models(config, settings, workload, window))
+    hopeless = {model_id for model_id, _ in unserved}
+    rates_rps = {
+        source.model_id: source.expected(window.from_ms, window.until_ms) / window.duration_s
+        for source in workload.sources
+        if source.model_id not in hopeless
+    }
+    silent = tuple(
+        source if source.model_id in rates_rps else replace(source, steps=(), trace=None)
+        for source in workload.sources
+    )
+    workload = replace(workload, sources=silent)
+    return Question(config, settings, workload, rates_rps, unserved, warmup_s, duration_s_min)
+
+
+def bound_rps(question: Question) -> float:
+    """No schedule carries more: each request takes at least its part of the largest batch within the SLO."""
+    settings = question.settings
+    work_ms, bound = 0.0, math.inf
+    for model in question.config.models:
+        rate_rps = question.rates_rps.get(model.model_id)
+        if rate_rps is None:
+            continue
+        fraction = rate_rps / question.total_rps
+        each_ms = [
+            exec_ms[size - 1] / size
+            for exec_ms in _tables(settings, model.model_id)
+            for size in (max(1, largest_batch(exec_ms, model.slo_ms)),)
+        ]
+        work_ms += fraction * min(each_ms)
+        bound = min(bound, sum(1000 / ms for ms in each_ms) / fraction)
+    return min(bound, 1000 * len(settings.slices) / work_ms)
+
+
+def probe(question: Question, seed: int, total_rps: float) -> bool:
+    """Whether every model's bad rate stays under 1 % at that total."""
+    workload = replace(question.workload, seed=seed).scaled(total_rps / question.total_rps)
+    window = question.window(total_rps)
+    run = simulate(question.config, workload, window, question.settings)
+    return run.outcome.worst_bad_rate < BAD_RATE_ALLOWED
+
+
+def find_goodput(
+    question: Question,
+    seeds: Sequence[int],
+    executor: Executor,
+    workers: int,
+    on_step: Callable[[float], None],
+    is_good: Callable[[Question, int, float], bool] = probe,
+) -> Goodput:
+    """Bisect for each seed, with up to `workers` probes at a time.
+
+    `on_step` hears which part of the way is done, from 0 to 1; `is_good` asks at (question, seed, total rate).
+    """
+    if not question.rates_rps:
+        return Goodput(0.0, tuple(0.0 for _ in seeds), {}, 0.0, question.unserved)
+    bound = bound_rps(question) * BOUND_MARGIN
+    bisections = {seed: Bisection(bound) for seed in seeds}
+    known: dict[int, dict[float, bool]] = {seed: {} for seed in seeds}
+    running: dict[Future[bool], tuple[int, float]] = {}
+    while not all(bisection.is_done for bisection in bisections.values()):
+        asked = set(running.values())
+        for seed, rate_rps in _wanted(bisections, known, workers):
+            if len(running) >= workers:
+                break
+            if (seed, rate_rps) not in asked:
+                running[executor.submit(is_good, question, seed, rate_rps)] = (seed, rate_rps)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            seed, rate_rps = running.pop(future)
+            known[seed][rate_rps] = future.result()
+            bisections[seed].tell(known[seed])
+        on_step(statistics.fmean(bisection.progress for bisection in bisections.values()))
+    for future in running:
+        future.cancel()
+    per_seed_rps = tuple(bisections[seed].low for seed in seeds)
+    goodput_rps = statistics.median(per_seed_rps)
+    rates_rps = {
+        model_id: goodput_rps * rate_rps / question.total_rps
+        for model_id, rate_rps in question.rates_rps.items()
+    }
+    duration_s = question.window(goodput_rps).duration_s if goodput_rps else 0.0
+    return Goodput(goodput_rps, per_seed_rps, rates_rps, duration_s, question.unserved)
+
+
+def _wanted(
+    bisections: Mapping[int, Bisection], known: Mapping[int, Mapping[float, bool]], limit: int
+) -> Iterator[tuple[int, float]]:
+    """What is worth trying now: every bisection's next rate first, then what may come after it."""
+    ahead = {seed: bisection.next_rates() for seed, bisection in bisections.items() if not bisection.is_done}
+    for _ in range(limit):
+        for seed, rates_rps in ahead.items():
+            rate_rps = next(rates_rps)
+            if rate_rps not in known[seed]:
+                yield seed, rate_rps
+
+
+def _tables(settings: SchedulerSettings, model_id: ModelId) -> list[Sequence[float]]:
+    """l(b) of the model on each slice that hosts it."""
+    return [
+        model.exec_ms for _, spec in settings.slices for model in spec.models if model.model_id == model_id
+    ]
+
+
+def _unserved_models(
+    config: ClusterConfig, settings: SchedulerSettings, workload: Workload, window: Window
+) -> list[tuple[ModelId, str]]:
+    """Models for which there is no rate to find, and why."""
+    network = config.network
+    overhead_ms = network.control_ms + network.data_ms_per_item + network.result_ms
+    found: list[tuple[ModelId, str]] = []
+    for model, source in zip(config.models, workload.sources, strict=True):
+        fastest_ms = min((exec_ms[0] for exec_ms in _tables(settings, model.model_id)), default=math.inf)
+        if source.expected(window.from_ms, window.until_ms) <= 0:
+            found.append((model.model_id, RATE_IS_0))
+        elif math.isinf(fastest_ms):
+            found.append((model.model_id, settings.unplaced.get(model.model_id, "no slice hosts it")))
+        elif fastest_ms + overhead_ms > model.slo_ms:
+            reason = f"its SLO of {model.slo_ms:g} ms is below the {fastest_ms:g} ms of a single request"
+            if overhead_ms:
+                reason += f" and {overhead_ms:g} ms of network"
+            found.append((model.model_id, reason))
+    return found

@@ -1,0 +1,136 @@
+"""Reproductions as Markdown (`docs/reproduction.md`) and as JSON.
+
+The document is a chapter per experiment, and can be read back as such: what is run again replaces its own chapter and
+leaves the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from roles.lab.reproduce.report import Reproduction, Value
+
+_TITLE = "# The papers' figures beside ours"
+_HEAD = f"""\
+{_TITLE}
+
+Written by `tenuto reproduce --all --write docs/reproduction.md`, not by hand; each chapter says when. An empty cell: the
+paper states no number there, or there is none to give. A note says where a difference comes from.
+
+What is what:
+
+- **Nothing here ran on a GPU.** Plans come from the policies in `policies/placement/`; what is *emulated* comes from the
+  simulator with the shipped profiles and an interference model. Planned and emulated numbers are as good as those.
+- iGniter's V100: coefficients and 750 co-located pairs measured by its authors. **Its T4 is an estimate**: the
+  authors published no coefficients for it.
+- The thesis: run times and requirements of its Table A.1, measured by its author. **Interference is the model `sm`**, whose one
+  constant is fitted to two of the thesis' observations ([ADR 0040](adr/0040-interference-sm.md)). **iGniter's
+  coefficients for these models are estimates** ([how](profiles.md)); the thesis measured its own and did not
+  publish them.
+- gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
+  published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
+"""
+_ANCHOR = re.compile(r'^<a id="([^"]+)"></a>$', re.MULTILINE)
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_FAILED = "**Failed:**"
+
+
+def markdown(chapters: Mapping[str, str]) -> str:
+    """The whole document; chapters by the experiments' names, in the order in which they come."""
+    contents = "\n".join(f"- [{_heading_of(text)}](#{name})" for name, text in chapters.items())
+    parts = [_HEAD, contents, *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items())]
+    return "\n".join(parts)
+
+
+def chapters_of(document: str) -> dict[str, str] | None:
+    """The chapters of a document that `markdown` wrote, None for any other text."""
+    if not document.startswith(_TITLE):
+        return None
+    parts = _ANCHOR.split(document)[1:]
+    return {name: f"{text.strip()}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def chapter(found: Reproduction, day: str) -> str:
+    """An experiment that was run on that day."""
+    lines = [
+        f"## {_plain(found.title)}\n",
+        f"{found.source} Of {day}; again: `tenuto reproduce {found.name}`\n",
+        "| what | paper | ours | note |",
+        "|---|---|---|---|",
+    ]
+    for row in found.rows:
+        cells = (row.what, value_text(row.paper), value_text(row.ours), row.note)
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    for grid in found.grids:
+        lines += [f"\n{_plain(grid.title)}\n", f"| | {' | '.join(grid.columns)} |"]
+        lines.append(f"|---|{'---:|' * len(grid.columns)}")
+        for name, values in grid.rows:
+            lines.append(f"| {_cell(name)} | {' | '.join(value_text(value) for value in values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def failed_chapter(name: str, reason: str, day: str) -> str:
+    """An experiment that could not be run on that day."""
+    return f"## {name}\n\n{_FAILED} {_plain(reason)}\n\nOf {day}; again: `tenuto reproduce {name}`\n"
+
+
+def is_failed(text: str) -> bool:
+    """A chapter without a result."""
+    return _FAILED in text
+
+
+def value_text(value: Value) -> str:
+    """A cell: numbers with six significant digits, nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, int | float) else value
+
+
+def rows_with_numbers(found: Reproduction) -> list[tuple[str, float, float]]:
+    """(what, paper, ours) of the rows where both are numbers: what a picture can show."""
+    return [
+        (row.what, float(row.paper), float(row.ours))
+        for row in found.rows
+        if isinstance(row.paper, int | float) and isinstance(row.ours, int | float)
+    ]
+
+
+def as_json(found: Reproduction) -> dict[str, object]:
+    """For tools."""
+    return {
+        "name": found.name,
+        "title": found.title,
+        "source": found.source,
+        "rows": [
+            {"what": row.what, "paper": row.paper, "ours": row.ours, "note": row.note} for row in found.rows
+        ],
+        "grids": [
+            {
+                "title": grid.title,
+                "rows": [
+                    {"name": name, "values": dict(zip(grid.columns, values, strict=True))}
+                    for name, values in grid.rows
+                ],
+            }
+            for grid in found.grids
+        ],
+    }
+
+
+def in_order(chapters: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The chapters in the order of those names; an experiment that is no more loses its chapter."""
+    return {name: chapters[name] for name in names if name in chapters}
+
+
+def _heading_of(text: str) -> str:
+    found = _HEADING.search(text)
+    return "" if found is None else found.group(1)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")

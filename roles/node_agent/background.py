@@ -1,0 +1,27 @@
+"""Calls that block, away from the agent's loop: each on a thread of its own, its answer back as an event.
+
+Who asks keeps the number bounded: one sample and one check for each GPU at a time, one ending for each worker. A
+call that never comes back keeps its thread, which does not keep the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from roles.runtime.mailbox import MailboxSource
+
+EventT = TypeVar("EventT")
+
+
+class Aside(MailboxSource[EventT]):
+    """A source of the driver: gives what the calls returned."""
+
+    def run(self, call: Callable[[], EventT]) -> None:
+        """Start a call, which must turn everything it expects to go wrong into its answer."""
+        threading.Thread(target=lambda: self._mailbox.post(call()), daemon=True).start()
+
+    def close(self) -> None:
+        """Answers that come later go nowhere."""
+        self._mailbox.close()

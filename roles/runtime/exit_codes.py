@@ -1,0 +1,12 @@
+"""How a Tenuto process ends: 0 is a result, 2 is click's own for a wrong usage (design section 10)."""
+
+from typing import Final
+
+EXIT_FAILURE: Final = 1
+EXIT_CONFIG: Final = 3
+EXIT_SLO_MISSED: Final = 4
+EXIT_UNREACHABLE: Final = 5
+EXIT_PARTIAL: Final = 6
+EXIT_DEFECT: Final = 70
+"""A defect of ours; a report was written (EX_SOFTWARE of sysexits.h)."""
+EXIT_INTERRUPTED: Final = 130

@@ -1,0 +1,119 @@
+"""Processes that are not our children, named so that a recycled pid is never taken for one of them.
+
+A pid alone names whoever has it at the moment. Together with the moment at which the process started it names one
+process for as long as the host runs; a pidfd, once opened and checked, keeps naming it after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from roles.runtime.process import write_whole
+
+_STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
+
+
+@dataclass(slots=True, frozen=True)
+class ProcessIdentity:
+    """One process of this host. `started_at`: in the kernel's ticks since it booted."""
+
+    pid: int
+    started_at: int
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """Who has that pid now; None: nobody, or only the remains of somebody."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:
+        return None
+    parts = fields.split()
+    return None if parts[_STATE] in "ZX" else ProcessIdentity(pid, int(parts[_STARTED_AT]))
+
+
+def open_handle(identity: ProcessIdentity) -> int | None:
+    """A pidfd of that very process; None when it is gone. The caller closes it."""
+    try:
+        handle = os.pidfd_open(identity.pid)
+    except OSError:
+        return None
+    if identity_of(identity.pid) == identity:  # looked at after opening: from here on it cannot be another
+        return handle
+    os.close(handle)
+    return None
+
+
+def is_over(handle: int, within_s: float) -> bool:
+    """Wait for the end of a process by its pidfd."""
+    poll = select.poll()  # `select.select` cannot hold descriptors over 1023
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(within_s * 1e3))
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> None:
+    """To that very process; nothing if it is gone."""
+    handle = open_handle(identity)
+    if handle is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+        os.close(handle)
+
+
+def end(identity: ProcessIdentity, within_s: float) -> bool:
+    """SIGKILL, and wait for the end; True when it is gone."""
+    handle = open_handle(identity)
+    if handle is None:
+        return True
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return is_over(handle, within_s)
+    finally:
+        os.close(handle)
+
+
+def processes_with(variable: str, value: str) -> Iterator[ProcessIdentity]:
+    """This user's processes that were started with ``variable=value`` in their environment."""
+    wanted = f"{variable}={value}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        identity = identity_of(int(entry.name))
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or it ended just now
+            continue
+        if wanted in environment and identity is not None and identity_of(identity.pid) == identity:
+            yield identity
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write it whole or not at all, with OSError then; identities become mappings."""
+    plain = {key: asdict(v) if isinstance(v, ProcessIdentity) else v for key, v in record.items()}
+    write_whole(path, json.dumps(plain))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What was written; empty where there is nothing, or nothing that we wrote."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def identity_in(record: Mapping[str, Any], key: str) -> ProcessIdentity | None:
+    """A process that a record names; None where it does not."""
+    named = record.get(key)
+    try:
+        return None if named is None else ProcessIdentity(int(named["pid"]), int(named["started_at"]))
+    except (TypeError, KeyError, ValueError):
+        return None

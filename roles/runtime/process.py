@@ -1,0 +1,239 @@
+"""What every role's process does at its start and at its end.
+
+It dies with its parent, ends in order on SIGTERM and SIGINT, may have as many descriptors as the kernel lets it,
+logs as logfmt to stderr, and leaves a *run
+file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
+processes of one host find each other, and what `tenuto status` reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from fabric.errors import FabricError
+from roles.runtime.peer_checks import Offences
+from roles.runtime.process_events import StopAsked
+
+PARENT_VARIABLE = "TENUTO_PARENT_PID"
+OUTLIVE_VARIABLE = "TENUTO_OUTLIVE_MS"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+
+log = logging.getLogger("tenuto")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends.
+
+    The signal is tied to the *thread* of the parent that started us, so parents spawn from their main thread.
+    Between our start and this call the parent may already be gone: whoever spawns us says its pid in the
+    environment, and a different parent means we are an orphan now.
+    """
+    expected = os.environ.pop(PARENT_VARIABLE, None)
+    if expected is None:
+        return  # started by a person or by an init system: not ours to tie
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(expected):
+        raise SystemExit(1)
+
+
+def wake_exactly() -> None:
+    """From now on this thread's sleeps end when they were meant to.
+
+    Linux lets every sleep run up to 50 us over, so that it can serve several wake-ups with one: the most of what
+    a precise sleep is late, and it is what whoever sleeps seldom would have saved.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def set_up_descriptors() -> None:
+    """Let this process have as many descriptors as it may, the first three of them for what they stand for.
+
+    The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client. A
+    standard stream that is closed at the start would give its number, and what is printed there, to a socket.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
+def outlive_parent() -> tuple[int, float] | None:
+    """Instead of `die_with_parent`, where our parent lets us outlive it: its pid, and for how long (ms).
+
+    None: it does not.
+    """
+    said_ms = os.environ.pop(OUTLIVE_VARIABLE, None)
+    if said_ms is None:
+        return None
+    return int(os.environ.pop(PARENT_VARIABLE, "0")), float(said_ms)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child that must die with this process."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+
+
+class StopSignal:
+    """SIGTERM and SIGINT as a claim to read and a descriptor to sleep on. Install from the main thread.
+
+    The second SIGINT ends the process at once: a person who presses Ctrl-C twice means it.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in self._previous:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        self._read.close()
+        self._write.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
+        if self.is_set and number == signal.SIGINT:
+            os._exit(130)
+        self.is_set = True
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._read.fileno()
+
+
+class StopSource:
+    """Turns the first SIGTERM or SIGINT into one `StopAsked`, for a core that ends in its own time."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self._stop = stop
+        self._is_told = False
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._stop.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a signal to tell of."""
+        return self._stop.is_set and not self._is_told
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[StopAsked]:  # noqa: ARG002  a Source's signature
+        """The stop, once."""
+        self._is_told = True
+        with contextlib.suppress(BlockingIOError):
+            # Quiet again: the end takes a while, and the driver sleeps in it.
+            os.read(self._stop.fileno(), 4_096)
+        return (StopAsked(),)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What `<run dir>/<role id>.json` says."""
+
+    role_id: str
+    pid: int
+    incarnation: str
+    addresses: Mapping[str, Sequence[str]]
+    """By purpose: control, payload, client, …"""
+
+
+def write_run_file(run_dir: Path, run_file: RunFile) -> Path:
+    """Write it; FabricError where it cannot be written."""
+    path = run_dir / f"{run_file.role_id}.json"
+    try:
+        write_whole(path, json.dumps(asdict(run_file)))
+    except OSError as error:
+        raise FabricError(f"cannot write the run file {path}: {error.strerror}") from error
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read_run_file(path: Path) -> RunFile | None:
+    """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
+    try:
+        found = RunFile(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_one = isinstance(found.pid, int) and found.pid > 0 and isinstance(found.addresses, dict)
+    return found if is_one and found.role_id == path.stem else None
+
+
+def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
+    """Remove our own run file; that of a successor with our name stays."""
+    path = run_dir / f"{run_file.role_id}.json"
+    if read_run_file(path) == run_file:
+        path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that pid exists (it may be somebody else's by now)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def speak_to_nobody() -> None:
+    """From now on what this process prints goes nowhere: whoever read it is gone, and its end need not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def log_offences(offences: Offences) -> None:
+    """Write down what was said of peers since the last time."""
+    while offences.lines:
+        log.warning(offences.lines.popleft())
+
+
+def set_up_logging(role_id: str, level: str = "INFO") -> None:
+    """Logfmt on stderr: ``level=info role=frontend-0 batch_sent model=resnet50 size=8``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s level=%(levelname)s role={role_id} %(message)s"))
+    logging.raiseExceptions = (
+        False  # a full disk or a closed stream under a log takes its lines, and nothing else
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

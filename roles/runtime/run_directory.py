@@ -1,0 +1,182 @@
+"""The run directory of one cluster: whose it is, what says so, and what to clear away.
+
+`up.lock` is locked (flock) by the process that runs the cluster for as long as it lives; the kernel gives the
+lock back however it ends, so a lock that can be taken means that nothing runs, whatever files say. `up.json`
+says who holds it and where the cluster can be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fabric.errors import ConfigError, FabricError
+from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
+
+LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "default.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class UpFile:
+    """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts.
+
+    `problems`: what could not be served when it was ready.
+    """
+
+    pid: int
+    is_ready: bool
+    endpoints: Mapping[str, Sequence[str]]
+    problems: Sequence[str] = ()
+
+
+def write_up_file(run_dir: Path, up_file: UpFile) -> None:
+    """Write it whole or not at all, with OSError then."""
+    write_whole(run_dir / UP_FILE, json.dumps(asdict(up_file)))
+
+
+def read_up_file(run_dir: Path) -> UpFile | None:
+    """None when there is none. Says nothing about whether that process still lives: see `is_claimed`."""
+    path = run_dir / UP_FILE
+    try:
+        return UpFile(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
+    """Hold the run directory; at the end nothing of ours is left in it, nor it itself if it was not there.
+
+    `is_removed`: it is not to stay even if it was.
+
+    Raises FabricError when another cluster has it, or a role started by hand still runs in it.
+    """
+    is_removed = is_removed or not run_dir.exists()
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = _lock(run_dir)
+    except OSError as error:
+        raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
+    if descriptor is None:
+        holder = read_up_file(run_dir)
+        who = "" if holder is None else f" as process {holder.pid}"
+        raise FabricError(
+            f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
+            "or give this one another directory with --run-dir"
+        )
+    try:
+        sweep(run_dir)
+        _refuse_strangers(run_dir)
+        yield
+    finally:
+        sweep(run_dir)
+        (run_dir / LOCK_FILE).unlink(missing_ok=True)
+        os.close(descriptor)
+        if is_removed:
+            with contextlib.suppress(OSError):  # not empty: somebody else's files
+                run_dir.rmdir()
+
+
+def is_claimed(run_dir: Path) -> bool:
+    """Whether a living process holds the directory."""
+    if not (run_dir / LOCK_FILE).exists():
+        return False
+    descriptor = _lock(run_dir)
+    if descriptor is None:
+        return True
+    # Left by one that was killed: taking the file away under its lock keeps a starting cluster from losing its.
+    (run_dir / LOCK_FILE).unlink(missing_ok=True)
+    os.close(descriptor)
+    return False
+
+
+def sweep(run_dir: Path) -> None:
+    """Remove what dead processes left: run files, plans, half-written files, sockets nobody listens on."""
+    for path in run_dir.iterdir():
+        if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan"):
+            path.unlink(missing_ok=True)
+        elif stat.S_ISSOCK(path.lstat().st_mode):
+            if not _is_listening(path):
+                path.unlink(missing_ok=True)
+        elif path.suffix == ".lock" and path.name != LOCK_FILE:
+            _remove_if_free(path)
+        elif path.suffix == ".json" and _is_stale(path):
+            path.unlink(missing_ok=True)
+
+
+def run_files(run_dir: Path) -> list[RunFile]:
+    """Of the roles in a directory, by name."""
+    return [found for path in sorted(run_dir.glob("*.json")) if (found := read_run_file(path)) is not None]
+
+
+def _lock(run_dir: Path) -> int | None:
+    """Open and lock the lock file; None: another process has it."""
+    path = run_dir / LOCK_FILE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # its holder took the file away while we opened it: lock the new one
+
+
+def _remove_if_free(path: Path) -> None:
+    """The lock beside an ipc socket (`fabric/ipc.py`), unless a living process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _is_stale(path: Path) -> bool:
+    run_file = read_run_file(path)  # not a run file: not ours to remove
+    return run_file is not None and not _is_ours(run_file.pid)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether that pid is a living role; a pid is soon somebody else's after a reboot."""
+    if not is_alive(pid):
+        return False
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"tenuto" in command or b"roles.cli" in command
+
+
+def _refuse_strangers(run_dir: Path) -> None:
+    for run_file in run_files(run_dir):
+        raise FabricError(
+            f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
+            "end it first, or give this cluster another directory with --run-dir"
+        )
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # alive, and busy
+    return True

@@ -1,0 +1,99 @@
+"""A cluster that runs on this host, as its run directory and its scheduler show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.client import ask_status
+from fabric.errors import PeerLost
+from fabric.messages import StatusListed
+from roles.runtime.process import is_alive
+from roles.runtime.run_directory import run_files
+
+ROLE_LIMIT_MS = 1_000.0
+
+
+@dataclass(slots=True, frozen=True)
+class ProcessReport:
+    """One role of the run directory."""
+
+    role_id: str
+    pid: int
+    alive: bool
+    addresses: Mapping[str, Sequence[str]]
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterReport:
+    """What `tenuto status` shows."""
+
+    endpoints: Mapping[str, Sequence[str]]
+    processes: Sequence[ProcessReport]
+    scheduler: StatusListed
+    counters: Mapping[str, Mapping[str, float]]
+    """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
+
+
+def look(run_dir: Path) -> ClusterReport:
+    """The cluster of a run directory as its scheduler sees it. PeerLost when that does not answer."""
+    scheduler = ask_status(scheduler_addresses(run_dir))
+    processes = processes_in(run_dir)
+    counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
+    for process in processes:
+        if process.alive and process.role_id not in counters:
+            counters |= _counters(process)
+    return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+
+
+def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
+    """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
+    addresses = process.addresses.get("control") or process.addresses.get("client")
+    if not addresses:
+        return {}
+    try:
+        listed = ask_status(addresses, ROLE_LIMIT_MS)
+    except PeerLost:
+        return {}
+    counters: dict[str, dict[str, float]] = {process.role_id: {}}
+    for name, value in listed.counters.items():
+        worker_id, _, own = name.rpartition("/")
+        counters.setdefault(worker_id or process.role_id, {})[own] = value
+    return counters
+
+
+def scheduler_addresses(run_dir: Path) -> list[str]:
+    """Where the scheduler of a run directory listens. PeerLost where none runs."""
+    addresses = [
+        address
+        for process in processes_in(run_dir)
+        if process.role_id.startswith("scheduler-") and process.alive
+        for address in process.addresses.get("control", ())
+    ]
+    if not addresses:
+        raise PeerLost(f"no cluster runs in {run_dir}")
+    return addresses
+
+
+def processes_in(run_dir: Path) -> list[ProcessReport]:
+    """Every role that has a run file there."""
+    found = run_files(run_dir) if run_dir.is_dir() else []
+    return [
+        ProcessReport(run_file.role_id, run_file.pid, is_alive(run_file.pid), run_file.addresses)
+        for run_file in found
+    ]
+
+
+def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
+    """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
+    endpoints: dict[str, list[str]] = {}
+    for run_file in run_files(run_dir):
+        for purpose, addresses in run_file.addresses.items():
+            is_frontend = run_file.role_id.startswith("frontend-")
+            is_scheduler = run_file.role_id.startswith("scheduler-")
+            if (is_frontend and purpose in ("client", "http", "metrics")) or (
+                is_scheduler and purpose == "control"
+            ):
+                endpoints.setdefault(purpose, []).extend(addresses)
+    return endpoints

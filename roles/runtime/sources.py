@@ -1,0 +1,172 @@
+"""What shells make their drivers' sources of: links, and layers over other sources.
+
+- `PlainSource`: a link whose peers are not watched; a function makes an event of each message.
+- `LinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
+- `Layer`: a source over another one, whose events it puts in other words (`Translated`) or adds to.
+
+`roles/runtime/server_connection.py` has the two for a client's end: a server that is silent is connected to anew, and the
+connection may be exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from fabric.clock import Clock
+from fabric.ids import PeerId
+from fabric.link import Link, Received
+from fabric.liveness import Liveness, Patience
+from fabric.messages import Ping, Pong
+from fabric.transit import TransitMeter
+from roles.runtime.core import Heard, Lost
+from roles.runtime.drive import Source
+
+SILENT = "it has been silent for too long"
+UNROUTABLE = "its connection is closed"
+
+EventT = TypeVar("EventT")
+InnerT = TypeVar("InnerT")
+InnerT_co = TypeVar("InnerT_co", covariant=True)
+
+
+class TimedLink(Link, Protocol):
+    """A link that measures the way of its messages."""
+
+    transit: TransitMeter
+
+
+class _Readable(Protocol):
+    """Links have these, and sources."""
+
+    def fileno(self) -> int: ...
+
+    @property
+    def has_more(self) -> bool: ...
+
+
+class _Over:
+    """Ready when what lies below is."""
+
+    def __init__(self, below: _Readable) -> None:
+        self._below = below
+
+    def fileno(self) -> int:
+        """The descriptor below."""
+        return self._below.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is waiting below."""
+        return self._below.has_more
+
+
+class PlainSource(_Over, Generic[EventT]):
+    """Hears a link whose peers are not watched.
+
+    `translate` makes an event of a message, or None of one that is not for the core. `lost` makes one of a peer
+    that a send found gone; without it nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        translate: Callable[[Received], EventT | None],
+        lost: Callable[[PeerId], EventT] | None = None,
+    ) -> None:
+        super().__init__(link)
+        self._link = link
+        self._translate = translate
+        self._lost = lost
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
+        """What at most `limit` messages say, then the peers that are gone."""
+        translate = self._translate
+        events = [
+            event for received in self._link.receive(limit) if (event := translate(received)) is not None
+        ]
+        gone = self._link.take_lost()  # asked for in any case, or they would pile up
+        if self._lost is not None:
+            events.extend(self._lost(peer) for peer in gone)
+        return events
+
+
+class LinkSource(_Over):
+    """Hears a control link; every peer is watched from its first message on.
+
+    Heartbeats live here: pings are answered, quiet peers are asked for a sign of life, and round trips teach the
+    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone.
+    """
+
+    def __init__(self, link: TimedLink, clock: Clock, patience: Patience | None = None) -> None:
+        super().__init__(link)
+        self._link = link
+        self._clock = clock
+        self._liveness = Liveness(patience)
+
+    def watch(self, peer: PeerId) -> None:
+        """Expect signs of life from a peer that has not said anything yet."""
+        self._liveness.watch(peer, self._clock.now_ms())
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next ping, or the next peer to give up."""
+        return self._liveness.wake_at_ms
+
+    def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
+        """At most `limit` messages, then the peers that are gone."""
+        events: list[Heard | Lost] = []
+        for received in self._link.receive(limit):
+            peer, message = received.peer, received.message
+            self._liveness.watch(peer, now_ms)
+            if isinstance(message, Pong):
+                rtt_ms = self._liveness.pong(peer, message.number, now_ms)
+                if rtt_ms is not None:
+                    self._link.transit.observe_rtt(peer, rtt_ms, now_ms)
+            elif isinstance(message, Ping):
+                self._liveness.heard(peer, now_ms)
+                self._link.send(peer, Pong(message.number))
+            else:
+                self._liveness.heard(peer, now_ms)
+                events.append(Heard(peer, message, received.late_ms))
+        if self._liveness.wake_at_ms is not None and self._liveness.wake_at_ms <= now_ms:
+            for peer, ping in self._liveness.due(now_ms):
+                self._link.send(peer, ping)
+            for peer in self._liveness.lost(now_ms):
+                self._link.transit.forget(peer)
+                events.append(Lost(peer, SILENT))
+        for peer in self._link.take_lost():
+            self._liveness.forget(peer)
+            events.append(Lost(peer, UNROUTABLE))
+        return events
+
+
+class Layer(_Over, Generic[InnerT_co]):
+    """A source over another one, ready when that is; a subclass says what it makes of its events."""
+
+    def __init__(self, inner: Source[InnerT_co]) -> None:
+        super().__init__(inner)
+        self._inner = inner
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When the inner one will."""
+        return self._inner.wake_at_ms
+
+
+class Translated(Layer[InnerT], Generic[InnerT, EventT]):
+    """A source's events, one by one, in a core's own words; None: not for the core."""
+
+    def __init__(self, inner: Source[InnerT], translate: Callable[[InnerT], EventT | None]) -> None:
+        super().__init__(inner)
+        self._translate = translate
+
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
+        """What at most `limit` events of the inner one say."""
+        translate = self._translate
+        return [event for inner in self._inner.take(limit, now_ms) if (event := translate(inner)) is not None]

@@ -1,0 +1,130 @@
+"""What a controller can do to the cluster that is served: slices and models come and go.
+
+Each step leaves the scheduler consistent; messages are gathered until `take`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fabric.ids import ModelId, NodeId, PeerId, SliceId
+from fabric.messages import AnyMessage, ReplicaHint, SliceSpec, Want
+from policies.batching.base import Discipline
+from roles.runtime.core import Send
+from roles.scheduler.batches import Batches
+from roles.scheduler.directory_updates import News
+from roles.scheduler.estimates import Beliefs
+from roles.scheduler.fleet import READY, Fleet, SliceRecord
+
+
+class Hands:
+    """Changes fleet, beliefs and discipline together."""
+
+    def __init__(
+        self, fleet: Fleet, batches: Batches, beliefs: Beliefs, news: News, discipline: Discipline
+    ) -> None:
+        self._fleet = fleet
+        self._batches = batches
+        self._beliefs = beliefs
+        self._news = news
+        self._discipline = discipline
+        self.hints: dict[SliceId, tuple[ReplicaHint, ...]] = {}
+        """What the plan says of each slice."""
+        self._actions: list[Send] = []
+        self._touched: set[NodeId] = set()
+
+    def take(self) -> list[Send]:
+        """What all of it means for others, in order: first the directory, then what nodes should host."""
+        actions, self._actions = self._actions, []
+        if self._news.is_behind and self._touched:
+            actions.extend(self._news.tell())
+        for node_id in sorted(self._touched):
+            peer = self._fleet.nodes.get(node_id)
+            if peer is not None:  # else it hears when it says hello
+                actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(node_id))))
+        self._touched.clear()
+        return actions
+
+    def say(self, peer: PeerId, message: AnyMessage) -> None:
+        """Send a message."""
+        self._actions.append(Send(peer, message))
+
+    def queued(self, model_id: ModelId) -> int:
+        """How many requests of the model wait."""
+        return self._discipline.queued(model_id)
+
+    # ------------------------------------------------------------ slices
+
+    def start(self, node_id: NodeId, spec: SliceSpec, hints: Sequence[ReplicaHint], order: int) -> None:
+        """A slice should exist. It is scheduled on when its worker says that it is ready."""
+        self._fleet.add_slice(node_id, spec, order)
+        self.hint(spec.slice_id, hints, 0.0)
+        self._touched.add(node_id)
+
+    def hint(self, slice_id: SliceId, hints: Sequence[ReplicaHint], now_ms: float) -> None:
+        """What the plan says of a slice; it serves on."""
+        self.hints[slice_id] = tuple(hints)
+        changed = [self._beliefs.put_hint(slice_id, hint.model_id, hint.batch, hint.weight) for hint in hints]
+        if self._batches.promises is not None:
+            self._batches.promises.promise(slice_id, hints)
+        record = self._fleet.slices[slice_id]
+        if any(changed) and record.state == READY and not record.is_draining:
+            self._put(record, now_ms)
+
+    def drain(self, record: SliceRecord, now_ms: float) -> None:
+        """No more batches for it; those it has come to their end."""
+        if record.is_draining:
+            return
+        record.is_draining = True
+        self._actions.extend(self._batches.withdraw((record,), now_ms))
+
+    def is_idle(self, slice_id: SliceId) -> bool:
+        """Whether all of its batches have ended."""
+        return not self._batches.in_flight(slice_id)
+
+    def end(self, record: SliceRecord, now_ms: float) -> None:
+        """It should not exist any more."""
+        self.drain(record, now_ms)
+        slice_id = record.spec.slice_id
+        self._batches.lose(record)
+        self._fleet.forget_slice(record)
+        self._beliefs.forget_slice(slice_id)
+        self.hints.pop(slice_id, None)
+        if self._batches.promises is not None:
+            self._batches.promises.forget(slice_id)
+        self._touched.add(record.node_id)
+        hosted = (replica.model_id for replica in record.replicas)
+        self._actions.extend(self._batches.give_up_unserved(hosted, now_ms))
+
+    # ------------------------------------------------------------ models
+
+    def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None, now_ms: float) -> None:
+        """Serve a model, or serve it under another SLO or priority (None: as it is)."""
+        if not self._beliefs.put_model(model_id, slo_ms, priority):
+            return
+        is_new = model_id not in self._fleet.replicas
+        self._fleet.put_model(model_id, slo_ms)
+        self._news.came(now_ms)
+        self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        if is_new:  # slices that hosted it before it was removed may still be there
+            self._put_hosts(model_id, now_ms)
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> None:
+        """Serve it no more. What waits is refused now, what runs is answered."""
+        refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)
+        self._actions.extend(refusals)
+        self._beliefs.forget_model(model_id)
+        self._fleet.forget_model(model_id)
+        self._put_hosts(model_id, now_ms)
+        self._actions.extend(self._news.tell())
+
+    def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
+        for record in self._fleet.slices.values():
+            hosts = any(replica.model_id == model_id for replica in record.replicas)
+            if hosts and record.state == READY and not record.is_draining:
+                self._put(record, now_ms)
+
+    def _put(self, record: SliceRecord, now_ms: float) -> None:
+        """The discipline's picture of a slice anew."""
+        free_at_ms = self._batches.free_at_ms(record.spec.slice_id, now_ms)
+        self._actions.extend(self._batches.offer(record, free_at_ms, now_ms))

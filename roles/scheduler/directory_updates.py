@@ -1,0 +1,36 @@
+"""When and whom to tell what the cluster is: one directory for everyone, gathered over a moment."""
+
+from __future__ import annotations
+
+from policies.batching.base import NEVER_MS
+from roles.runtime.core import Send
+from roles.scheduler.fleet import Fleet
+
+DIRECTORY_PAUSE_MS = 1.0  # gathers the news of a node whose slices come up together into one directory
+
+
+class News:
+    """What `fleet` has become and who has not heard of it. `due_at_ms`: when to tell; inf: nothing is new."""
+
+    __slots__ = ("_fleet", "_told_version", "due_at_ms")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.due_at_ms = NEVER_MS
+        self._fleet = fleet
+        self._told_version = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last directory is not what is believed now."""
+        return self._told_version != self._fleet.version
+
+    def came(self, now_ms: float) -> None:
+        """Something has changed that can wait for what else changes in the same moment."""
+        self.due_at_ms = min(self.due_at_ms, now_ms + DIRECTORY_PAUSE_MS)
+
+    def tell(self) -> list[Send]:
+        """The directory to everyone, now: a grant must never name a slice its frontend has not heard of."""
+        self.due_at_ms = NEVER_MS
+        self._told_version = self._fleet.version
+        directory = self._fleet.directory()
+        return [Send(peer, directory) for peer in self._fleet.peers_to_tell()]

@@ -1,0 +1,465 @@
+"""The simulated world around a scheduler: frontends, node agents and workers on a virtual clock.
+
+A heap holds what happens next. The scheduler in the middle is the very object that runs live: whatever there
+is to decide about batching it decides, and here is only what answers it. Of one moment's events arrivals come
+first, then what was scheduled, in the order in which it was scheduled, and the scheduler's own timer last: a
+request that comes at the very moment a batch would leave is still in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.messages import (
+    AnyMessage,
+    Arrivals,
+    Done,
+    Dropped,
+    FrontendHello,
+    GpuInfo,
+    NodeHello,
+    PlanAsked,
+    Preempt,
+    ReplicaInfo,
+    Returned,
+    RunBatch,
+    SliceReady,
+    Want,
+)
+from profiles.device import DeviceModel
+from roles.config.cluster import role_id_of_node
+from roles.frontend.measures import ReturnPath
+from roles.runtime.core import PLANNER, Core, Heard, Lost, Send, Tick
+from roles.scheduler.planning import make_plan
+from roles.simulator.gpu import Job, SimulatedGpu, SimulatedSlice, requests_in
+from roles.simulator.network import KnownReturn, Network
+from roles.workload.outcomes import BatchRecord
+
+FIRST = Incarnation("00000000")  # nothing restarts here
+SCHEDULER = peer_id("scheduler-0", FIRST)
+BLOCK = 1024  # arrivals made from numpy's columns at a time: few enough to stay in the cache
+TICKS_AT_ONE_MOMENT = 10_000  # more is a scheduler that asks to be woken for nothing
+IDLE_END_MS = (
+    60_000.0  # all deadlines have passed, and nothing ran or was dropped for so long: nothing will be
+)
+NEVER_MS = float("inf")
+_TICK = Tick()
+
+Moments = NDArray[np.float64]
+
+
+@dataclass(slots=True, frozen=True)
+class SimulatedNode:
+    """A host: what its agent reports, and the device model of each GPU, in the node's own order."""
+
+    node_id: NodeId
+    gpus: tuple[GpuInfo, ...]
+    devices: tuple[DeviceModel, ...]
+
+
+@dataclass(slots=True)
+class ModelTraffic:
+    """A model's requests. Request i is the number i // F of frontend i % F, of F frontends.
+
+    `started_at_ms[i]` is when its batch started, `finished_at_ms[i]` when its outputs reached its frontend; NaN
+    while, or because, it never ran.
+    """
+
+    model_id: ModelId
+    slo_ms: float
+    arrived_at_ms: Moments
+    started_at_ms: Moments = field(init=False)
+    finished_at_ms: Moments = field(init=False)
+    _answered: list[tuple[int, int, int, float, float]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started_at_ms = np.full(self.arrived_at_ms.size, np.nan)
+        self.finished_at_ms = np.full(self.arrived_at_ms.size, np.nan)
+
+    def answered(
+        self, first: int, count: int, step: int, started_at_ms: float, finished_at_ms: float
+    ) -> None:
+        """Note the fate of requests `first`, `first + step`, …; read it after `settle`."""
+        self._answered.append((first, count, step, started_at_ms, finished_at_ms))
+
+    def settle(self) -> None:
+        """Write down what was noted, all at once: the newest answer to a request counts."""
+        if not self._answered:
+            return
+        first, count, step, started_at_ms, finished_at_ms = (
+            np.array(one) for one in zip(*self._answered, strict=True)
+        )
+        self._answered.clear()
+        place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)  # of each within its run
+        index = np.repeat(first, count) + place * np.repeat(step, count)
+        # Of a request answered twice only the last entry is kept: which one a repeated index leaves is not promised.
+        index, last = np.unique(index[::-1], return_index=True)
+        last = place.size - 1 - last
+        self.started_at_ms[index] = np.repeat(started_at_ms, count)[last]
+        self.finished_at_ms[index] = np.repeat(finished_at_ms, count)[last]
+
+
+@dataclass(slots=True, frozen=True)
+class Hardware:
+    """What the world is made of besides the scheduler.
+
+    A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.
+    """
+
+    nodes: tuple[SimulatedNode, ...]
+    network: Network
+    frontends: int = 1
+    start_ms: float = 0.0
+    plan_ms: float = 0.0
+
+
+class World:
+    """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
+
+    def __init__(
+        self, core: Core[Heard | Lost | Tick, Send], hardware: Hardware, traffic: Sequence[ModelTraffic]
+    ) -> None:
+        self.batches: list[BatchRecord] = []
+        """Every batch that started, in the order of their ends."""
+        self.dropped = {one.model_id: 0 for one in traffic}
+        """Requests given up by the scheduler."""
+        self._core = core
+        self._nodes = {node.node_id: node for node in hardware.nodes}
+        self._network = hardware.network
+        self._hardware = hardware
+        self._traffic = {one.model_id: one for one in traffic}
+        self._frontends = [
+            (FrontendId(f"frontend-{number}"), peer_id(f"frontend-{number}", FIRST))
+            for number in range(hardware.frontends)
+        ]
+        self._peer_of = dict(self._frontends)
+        self._number_of = {name: number for number, (name, _) in enumerate(self._frontends)}
+        self._number_of_peer = {peer: number for number, (_, peer) in enumerate(self._frontends)}
+        self._gpus: dict[tuple[NodeId, int], SimulatedGpu] = {}
+        for node in hardware.nodes:
+            for info, device in zip(node.gpus, node.devices, strict=True):
+                self._gpus[node.node_id, info.gpu] = SimulatedGpu(len(self._gpus), device)
+        self._slices: dict[SliceId, SimulatedSlice] = {}
+        self._nodes_slices: dict[NodeId, list[SliceId]] = {}
+        self._node_of: dict[PeerId, NodeId] = {}
+        self._started = 0
+        # A network that jitters is learned as live frontends learn it; one that does not is known.
+        model = hardware.network.model
+        self._is_learning = model.jitter_ms > 0.0
+        self._returns: Mapping[ModelId, ReturnPath | KnownReturn] = {
+            one.model_id: ReturnPath() if self._is_learning else KnownReturn(model.result_ms)
+            for one in traffic
+        }
+        self._announced_again: set[tuple[ModelId, int]] = set()
+        self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
+        self._order = 0
+        self._progress_at_ms = 0.0
+        self._ticked_at_ms = -1.0
+        self._ticks = 0
+        self._on: dict[type, Callable[[PeerId, Any, float], None]] = {
+            RunBatch: self._on_run_batch,
+            Preempt: self._on_preempt,
+            Dropped: self._on_dropped,
+            Returned: self._on_returned,
+            Want: self._on_want,
+            PlanAsked: self._on_plan_asked,
+        }
+
+    def run(self) -> None:
+        """Play everything, until each request has met its fate."""
+        self._introduce()
+        core, handle = self._core, self._core.handle
+        at_ms = 0.0
+        due_at_ms = self._due_at_ms(at_ms)
+        wake_at_ms = core.wake_at_ms
+        for block in self._announcements():
+            for at_ms, heard in block:
+                if due_at_ms < at_ms:
+                    while due_at_ms < at_ms:
+                        due_at_ms = self._step(due_at_ms)
+                    wake_at_ms = core.wake_at_ms
+                # Nearly every request only adds to a batch: then what is due next is what it was.
+                if actions := handle(heard, at_ms):
+                    self._carry_out(actions, at_ms)
+                elif core.wake_at_ms == wake_at_ms:
+                    continue
+                wake_at_ms = core.wake_at_ms
+                due_at_ms = self._due_at_ms(at_ms)
+        while due_at_ms <= (ends_at_ms := self._ends_at_ms()):
+            while due_at_ms <= ends_at_ms:
+                due_at_ms = self._step(due_at_ms)
+        for traffic in self._traffic.values():
+            traffic.settle()
+
+    # ------------------------------------------------------------ what happens next
+
+    def schedule(self, at_ms: float, callback: Callable[[Any, float], None], argument: object) -> None:
+        """See `Surroundings`."""
+        self._order += 1
+        heapq.heappush(self._heap, (at_ms, self._order, callback, argument))
+
+    def _ends_at_ms(self) -> float:
+        """When nothing is left that could happen to a request, unless something happens to one before."""
+        deadlines_ms = [
+            float(one.arrived_at_ms[-1]) + one.slo_ms
+            for one in self._traffic.values()
+            if one.arrived_at_ms.size
+        ]
+        free_at_ms = [slice_.free_at_ms for slice_ in self._slices.values()]
+        return max(self._progress_at_ms, *deadlines_ms, *free_at_ms, 0.0) + IDLE_END_MS
+
+    def _due_at_ms(self, now_ms: float) -> float:
+        """The moment of the next thing that happens of itself."""
+        wake_at_ms = self._core.wake_at_ms
+        next_at_ms = self._heap[0][0] if self._heap else NEVER_MS
+        if wake_at_ms is None or wake_at_ms >= next_at_ms:
+            return next_at_ms
+        return max(wake_at_ms, now_ms)
+
+    def _step(self, at_ms: float) -> float:
+        """Let the next thing happen, which is due at `at_ms`; the moment of the one after it."""
+        heap = self._heap
+        if heap and heap[0][0] <= at_ms:
+            _, _, callback, argument = heapq.heappop(heap)
+            callback(argument, at_ms)
+        else:
+            self._ticks = self._ticks + 1 if at_ms == self._ticked_at_ms else 0
+            self._ticked_at_ms = at_ms
+            assert self._ticks < TICKS_AT_ONE_MOMENT, f"the scheduler does not get past {at_ms} ms"
+            self._carry_out(self._core.handle(_TICK, at_ms), at_ms)
+        return self._due_at_ms(at_ms)
+
+    def _carry_out(self, actions: Sequence[Send], now_ms: float) -> None:
+        """Deliver what the scheduler sends; directories and grants tell nobody here anything new."""
+        for action in actions:
+            deliver = self._on.get(type(action.message))
+            if deliver is not None:
+                deliver(action.peer, action.message, now_ms)
+
+    def _tell(self, peer: PeerId, message: AnyMessage, now_ms: float) -> None:
+        """Send to the scheduler."""
+        at_ms = self._network.control_at_ms(peer, SCHEDULER, now_ms)
+        self.schedule(at_ms, self._hear, Heard(peer, message, at_ms - now_ms))
+
+    def _hear(self, heard: Heard, now_ms: float) -> None:
+        self._carry_out(self._core.handle(heard, now_ms), now_ms)
+
+    # ------------------------------------------------------------ frontends
+
+    def _announcements(self) -> Iterator[Iterator[tuple[float, Heard]]]:
+        """Every request as its frontend announces it, by arrival at the scheduler, in blocks.
+
+        Requests go to the frontends in turn. Those of one model and moment are one run where there is one
+        frontend; else each goes alone.
+        """
+        frontends = len(self._frontends)
+        models = list(self._traffic.values())
+        sent_at_ms = np.concatenate([one.arrived_at_ms for one in models] or [np.empty(0)])
+        model = np.repeat(np.arange(len(models)), [one.arrived_at_ms.size for one in models])
+        index = np.concatenate([np.arange(one.arrived_at_ms.size) for one in models] or [np.empty(0, int)])
+        by_time = np.argsort(sent_at_ms, kind="stable")
+        sent_at_ms, model, index = sent_at_ms[by_time], model[by_time], index[by_time]
+        if frontends == 1:
+            is_first = np.ones(sent_at_ms.size, dtype=bool)
+            is_first[1:] = (np.diff(sent_at_ms) > 0) | (np.diff(model) != 0)
+            first = np.flatnonzero(is_first)
+            count = np.diff(np.append(first, sent_at_ms.size))
+            sent_at_ms, model, index = sent_at_ms[first], model[first], index[first]
+        else:
+            count = np.ones(sent_at_ms.size, dtype=int)
+        seq, frontend = np.divmod(index, frontends)
+        at_ms = self._network.announced_at_ms(frontend, sent_at_ms)
+        by_time = np.argsort(at_ms, kind="stable")
+        columns = (model, seq, count, frontend, at_ms - sent_at_ms)
+        known_ms = [one.slo_ms - self._network.model.result_ms for one in models]
+        names = [one.model_id for one in models]
+        peers = [peer for _, peer in self._frontends]
+        for start in range(0, at_ms.size, BLOCK):
+            block = by_time[start : start + BLOCK]
+            m, first_seq, n, f, late_ms = (column[block].tolist() for column in columns)
+            # Through `map`, so that only `Heard` is left for the interpreter to do.
+            if self._is_learning:
+                arrivals = self._learned(map(models.__getitem__, m), first_seq, n)
+            else:
+                budgets_ms = map(known_ms.__getitem__, m)
+                arrivals = map(Arrivals, map(names.__getitem__, m), first_seq, n, budgets_ms)
+            heard = map(Heard, map(peers.__getitem__, f), arrivals, late_ms)
+            yield zip(at_ms[block].tolist(), heard, strict=True)
+
+    def _learned(
+        self, models: Iterable[ModelTraffic], first_seqs: Iterable[int], counts: Iterable[int]
+    ) -> Iterator[Arrivals]:
+        """Announcements with what has been learned of the return path by the time each is heard."""
+        for model, first_seq, count in zip(models, first_seqs, counts, strict=True):
+            path, slo_ms = self._returns[model.model_id], model.slo_ms
+            budget_ms, slack_ms = path.budget_ms(slo_ms), path.slack_ms(slo_ms)
+            yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms)
+
+    def _note_answers(
+        self, traffic: ModelTraffic, first: int, count: int, at_ms: float, return_ms: float
+    ) -> None:
+        """A run of answers has come: what its frontend learns of it."""
+        path, step = self._returns[traffic.model_id], len(self._frontends)
+        path.note_batch(return_ms)
+        for arrived_at_ms in traffic.arrived_at_ms[first : first + count * step : step].tolist():
+            path.note_answer(at_ms - arrived_at_ms - traffic.slo_ms, traffic.slo_ms)
+
+    def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
+        del peer
+        count = sum(run.count for run in message.runs)
+        self.dropped[message.model_id] += count
+        self._returns[message.model_id].note_dropped(count)
+        self._progress_at_ms = now_ms
+
+    def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
+        """Granted, but not run: announced once more if there is budget left."""
+        traffic, frontends = self._traffic[message.model_id], len(self._frontends)
+        number = self._number_of_peer[peer]
+        back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
+        for seq in (seq for run in message.runs for seq in range(run.first_seq, run.first_seq + run.count)):
+            index = seq * frontends + number
+            deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
+            left_ms = deadline_at_ms - back_at_ms
+            path = self._returns[message.model_id]
+            budget_ms, slack_ms = path.budget_ms(left_ms), path.slack_ms(left_ms)
+            if budget_ms > 0 and (message.model_id, index) not in self._announced_again:
+                self._announced_again.add((message.model_id, index))
+                again = Arrivals(message.model_id, seq, 1, budget_ms, slack_ms=slack_ms)
+                self._tell(peer, again, back_at_ms)
+
+    # ------------------------------------------------------------ nodes and workers
+
+    def _introduce(self) -> None:
+        """Everybody says hello at 0; the cluster is up when time begins."""
+        for name, peer in self._frontends:
+            self._carry_out(self._core.handle(Heard(peer, FrontendHello(name, FIRST, ())), 0.0), 0.0)
+        for node in self._nodes.values():
+            agent = peer_id(role_id_of_node(node.node_id), FIRST)
+            self._node_of[agent] = node.node_id
+            hello = Heard(agent, NodeHello(node.node_id, FIRST, node.gpus, ()))
+            self._carry_out(self._core.handle(hello, 0.0), 0.0)
+
+    def _on_want(self, peer: PeerId, message: Want, now_ms: float) -> None:
+        """An agent ends what is not wanted and starts what is not there yet; new slices report themselves ready."""
+        node_id = self._node_of[peer]
+        wanted = {spec.slice_id for spec in message.slices}
+        for slice_id in [one for one in self._nodes_slices.get(node_id, ()) if one not in wanted]:
+            gone = self._slices.pop(slice_id)
+            gone.gpu.slices.remove(gone)
+            self._nodes_slices[node_id].remove(slice_id)
+        for spec in message.slices:
+            if spec.slice_id in self._slices:
+                continue
+            gpu = self._gpus[node_id, spec.gpu]
+            self._started += 1
+            worker = peer_id(f"worker-{node_id}-{self._started}", FIRST)
+            slice_ = SimulatedSlice(spec, worker, gpu, self)
+            gpu.slices.append(slice_)
+            self._slices[spec.slice_id] = slice_
+            self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)
+            replicas = tuple(
+                ReplicaInfo(
+                    model.model_id,
+                    model.batch_size_max,
+                    tuple(slice_.alone_ms[model.model_id]),
+                    memory_bytes=model.memory_bytes,
+                )
+                for model in spec.models
+            )
+            ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, (), replicas)
+            heard = Heard(worker, ready)
+            if now_ms > 0 and self._hardware.start_ms > 0:
+                self.schedule(now_ms + self._hardware.start_ms, self._hear_if_wanted, heard)
+            else:
+                self._carry_out(self._core.handle(heard, now_ms), now_ms)
+
+    def _hear_if_wanted(self, heard: Heard, now_ms: float) -> None:
+        assert isinstance(heard.message, SliceReady), "only starts come this way"
+        if heard.message.slice_id in self._slices:
+            self._hear(heard, now_ms)
+
+    def _on_plan_asked(self, peer: PeerId, message: PlanAsked, now_ms: float) -> None:
+        del peer
+        self.schedule(now_ms + self._hardware.plan_ms, self._hear, Heard(PLANNER, make_plan(message)))
+
+    def _on_run_batch(self, peer: PeerId, message: RunBatch, now_ms: float) -> None:
+        """A batch goes to its worker; its grants to the frontends, which push the inputs at once.
+
+        All inputs of a batch come in over the worker's one link, so each part is there after the whole batch.
+        """
+        network = self._network
+        batch_size = requests_in(message.parts)
+        data_ms = network.model.data_ms_per_item * batch_size
+        received_at_ms = network.control_at_ms(SCHEDULER, peer, now_ms)
+        inputs_at_ms = [
+            network.control_at_ms(SCHEDULER, self._peer_of[part.frontend_id], now_ms) + data_ms
+            for part in message.parts
+        ]
+        job = Job(
+            message,
+            batch_size,
+            now_ms,
+            received_at_ms,
+            now_ms + message.start_in_ms,
+            now_ms + message.latest_in_ms,
+            now_ms + message.expires_in_ms,
+            inputs_at_ms,
+            max(inputs_at_ms),
+        )
+        slice_ = self._slices[message.slice_id]
+        if received_at_ms <= now_ms:
+            slice_.take(job, now_ms)
+        else:
+            self.schedule(received_at_ms, slice_.take, job)
+
+    def _on_preempt(self, peer: PeerId, message: Preempt, now_ms: float) -> None:
+        slice_ = self._slices[message.slice_id]
+        at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
+        self.schedule(at_ms, slice_.preempt, message.batch_id)
+
+    def report(self, peer: PeerId, done: Done, now_ms: float) -> None:
+        """See `Surroundings`."""
+        at_ms = self._network.control_at_ms(peer, SCHEDULER, now_ms)
+        heard = Heard(peer, done, at_ms - now_ms)
+        if at_ms <= now_ms and done.status == "ok":
+            # A message that takes no time is heard at once. A batch that was given back takes the long way
+            # round even so: what follows from it may be given back too, and so on.
+            self._hear(heard, now_ms)
+        else:
+            self.schedule(at_ms, self._hear, heard)
+
+    def ran(self, slice_: SimulatedSlice, job: Job) -> None:
+        """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
+        model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
+        started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
+        traffic = self._traffic[model_id]
+        for part in job.parts:
+            answered_at_ms = self._network.result_at_ms(finished_at_ms)
+            number = self._number_of[part.frontend_id]
+            for run in part.runs:
+                first = run.first_seq * frontends + number
+                traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)
+                if self._is_learning:
+                    return_ms = answered_at_ms - finished_at_ms
+                    self._note_answers(traffic, first, run.count, answered_at_ms, return_ms)
+        self._progress_at_ms = finished_at_ms
+        batch_size = job.ran if job.parts else 0
+        self.batches.append(
+            BatchRecord(
+                model_id,
+                batch_size,
+                spec.slice_id,
+                slice_.gpu.number,
+                spec.share_percent,
+                job.sent_at_ms,
+                started_at_ms,
+                finished_at_ms,
+            )
+        )

@@ -1,0 +1,1 @@
+"""When requests arrive, and what became of them."""

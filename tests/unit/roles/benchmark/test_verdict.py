@@ -1,0 +1,125 @@
+"""What a live run was worth, from rows written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fabric.ids import ModelId
+from fabric.messages import ModelInfo, TensorInfo
+from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, inputs_for
+from roles.benchmark.verdict import judge
+from roles.config.cluster import ClusterConfig
+from roles.config.load import parse_config
+from roles.scheduler.settings import settings_from
+from roles.workload.outcomes import Window
+
+WINDOW = Window(1000.0, 2000.0)
+
+
+def config() -> ClusterConfig:
+    profile = {"alpha_ms": 1, "beta_ms": 5}
+    models = [
+        {"name": name, "slo_ms": slo_ms, "rate_rps": 10, "profile": profile}
+        for name, slo_ms in (("a", 25), ("b", 50))
+    ]
+    return parse_config({"models": models, "cluster": {"gpus": 2}}, Path())
+
+
+def row(
+    model: int,
+    intended_at_ms: float,
+    latency_ms: float = math.nan,
+    *,
+    late_ms: float = 0.0,
+    batch_size: float = math.nan,
+    slice_no: float = math.nan,
+    gpu_ms: float = math.nan,
+) -> list[float]:
+    stages = [gpu_ms if stage == "gpu_ms" else (math.nan if math.isnan(gpu_ms) else 1.0) for stage in STAGES]
+    return [float(model), intended_at_ms, late_ms, latency_ms, batch_size, slice_no, *stages]
+
+
+def record(
+    rows: list[list[float]], slices: tuple[str, ...] = (), errors: dict[str, int] | None = None
+) -> LoadRecord:
+    assert all(len(one) == len(COLUMNS) for one in rows)
+    return LoadRecord(np.array(rows), slices, Counter(errors or {}))
+
+
+def slice_names() -> list[str]:
+    return [spec.slice_id for _, spec in settings_from(config()).slices]
+
+
+def test_senders_records_become_one_whatever_each_called_its_slices() -> None:
+    first, second = slice_names()
+    one = record([row(0, 1000.0, 20.0, batch_size=2, slice_no=0, gpu_ms=8.0)], (second,))
+    other = record(
+        [
+            row(0, 1001.0, 19.0, batch_size=2, slice_no=1, gpu_ms=8.0),
+            row(1, 1002.0, 30.0, batch_size=1, slice_no=0, gpu_ms=6.0),
+        ],
+        (first, second),
+    )
+    run = judge(config(), [one, other], WINDOW)
+    # Two requests of a batch of two ran 8 ms on the second GPU, a lone one 6 ms on the first, of 1000 ms.
+    assert run.outcome.busy_fraction == pytest.approx((0.006, 0.008))
+    assert run.outcome.models[ModelId("a")].batch_mean == 2.0
+    assert run.outcome.models[ModelId("b")].good == 1
+
+
+def test_an_unanswered_request_is_dropped_and_a_late_one_late() -> None:
+    rows = [row(0, 1000.0), row(0, 1100.0, 26.0, batch_size=1, slice_no=0, gpu_ms=6.0), row(0, 2500.0)]
+    run = judge(config(), [record(rows, (slice_names()[0],), {"Overloaded": 1})], WINDOW)
+    found = run.outcome.models[ModelId("a")]
+    assert (found.offered, found.good, found.late, found.dropped) == (2, 0, 1, 1)
+    assert run.as_json()["errors"] == {"Overloaded": 1}
+
+
+def test_a_run_is_not_valid_when_its_own_senders_were_late() -> None:
+    # Allowed: 5 % of the tightest SLO, 25 ms.
+    punctual = [row(0, 1000.0 + place, late_ms=1.2) for place in range(100)]
+    assert judge(config(), [record(punctual)], WINDOW).is_valid
+    tardy = [row(0, 1000.0 + place, late_ms=1.3) for place in range(100)]
+    assert not judge(config(), [record(tardy)], WINDOW).is_valid
+
+
+def test_a_run_is_spoiled_by_late_senders_only_where_something_was_bad() -> None:
+    def played(late_ms: float, latency_ms: float) -> bool:
+        rows = [row(0, 1000.0 + n, latency_ms, late_ms=late_ms, batch_size=1, slice_no=0) for n in range(99)]
+        return judge(config(), [record(rows, (slice_names()[0],))], WINDOW).is_spoiled
+
+    assert played(late_ms=5.0, latency_ms=30.0)
+    assert not played(late_ms=5.0, latency_ms=20.0), "latency counts from the intended moment: good is good"
+    assert not played(late_ms=0.5, latency_ms=30.0)
+
+
+def test_a_slice_that_came_with_a_move_counts_for_the_gpu_in_its_name() -> None:
+    rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
+    outcome = judge(config(), [record(rows, ("local/gpu1/7",))], WINDOW).outcome
+    assert outcome.busy_fraction == pytest.approx((0.0, 0.008))
+    assert outcome.used_gpus == 1
+
+
+def test_slices_of_a_host_that_the_file_does_not_have_count_for_no_gpu() -> None:
+    rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
+    assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.busy_fraction == (0.0, 0.0)
+
+
+def test_a_run_without_requests_in_the_window_has_no_percentiles() -> None:
+    run = judge(config(), [record([row(0, 0.0)])], WINDOW)
+    assert run.outcome.offered == 0
+    assert run.is_valid
+    assert run.breakdown_ms()["gpu_ms"] == {"mean": None, "p50": None, "p99": None}
+
+
+def test_inputs_are_made_up_as_the_model_declares_them() -> None:
+    declared = (TensorInfo("image", "float32", (3, 8, 8)), TensorInfo("tokens", "int64", (-1,)))
+    made = inputs_for(ModelInfo(ModelId("a"), 25.0, declared), 4096)
+    assert (made["image"].dtype, made["image"].shape) == (np.dtype(np.float32), (3, 8, 8))
+    assert (made["tokens"].dtype, made["tokens"].ndim) == (np.dtype(np.int64), 1)
+    assert inputs_for(None, 4096)["input"].nbytes == 4096

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabric.ids import ModelId
+from roles.config.load import parse_config
+from roles.lab.goodput import Bisection, Goodput, Question, bound_rps, find_goodput, question_of
+
+RESNET = {
+    "name": "resnet50",
+    "slo_ms": 25,
+    "rate_rps": 300,
+    "profile": {"alpha_ms": 1.053, "beta_ms": 5.072},
+}
+BERT = {"name": "bert", "slo_ms": 60, "rate_rps": 100, "profile": {"alpha_ms": 2, "beta_ms": 6}}
+
+
+def question(*models: dict[str, Any], duration_s: float = 2.0, **cluster: Any) -> Question:
+    config = parse_config({"models": list(models), "cluster": {"gpus": 1, **cluster}}, Path())
+    return question_of(config, warmup_s=0.5, duration_s_min=duration_s)
+
+
+def answer(asked: Question, seeds: tuple[int, ...] = (1,), workers: int = 1) -> Goodput:
+    with ThreadPoolExecutor(workers) as executor:
+        return find_goodput(asked, seeds, executor, workers, lambda done: None)
+
+
+def test_a_bisection_ends_within_half_a_percent() -> None:
+    bisection = Bisection(1000.0)
+    asked = 0
+    while not bisection.is_done:
+        rate = next(bisection.next_rates())
+        bisection.tell({rate: rate <= 617.3})
+        asked += 1
+    assert bisection.low <= 617.3 < bisection.high
+    assert bisection.high - bisection.low <= 0.005 * bisection.low
+    assert asked <= 10
+
+
+def test_a_bisection_of_nothing_ends_at_0() -> None:
+    bisection = Bisection(1000.0)
+    while not bisection.is_done:
+        bisection.tell({next(bisection.next_rates()): False})
+    assert bisection.low == 0.0
+
+
+def test_rates_tried_ahead_are_those_the_next_steps_ask_for() -> None:
+    ahead = list(itertools.islice(Bisection(16.0).next_rates(), 7))
+    assert ahead == [8.0, 12.0, 4.0, 14.0, 10.0, 6.0, 2.0]
+    known = {8.0: True, 12.0: False, 10.0: True}
+    bisection = Bisection(16.0)
+    bisection.tell(known)
+    assert (bisection.low, bisection.high) == (10.0, 12.0)
+
+
+def test_progress_goes_from_0_to_1() -> None:
+    bisection = Bisection(1000.0)
+    seen = [bisection.progress]
+    while not bisection.is_done:
+        rate = next(bisection.next_rates())
+        bisection.tell({rate: rate <= 617.3})
+        seen.append(bisection.progress)
+    assert seen[0] == 0.0
+    assert seen[-1] == 1.0
+    assert seen == sorted(seen)
+
+
+def test_goodput_is_just_under_what_a_gpu_can_do() -> None:
+    asked = question(RESNET)
+    found = answer(asked)
+    assert bound_rps(asked) == pytest.approx(1000 * 18 / (1.053 * 18 + 5.072))
+    assert 0.3 * bound_rps(asked) < found.goodput_rps < bound_rps(asked)
+    assert found.rates_rps == {"resnet50": found.goodput_rps}
+    assert found.duration_s == pytest.approx(2000 / found.goodput_rps)
+
+
+def test_the_answer_does_not_depend_on_the_number_of_workers() -> None:
+    asked = question(RESNET)
+    assert answer(asked, workers=4) == answer(asked, workers=1)
+
+
+def test_proportions_are_kept_and_the_rarest_model_sets_the_window() -> None:
+    asked = question(RESNET, BERT)
+    assert asked.window(400.0).duration_s == pytest.approx(20.0)  # 2,000 of bert's 100 r/s
+    assert asked.window(4e6).until_ms == pytest.approx(500)  # 2 M requests
+    assert asked.window(4e6).duration_s == pytest.approx(0.4)
+    found = answer(question(RESNET, BERT, gpus=2))
+    assert found.rates_rps[ModelId("resnet50")] == pytest.approx(3 * found.rates_rps[ModelId("bert")])
+
+
+def test_the_median_of_the_seeds_counts() -> None:
+    found = answer(question(RESNET), seeds=(1, 2, 3), workers=2)
+    assert found.goodput_rps == sorted(found.per_seed_rps)[1]
+
+
+def test_models_that_cannot_be_served_are_listed_and_left_out() -> None:
+    tight = {**RESNET, "name": "tight", "slo_ms": 5}
+    silent = {**RESNET, "name": "silent", "rate_rps": 0}
+    far = {**RESNET, "name": "far", "slo_ms": 6.2}
+    network = {"control_ms": 1, "result_ms": 1}
+    asked = question(RESNET, tight, silent, far, network=network)
+    reasons = {str(model_id): reason for model_id, reason in asked.unserved}
+    assert "SLO of 5 ms is below" in reasons["tight"]
+    assert reasons["silent"] == "its rate is 0"
+    assert "and 2 ms of network" in reasons["far"]
+    assert set(asked.rates_rps) == {"resnet50"}
+    assert answer(asked).goodput_rps > 0
+
+
+def test_where_nothing_can_be_served_the_goodput_is_0() -> None:
+    found = answer(question({**RESNET, "slo_ms": 1}), seeds=(1, 2))
+    assert found.as_json() == {
+        "goodput_rps": 0.0,
+        "per_seed_rps": [0.0, 0.0],
+        "rates": {},
+        "duration_s": 0.0,
+        "unserved": [
+            {"model": "resnet50", "reason": found.unserved[0][1]},
+        ],
+    }
+
+
+def test_a_trace_is_played_faster(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("at_ms\n" + "\n".join(str(k * 10) for k in range(100)), encoding="utf-8")
+    model = {
+        "name": "m",
+        "slo_ms": 25,
+        "arrival": {"process": "trace", "path": "t.csv"},
+        "profile": RESNET["profile"],
+    }
+    asked = question_of(parse_config({"models": [model], "cluster": {"gpus": 1}}, tmp_path), 0.5, 2.0)
+    assert asked.total_rps == pytest.approx(100, rel=0.02)
+    assert answer(asked).goodput_rps > 300

@@ -1,0 +1,48 @@
+"""Children that the host does not let us start or watch."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+from roles.runtime.children import Processes
+from tests.integration.proc import until
+from tests.scarcity import limited, no_descriptors
+
+
+def started(processes: Processes, name: str = "child") -> list[tuple[str, int, str]]:
+    processes.spawn(name, [sys.executable, "-c", "import time; time.sleep(60)"])
+    return [(ended.name, ended.code, ended.last_words) for ended in processes.take(10, 0.0)]
+
+
+def test_no_descriptors_for_a_child_end_it_and_not_us() -> None:
+    processes = Processes()
+    try:
+        with no_descriptors():
+            (ended,) = started(processes)
+        assert ended[:2] == ("child", 127)
+        assert "Too many open files" in ended[2]
+        assert started(processes) == [], "the name is free again"
+    finally:
+        processes.close()
+
+
+def in_use() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+
+def test_whichever_descriptor_is_the_one_too_many_for_a_child_it_ends_it_and_not_us() -> None:
+    before = in_use()
+    refused = []
+    for left in range(12):
+        processes = Processes()
+        free = sorted(set(range(256)) - in_use())
+        try:
+            with limited(resource.RLIMIT_NOFILE, free[left]):
+                refused.append(bool(started(processes)))
+        finally:
+            processes.close()
+    assert refused == sorted(refused, reverse=True)
+    assert (refused[0], refused[-1]) == (True, False)
+    until(lambda: in_use() == before, what="the end of what was opened")

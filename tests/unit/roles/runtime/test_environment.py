@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import ConfigError
+from roles.runtime.environment import run_dir
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """Stands in for the system's directory of temporary files."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path)
+    yield tmp_path
+    tempfile.tempdir = before
+
+
+def test_the_named_directory_comes_first_and_stays(tmp_path: Path) -> None:
+    found = run_dir({"TENUTO_RUN_DIR": str(tmp_path / "deep" / "run"), "XDG_RUNTIME_DIR": str(tmp_path)})
+    assert found.path == tmp_path / "deep" / "run"
+    found.remove()
+    assert found.path.is_dir()
+
+
+def test_the_users_runtime_directory_comes_second(tmp_path: Path) -> None:
+    found = run_dir({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert (found.path, found.is_temporary) == (tmp_path / "tenuto", False)
+    assert stat.S_IMODE(found.path.stat().st_mode) == 0o700
+
+
+def test_else_a_private_temporary_directory_goes_with_its_maker(temporary: Path) -> None:
+    mine = run_dir({"XDG_RUNTIME_DIR": "/nowhere/at/all"})
+    second = run_dir({})
+    assert mine.path == second.path
+    assert stat.S_IMODE(mine.path.stat().st_mode) == 0o700
+    assert (mine.is_temporary, second.is_temporary) == (True, False)
+    second.remove()
+    assert mine.path.is_dir()
+    (mine.path / "socket").touch()
+    mine.remove()
+    assert not mine.path.exists()
+
+
+def test_a_temporary_directory_with_somebodys_run_file_stays(temporary: Path) -> None:
+    mine = run_dir({})
+    (mine.path / "scheduler.json").touch()
+    mine.remove()
+    assert mine.path.is_dir()
+
+
+def test_a_temporary_directory_that_others_can_enter_is_refused(temporary: Path) -> None:
+    path = run_dir({}).path
+    path.chmod(0o755)
+    with pytest.raises(ConfigError, match="mode 755; it must be 700"):
+        run_dir({})
+
+
+def test_a_link_in_place_of_the_temporary_directory_is_refused(temporary: Path) -> None:
+    path = run_dir({}).path
+    path.rename(temporary / "elsewhere")
+    path.symlink_to(temporary / "elsewhere")
+    with pytest.raises(ConfigError, match="is not a directory"):
+        run_dir({})
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    for path in (tmp_path / "f", tmp_path / "f" / "g"):
+        with pytest.raises(ConfigError, match="TENUTO_RUN_DIR"):
+            run_dir({"TENUTO_RUN_DIR": str(path)})
+
+
+def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    found = run_dir({"TENUTO_RUN_DIR": str(tmp_path)})
+    room = 107 - len(str(found.path)) - 1
+    assert found.ipc_address("x" * room) == f"ipc://{found.path}/{'x' * room}"
+    with pytest.raises(ConfigError, match="at most 107 bytes, this one 108"):
+        found.ipc_address("x" * (room + 1))

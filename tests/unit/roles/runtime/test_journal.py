@@ -1,0 +1,230 @@
+"""The flight recorder: what it keeps, what it gives up, and what a replay says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fabric.errors import ConfigError
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.messages import (
+    Arrivals,
+    Dropped,
+    FrontendHello,
+    ModelSpec,
+    NodeHello,
+    Ping,
+    Pong,
+    SliceSpec,
+    Want,
+)
+from roles.cli.replay import replay as replay_command
+from roles.cli.replay import show
+from roles.config.cluster import PolicyChoice
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.exit_codes import EXIT_DEFECT
+from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Replay, replay
+from roles.scheduler.build import scheduler_core
+from roles.scheduler.recorded import about_scheduler, scheduler_from
+from roles.scheduler.settings import SchedulerSettings
+from tests.scarcity import full_disk
+
+PEER = PeerId("agent/1")
+MODEL = ModelSpec(ModelId("m"), 20.0, 4, None, (6.0, 7.0, 8.0, 9.0))
+SETTINGS = SchedulerSettings(
+    models=(MODEL,),
+    slices=((NodeId("n"), SliceSpec(SliceId("n/gpu0/0"), 0, "emulated", None, (MODEL,))),),
+)
+DEFERRED = PolicyChoice("deferred", {})
+
+
+class Echo:
+    """Answers every Ping with a Pong of its number plus `error`."""
+
+    wake_at_ms: float | None = None
+
+    def __init__(self, error: int = 0) -> None:
+        self._error = error
+
+    def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
+        del now_ms
+        match event:
+            case Heard(peer, Ping(number=number)):
+                return [Send(peer, Pong(number + self._error))]
+            case _:
+                return ()
+
+
+def record(path: Path, pings: int, bytes_max: int = 1 << 20) -> None:
+    journal = Journal(path, b"echo", bytes_max)
+    core = Recorded(Echo(), journal)
+    for number in range(pings):
+        core.handle(Heard(PEER, Ping(number), 0.5), float(number))
+    journal.close()
+
+
+def test_a_replay_of_the_same_core_is_the_same(tmp_path: Path) -> None:
+    record(tmp_path / "j", 3)
+    played = replay(tmp_path / "j", lambda _: Echo())
+    assert (played.events, played.actions, played.difference, played.is_cut) == (3, 3, None, False)
+
+
+def test_every_event_is_read_as_it_was_taken(tmp_path: Path) -> None:
+    events: list[Event] = [Heard(PEER, Ping(1), 0.25), Lost(PEER, "still für immer"), Tick()]
+    journal = Journal(tmp_path / "j", b"echo")
+    for at_ms, event in enumerate(events):
+        journal.note(event, at_ms / 3, ())
+    journal.close()
+    reader = JournalReader(tmp_path / "j")
+    assert reader.about == b"echo"
+    assert [(entry.now_ms, entry.event) for entry in reader.entries()] == [
+        (at_ms / 3, event) for at_ms, event in enumerate(events)
+    ]
+
+
+def test_the_first_difference_is_told(tmp_path: Path) -> None:
+    record(tmp_path / "j", 3)
+    found = replay(tmp_path / "j", lambda _: Echo(error=1)).difference
+    assert found is not None
+    assert (found.number, found.now_ms) == (0, 0.0)
+    assert found.recorded == "to agent/1: Pong(number=0, memory='')"
+    assert found.replayed == "to agent/1: Pong(number=1, memory='')"
+
+
+def test_a_file_that_ends_within_an_event_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
+    record(tmp_path / "j", 3)
+    whole = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(whole[:-5])
+    played = replay(tmp_path / "j", lambda _: Echo())
+    assert (played.events, played.difference, played.is_cut) == (2, None, True)
+
+
+def test_a_journal_of_two_parts_is_one_history(tmp_path: Path) -> None:
+    record(tmp_path / "j", 40, bytes_max=4000)
+    assert (tmp_path / "j.1").exists()
+    assert replay(tmp_path / "j", lambda _: Echo()).events == 40
+
+
+def test_a_journal_is_bounded_and_says_when_its_beginning_is_gone(tmp_path: Path) -> None:
+    record(tmp_path / "j", 500, bytes_max=4000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4200
+    with pytest.raises(ConfigError, match=r"first \d+ events were given up"):
+        replay(tmp_path / "j", lambda _: Echo())
+
+
+def test_a_new_journal_replaces_the_one_before_it(tmp_path: Path) -> None:
+    record(tmp_path / "j", 40, bytes_max=4000)
+    record(tmp_path / "j", 2)
+    assert replay(tmp_path / "j", lambda _: Echo()).events == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x01", b"\xc1\xc1", b"models: []\n", b"\x94\x01\x01\x00\xc4\x00\x01"]
+)
+def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "j").write_bytes(content)
+    with pytest.raises(ConfigError, match="not a journal"):
+        replay(tmp_path / "j", lambda _: Echo())
+    with pytest.raises(ConfigError, match="cannot read"):
+        replay(tmp_path / "none", lambda _: Echo())
+
+
+def test_a_scheduler_is_made_again_from_its_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", about_scheduler(SETTINGS, DEFERRED))
+    core = Recorded(scheduler_core(SETTINGS, DEFERRED), journal)
+    core.handle(Heard(PeerId("node-n/1"), NodeHello(NodeId("n"), Incarnation("1"), (), ())), 0.0)
+    core.handle(Heard(PeerId("f/1"), FrontendHello(FrontendId("f"), Incarnation("1"), ())), 0.5)
+    core.handle(Heard(PeerId("f/1"), Arrivals(MODEL.model_id, 1, 1, 20.0)), 1.0)
+    journal.close()
+    (hello, greeting, arrival) = JournalReader(tmp_path / "j").entries()
+    assert len(hello.sent) == len(greeting.sent) == len(arrival.sent) == 1
+    again = scheduler_from(JournalReader(tmp_path / "j").about)
+    (want,) = again.handle(hello.event, hello.now_ms)
+    assert again.handle(greeting.event, greeting.now_ms)
+    (dropped,) = again.handle(arrival.event, arrival.now_ms)
+    assert isinstance(want.message, Want)
+    assert want.message.slices == (SETTINGS.slices[0][1],)
+    assert isinstance(dropped.message, Dropped)
+
+    result = CliRunner().invoke(replay_command, [str(tmp_path / "j")])
+    assert (result.exit_code, result.output) == (0, "same: 3 events, 3 actions\n")
+
+
+def test_the_command_exits_1_where_the_decisions_differ(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", about_scheduler(SETTINGS, DEFERRED))
+    journal.note(Heard(PEER, Ping(4)), 2.0, [Send(PEER, Pong(5))])
+    journal.close()
+    result = CliRunner().invoke(replay_command, [str(tmp_path / "j"), "--json"])
+    assert result.exit_code == 1
+    told = json.loads(result.output)
+    assert told["same"] is False
+    assert told["difference"]["replayed"] == "to agent/1: Pong(number=4, memory='')"
+    assert (
+        "recorded: to agent/1: Pong(number=5, memory='')"
+        in CliRunner().invoke(replay_command, [str(tmp_path / "j")]).output
+    )
+
+
+def test_a_journal_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    record(tmp_path / "j", 1)
+    with pytest.raises(ConfigError, match="does not say what scheduler"):
+        replay(tmp_path / "j", scheduler_from)
+
+
+class Brittle(Echo):
+    """Does not take the ping of this number."""
+
+    def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
+        assert not isinstance(event, Heard) or event.message != Ping(2), "planted"
+        return super().handle(event, now_ms)
+
+
+def test_the_event_that_raised_is_the_last_of_the_journal_and_raises_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", b"brittle")
+    core = Recorded(Brittle(), journal)
+    for number in range(2):
+        core.handle(Heard(PEER, Ping(number)), float(number))
+    with pytest.raises(AssertionError, match="planted"):
+        core.handle(Heard(PEER, Ping(2)), 2.0)
+    journal.close()
+    played = replay(tmp_path / "j", lambda _: Brittle())
+    assert (played.events, played.actions, played.difference) == (2, 2, None)
+    assert "AssertionError: planted" in played.defect
+    mended = replay(tmp_path / "j", lambda _: Echo()).difference
+    assert mended is not None
+    assert (mended.number, mended.recorded) == (2, None)
+
+
+def test_the_command_shows_a_defect_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    played = Replay(3, 2, None, is_cut=False, defect="Traceback …\nAssertionError: planted\n")
+    assert show(played, is_json=False) == EXIT_DEFECT
+    assert capsys.readouterr().out == (
+        "a defect after 3 events and 2 actions\nTraceback …\nAssertionError: planted\n"
+    )
+    assert show(played, is_json=True) == EXIT_DEFECT
+    said = json.loads(capsys.readouterr().out)
+    assert (said["same"], said["difference"], said["defect"]) == (False, None, played.defect)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_role(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(Path("/dev/full"), b"echo")
+    core = Recorded(Echo(), journal)
+    for number in range(5):
+        assert core.handle(Heard(PEER, Ping(number)), 1_000.0 * number)
+    journal.close()
+    assert journal.events_lost == 5
+    assert caplog.text.count("journal_ends") == 1
+
+
+def test_a_disk_that_fills_up_when_a_part_is_full_ends_the_journal_and_not_the_role(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", b"echo", 4_000)
+    core = Recorded(Echo(), journal)
+    with full_disk():
+        for number in range(100):
+            assert core.handle(Heard(PEER, Ping(number), 0.5), float(number))
+    journal.close()
+    assert journal.events_lost > 0

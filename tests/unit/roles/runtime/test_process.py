@@ -1,0 +1,82 @@
+"""What a role's process asks of the kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import FabricError
+from roles.runtime.process import RunFile, read_run_file, remove_run_file, wake_exactly, write_run_file
+from tests.scarcity import full_disk
+
+
+def timer_slack_ns() -> int:
+    """Of this thread."""
+    return int(Path(f"/proc/{threading.get_native_id()}/timerslack_ns").read_text(encoding="ascii"))
+
+
+def test_only_the_thread_that_asks_for_it_wakes_exactly() -> None:
+    before_ns = timer_slack_ns()
+    seen_ns: list[int] = []
+
+    def ask() -> None:
+        wake_exactly()
+        seen_ns.append(timer_slack_ns())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen_ns == [1]
+    assert timer_slack_ns() == before_ns
+
+
+def test_a_role_may_have_as_many_descriptors_as_the_kernel_lets_it_and_its_standard_streams_are_taken() -> (
+    None
+):
+    code = (
+        "import os, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4_000))\n"
+        "os.close(0); os.close(2)\n"
+        "from roles.runtime.process import set_up_descriptors\n"
+        "set_up_descriptors()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE), os.readlink('/proc/self/fd/0'), os.readlink('/proc/self/fd/2'))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout == "(4000, 4000) /dev/null /dev/null\n"
+
+
+def test_a_run_file_on_a_full_disk_is_refused_with_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(FabricError, match="cannot write the run file"):
+        write_run_file(tmp_path, RunFile("frontend-0", os.getpid(), "x", {}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"role_id": "x"}',
+        '{"role_id": 1, "pid": "one", "incarnation": "", "addresses": {}}',
+        '{"role_id": "frontend-0", "pid": 1, "incarnation": "", "addresses": []}',
+        "\x00\xff",
+    ],
+)
+def test_what_is_no_run_file_is_nobodys(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "frontend-0.json"
+    path.write_text(content, encoding="latin-1")
+    assert read_run_file(path) is None
+    path.unlink()
+    path.mkdir()
+    assert read_run_file(path) is None
+    remove_run_file(tmp_path, RunFile("frontend-0", 1, "x", {}))
+    assert path.is_dir()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import FabricError
+from roles.runtime.process import RunFile, write_run_file
+from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, write_up_file
+
+DEAD_PID = 2**22 + 1  # over the kernel's highest
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_a_directory_is_claimed_once_and_free_again_afterwards(tmp_path: Path) -> None:
+    with claim(tmp_path):
+        write_up_file(tmp_path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+        assert is_claimed(tmp_path)
+        with pytest.raises(FabricError, match=f"already as process {os.getpid()}"), claim(tmp_path):
+            pytest.fail("claimed twice")
+        assert is_claimed(tmp_path)
+        assert read_up_file(tmp_path) is not None
+    assert not is_claimed(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_directory_that_was_made_is_removed(tmp_path: Path) -> None:
+    with claim(tmp_path / "run"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_directory_with_other_peoples_files_stays(tmp_path: Path) -> None:
+    with claim(tmp_path / "run"):
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert names(tmp_path / "run") == ["notes.txt"]
+
+
+def test_what_dead_processes_left_is_swept_away(tmp_path: Path) -> None:
+    write_run_file(tmp_path, RunFile("frontend-0", DEAD_PID, "x", {}))
+    (tmp_path / "frontend-0.99.tmp").write_text("{")
+    (tmp_path / "x.control.lock").touch()
+    write_up_file(tmp_path, UpFile(DEAD_PID, is_ready=True, endpoints={}))
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / "x.control"))
+    with claim(tmp_path):
+        assert names(tmp_path) == ["up.lock"]
+
+
+def test_a_recycled_pid_does_not_keep_a_run_file(tmp_path: Path) -> None:
+    write_run_file(tmp_path, RunFile("frontend-0", 1, "x", {}))  # alive, but no role of ours
+    with claim(tmp_path):
+        assert names(tmp_path) == ["up.lock"]
+
+
+def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(tmp_path / "x.control"))
+        living.listen()
+        with claim(tmp_path):
+            assert "x.control" in names(tmp_path)
+
+
+def test_a_stale_lock_file_is_not_a_claim(tmp_path: Path) -> None:
+    (tmp_path / "up.lock").touch()
+    assert not is_claimed(tmp_path)
+    assert names(tmp_path) == []
+    assert not is_claimed(tmp_path / "missing")
+
+
+def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FabricError, match="cannot be used"), claim(tmp_path / "file" / "run"):
+        pytest.fail("claimed")

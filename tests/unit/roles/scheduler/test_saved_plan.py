@@ -1,0 +1,43 @@
+"""The plan that a scheduler which was killed goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roles.scheduler.saved_plan import AGAIN_AFTER_MS, KeptPlan
+from tests.scarcity import full_disk
+
+
+class HandClock:
+    """Says what it was told to."""
+
+    def __init__(self) -> None:
+        self.at_ms = 1_000.0
+
+    def now_ms(self) -> float:
+        return self.at_ms
+
+
+def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, path = HandClock(), tmp_path / "plan"
+    kept = KeptPlan(path, {"of": "this"})
+    assert not kept.is_due(0, clock)
+    assert kept.is_due(1, clock)
+    kept.write(b"first", 1, clock.at_ms)
+    assert not kept.is_due(1, clock)
+    before = path.read_bytes()
+    with full_disk():
+        kept.write(b"second", 2, clock.at_ms)
+    assert (kept.failures, path.read_bytes()) == (1, before)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan"]
+    assert "plan_not_kept" in caplog.text
+    assert not kept.is_due(2, clock), "not at every turn"
+    clock.at_ms += AGAIN_AFTER_MS
+    assert kept.is_due(2, clock)
+    kept.write(b"second", 2, clock.at_ms)
+    assert not kept.is_due(2, clock)
+    assert path.read_bytes() != before
