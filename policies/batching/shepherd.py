@@ -18,6 +18,7 @@ from policies.batching.rival_state import Line, RivalSlice
 
 @dataclass(slots=True)
 class _Running:
+    line: Line
     size: int
     end_at_ms: float
 
@@ -40,6 +41,7 @@ class Shepherd(Backlog):
         if line.queue.count < self._preempt_ratio:
             return
         victim: RivalSlice | None = None
+        stopped: _Running | None = None
         smallest = line.queue.count / self._preempt_ratio
         for slice_id, slice_ in line.model.hosts.items():
             running = self._busy(slice_id, now_ms)
@@ -49,8 +51,8 @@ class Shepherd(Backlog):
                 and running[0].size <= smallest
                 and (victim is None or running[0].size < smallest)
             ):
-                victim, smallest = slice_, running[0].size
-        if victim is None:
+                victim, stopped, smallest = slice_, running[0], running[0].size
+        if victim is None or stopped is None:
             return
         size = victim.fit(line, now_ms, free_at_ms=now_ms)
         if size < self._preempt_ratio * smallest or size <= smallest:
@@ -59,7 +61,8 @@ class Shepherd(Backlog):
         victim.free_at_ms = now_ms
         out.append(Preempt(victim.slice_id))
         self._launch(line, victim, size, now_ms, out)
-        self._use_idle(line, now_ms, out)
+        if stopped.line is not line:  # else its requests, which are about to come back, go before these
+            self._use_idle(line, now_ms, out)
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
@@ -76,7 +79,7 @@ class Shepherd(Backlog):
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
         sent = self._send(line, slice_, size, reason, now_ms, out)
         running = self._busy(slice_.slice_id, now_ms)
-        running.append(_Running(size, sent.start_at_ms + sent.exec_ms))
+        running.append(_Running(line, size, sent.start_at_ms + sent.exec_ms))
         self._running[slice_.slice_id] = running
 
     def _busy(self, slice_id: SliceId, now_ms: float) -> list[_Running]:
