@@ -26,7 +26,7 @@ from profiles.measured import MeasuredProfile
 from profiles.store import read_measured
 from roles.node_agent.discovery import NvmlUnavailable
 from roles.node_agent.mps import MpsError
-from roles.profiling.process import MeasuringProcess, Request
+from roles.profiling.process import MeasuringProcess, MeasuringRequest
 from roles.profiling.shares import Environment, mps_shares
 
 WHOLE = 100.0
@@ -53,7 +53,7 @@ def measured_ms(
         members = [
             stack.enter_context(
                 MeasuringProcess(
-                    Request(loader_of(profile), device, (batch_size,), for_ms=for_ms, is_group=True),
+                    MeasuringRequest(loader_of(profile), device, (batch_size,), for_ms=for_ms, is_group=True),
                     environment,
                 )
             )

@@ -27,7 +27,7 @@ import numpy as np
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Drop, HostedModel, RequestRun
-from roles.workload.arrivals import Source, Workload
+from roles.workload.arrivals import ArrivalSource, Workload
 
 WARMUP_MS = 5000.0  # what the disciplines' rate meters look back
 ALLOWED = 0.01
@@ -90,7 +90,9 @@ class Case:
         """Ascending moments of each model; a seed is one burst pattern at every rate."""
         weights = sum(model.weight for model in self.models)
         sources = [
-            Source(ModelId(model.name), "gamma", ((0.0, rate_rps * model.weight / weights),), self.shape)
+            ArrivalSource(
+                ModelId(model.name), "gamma", ((0.0, rate_rps * model.weight / weights),), self.shape
+            )
             for model in self.models
         ]
         return list(Workload(seed, tuple(sources)).arrivals(until_ms))

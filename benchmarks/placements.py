@@ -23,7 +23,7 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from roles.lab.parallel import executor_of
 from roles.lab.reproduce.thesis_runs import Contender, contenders
-from roles.lab.reproduce.thesis_settings import JUDGED, Setting
+from roles.lab.reproduce.thesis_settings import JUDGED, FigureSetting
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
@@ -45,7 +45,7 @@ _THESIS = {
 }
 
 
-def policies(setting: Setting) -> dict[str, Contender]:
+def policies(setting: FigureSetting) -> dict[str, Contender]:
     """The thesis' five as its evaluation has them, and the others."""
     found = {_THESIS[one.label]: one for one in contenders(setting)}
     others = (
@@ -61,7 +61,9 @@ def policies(setting: Setting) -> dict[str, Contender]:
     return {**{one.label: one for one in others}, **found}
 
 
-def play(setting: Setting, policy: str, batching: str, strength: float, seconds: float) -> dict[str, Any]:
+def play(
+    setting: FigureSetting, policy: str, batching: str, strength: float, seconds: float
+) -> dict[str, Any]:
     """One row of results; `error` where the combination cannot be."""
     contender = policies(setting)[policy]
     row: dict[str, Any] = {

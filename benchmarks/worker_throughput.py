@@ -20,7 +20,7 @@ from fabric.clock import MonotonicClock
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import JobPart
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.profiled import device_named
 
@@ -54,7 +54,7 @@ def bare_rps(spec: LoaderSpec, device: torch.device, batch_size: int, turns: int
 
 def worker_rps(spec: LoaderSpec, device: torch.device, batch_size: int, turns: int) -> tuple[float, str]:
     """The same through the worker's model, the next batch staged by another thread; and how batches ran."""
-    hosted = HostedModel("m", load_model(spec, device), batch_size, device, CLOCK)
+    hosted = DeviceReplica("m", load_model(spec, device), batch_size, device, CLOCK)
     hosted.warm(1e9)
     rows = requests(spec, device, batch_size)
     batches = [

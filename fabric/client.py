@@ -40,7 +40,7 @@ from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
-from fabric.liveness import Liveness, Patience
+from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.margin import LearnedWay
 from fabric.messages import (
     Answer,
@@ -60,7 +60,7 @@ from fabric.messages import (
 from fabric.outbox import Outbox
 from fabric.shared import is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
-from fabric.tensors import Sharing
+from fabric.tensors import ArenaSharing
 
 _FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
 _GREET_EVERY_S: Final = 0.05
@@ -74,7 +74,7 @@ Inputs = Mapping[str, ArrayLike | bytes]
 
 @dataclass(slots=True, frozen=True)
 class ClientOptions:
-    """Limits and patience of a client, in ms. `grace_ms` is added to a budget for the way there and back.
+    """Limits and heartbeats of a client, in ms. `grace_ms` is added to a budget for the way there and back.
 
     `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
     over it travels.
@@ -86,7 +86,7 @@ class ClientOptions:
     pending_max: int = 10_000
     payload_bytes_max: int = ANSWER_BYTES_MAX
     shared_bytes_max: int = 256 << 20
-    patience: Patience = field(default_factory=lambda: Patience(200.0, 600.0, 2_000.0))
+    heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 600.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
 
 
@@ -131,14 +131,14 @@ class Client:
 
     def _begin(self) -> None:
         """Nothing of a former connection is left."""
-        self._liveness = Liveness(self._options.patience)
+        self._liveness = Liveness(self._options.heartbeats)
         self._greeted = asyncio.Event()
         self._pending: dict[int, _Awaited] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; answered requests leave it when they come up
         self._alarm: asyncio.TimerHandle | None = None
         self._has_sent = False  # in this turn of the loop
         self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
-        self._sharing = Sharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
+        self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
         self._way = LearnedWay()  # there and back, our own event loop included
         self._tending: asyncio.TimerHandle | None = None
 
@@ -381,7 +381,7 @@ class Client:
         """Something is awaited: from now on silence counts."""
         if self._tending is None:
             self._liveness.watch(_FRONTEND, self._clock.now_ms())
-            self._tending = self._loop.call_later(self._options.patience.ping_every_ms / 1e3, self._tend)
+            self._tending = self._loop.call_later(self._options.heartbeats.ping_every_ms / 1e3, self._tend)
 
     def _tend(self) -> None:
         self._tending = None

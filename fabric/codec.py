@@ -21,6 +21,7 @@ from fabric.messages import (
     AnyMessage,
     BatchFailed,
     Changed,
+    DesiredSlices,
     Directory,
     Dropped,
     Envelope,
@@ -39,7 +40,6 @@ from fabric.messages import (
     SliceReady,
     StatusListed,
     Telemetry,
-    Want,
     Withdraw,
     WorkerHello,
 )
@@ -73,7 +73,7 @@ BULKY: Final = (
     PlanMade,
     SliceReady,
     StatusListed,
-    Want,
+    DesiredSlices,
     WorkerHello,
 )
 

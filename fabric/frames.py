@@ -17,7 +17,7 @@ from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolErr
 from fabric.ids import Epoch, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import TENSORS_MAX, AnyMessage, Envelope, Parcel, SharedAt, TensorSpec
-from fabric.shared import Place
+from fabric.shared import Region
 
 FRAMES_MAX: Final = TENSORS_MAX + 2
 SMALL_BELOW_BYTES: Final = 65_536
@@ -33,7 +33,7 @@ _PADDING: Final = bytes(ALIGNMENT)
 class Lender(Protocol):
     """Where a message may say that bytes lie instead of travelling; see `fabric.shared.Borrowed`."""
 
-    def place(self, at: SharedAt, size: int) -> Place:
+    def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError if they do not."""
         ...
 
@@ -137,7 +137,7 @@ class _Frames:
 
     def tensor(self, spec: TensorSpec, size: int) -> NamedTensor:
         """The next one."""
-        place: Place | None = None
+        place: Region | None = None
         if spec.at is not None:
             if self._borrowed is None:
                 raise RemoteProtocolError("a tensor in shared memory, which this side does not take")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
 from fabric.messages import AnyMessage, Parcel
-from fabric.shared import Place
+from fabric.shared import Region
 
 NO_EPOCH = Epoch(0)
 
@@ -28,7 +28,7 @@ class NamedTensor:
 
     name: str
     array: Tensor
-    place: Place | None = None
+    place: Region | None = None
 
 
 @dataclass(slots=True)

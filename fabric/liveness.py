@@ -45,7 +45,7 @@ NEXT: Final[Mapping[tuple[PeerState, Sign], PeerState]] = {
 
 
 @dataclass(slots=True, frozen=True)
-class Patience:
+class HeartbeatTiming:
     """When to ask and when to give up, in ms of silence. `rtt_every_ms`: busy peers are pinged this often too."""
 
     ping_every_ms: float = 250.0
@@ -65,8 +65,8 @@ class _Watched:
 class Liveness:
     """Watches any number of peers. Call `due` and `lost` at `wake_at_ms` and whenever convenient."""
 
-    def __init__(self, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience()
+    def __init__(self, heartbeats: HeartbeatTiming | None = None) -> None:
+        self._timing = heartbeats or HeartbeatTiming()
         self._watched: dict[PeerId, _Watched] = {}
         self._wake_at_ms = math.inf
         self._looked_at_ms = -math.inf
@@ -134,19 +134,19 @@ class Liveness:
         return self._wake_at_ms if self._watched else None
 
     def _sign(self, silent_ms: float) -> Sign | None:
-        if silent_ms >= self._patience.lost_after_ms:
+        if silent_ms >= self._timing.lost_after_ms:
             return Sign.SILENT
-        return Sign.QUIET if silent_ms >= self._patience.suspect_after_ms else None
+        return Sign.QUIET if silent_ms >= self._timing.suspect_after_ms else None
 
     def _ping_at_ms(self, watched: _Watched) -> float:
-        quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._patience.ping_every_ms
-        return min(quiet_at_ms, watched.pinged_at_ms + self._patience.rtt_every_ms)
+        quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._timing.ping_every_ms
+        return min(quiet_at_ms, watched.pinged_at_ms + self._timing.rtt_every_ms)
 
     def _plan(self) -> None:
         # Only here, once per wake and not per message heard: hearing only moves moments later.
         self._wake_at_ms = min(
             (
-                min(self._ping_at_ms(watched), watched.heard_at_ms + self._patience.lost_after_ms)
+                min(self._ping_at_ms(watched), watched.heard_at_ms + self._timing.lost_after_ms)
                 for watched in self._watched.values()
             ),
             default=math.inf,
@@ -155,6 +155,6 @@ class Liveness:
     def _forgive_our_own_gap(self, now_ms: float) -> None:
         gap_ms = now_ms - self._looked_at_ms
         self._looked_at_ms = now_ms
-        if gap_ms > self._patience.suspect_after_ms:
+        if gap_ms > self._timing.suspect_after_ms:
             for watched in self._watched.values():
                 watched.heard_at_ms = min(now_ms, watched.heard_at_ms + gap_ms)

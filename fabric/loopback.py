@@ -24,7 +24,7 @@ _Arrival = tuple[float, int, PeerId, list[Buffer]]  # when, tie-break, from whom
 
 
 @dataclass(slots=True, frozen=True)
-class Conditions:
+class LinkConditions:
     """What happens on the way. Delay is one way, jitter the most that is added to it; the others are shares.
 
     Messages of one sender keep their order unless reordered; a reordered one is `reorder_ms` later than it
@@ -45,11 +45,11 @@ class LoopbackNetwork:
         self,
         clock: Clock,
         draws: random.Random,
-        conditions: Conditions | None = None,
+        conditions: LinkConditions | None = None,
         queue_messages_max: int = 1_000,
     ) -> None:
         self.clock = clock
-        self.conditions = conditions or Conditions()
+        self.conditions = conditions or LinkConditions()
         self._draws = draws
         self._queue_messages_max = queue_messages_max
         self._links: dict[PeerId, LoopbackLink] = {}

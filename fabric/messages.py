@@ -560,7 +560,7 @@ class NodeHello(Message, frozen=True, tag=40):
     workers_outlive_agent: bool = False
 
 
-class Want(Message, frozen=True, tag=41):
+class DesiredSlices(Message, frozen=True, tag=41):
     """Scheduler -> agent: these slices should exist on your node, and no others."""
 
     version: int
@@ -866,7 +866,7 @@ AnyMessage = (
     | Outputs
     | BatchFailed
     | NodeHello
-    | Want
+    | DesiredSlices
     | SliceChanged
     | Telemetry
     | WorkerHello

@@ -1,6 +1,6 @@
 """Memory that processes of one host share, so that large tensors need not travel between them.
 
-A sender copies a tensor once into its `Arena` and sends where it lies (`Place`); a receiver reads it there through
+A sender copies a tensor once into its `Arena` and sends where it lies (`Region`); a receiver reads it there through
 `Borrowed`. Nothing else of a message changes, and who cannot share gets frames as ever.
 
 An arena is a memfd of fixed size: it has no name in any folder, so nothing is left behind by a process that was
@@ -69,7 +69,7 @@ def is_shared_with(address: str) -> bool:
     return bool(address) and address == memory_address()
 
 
-class Place:
+class Region:
     """Where a tensor's bytes lie in somebody's arena; ours are given back with the last reference to it."""
 
     __slots__ = ("_arena", "at", "data")
@@ -110,7 +110,7 @@ class Arena:
         self._needed = deque([0], EPOCHS_KEPT)  # how far each of the last epochs reached
         self._puts = 0
 
-    def put(self, data: memoryview) -> Place | None:
+    def put(self, data: memoryview) -> Region | None:
         """Copy bytes in; None when there is no room for them."""
         size = len(data)
         taken = size + -size % ALIGNMENT
@@ -126,7 +126,7 @@ class Arena:
         self._trim(offset + taken)
         own = self._bytes[offset : offset + size]
         own[:] = data
-        return Place(SharedAt(self.name, offset), own, self)
+        return Region(SharedAt(self.name, offset), own, self)
 
     def _trim(self, end: int) -> None:
         """Somebody needs what is before `end`; give back some of what nobody has needed lately."""
@@ -173,7 +173,7 @@ class Borrowed:
     def __init__(self) -> None:
         self._arenas: OrderedDict[str, memoryview] = OrderedDict()
 
-    def place(self, at: SharedAt, size: int) -> Place:
+    def place(self, at: SharedAt, size: int) -> Region:
         """The bytes that a message says are there, read-only. Raises RemoteProtocolError if they are not."""
         arena = self._arenas.get(at.arena)
         if arena is None:
@@ -182,7 +182,7 @@ class Borrowed:
             raise RemoteProtocolError(
                 f"{size} bytes at {at.offset} of shared memory that has {len(arena)} bytes"
             )
-        return Place(at, arena[at.offset : at.offset + size])
+        return Region(at, arena[at.offset : at.offset + size])
 
     def _open(self, name: str) -> memoryview:
         for other in [other for other in self._arenas if not _is_there(other)]:

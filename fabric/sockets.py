@@ -34,8 +34,8 @@ from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IPC, IpcPath, nearest
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
-from fabric.shared import Borrowed, Place, is_shared_with, memory_address
-from fabric.tensors import Sharing
+from fabric.shared import Borrowed, Region, is_shared_with, memory_address
+from fabric.tensors import ArenaSharing
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -296,7 +296,7 @@ class _ByIpc:
         self._borrowed = borrowed
         self._frame = frame
 
-    def place(self, at: SharedAt, size: int) -> Place:
+    def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError for another peer, and for bytes that are not there."""
         try:
             shown = str(self._frame.get("Peer-Address"))
@@ -528,7 +528,7 @@ class PushPool:
     def __init__(self, options: PushOptions | None = None) -> None:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
-        self._sharing = Sharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
+        self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
         self._clock = self._options.link.clock
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}

@@ -55,7 +55,7 @@ def share(tensor: NamedTensor, arena: Arena) -> bool:
     return True
 
 
-class Sharing:
+class ArenaSharing:
     """An arena made when the first tensor needs it, for tensors of at least so many bytes.
 
     Where there is no room for one, or the system gives no memory, it has no place and travels.

@@ -42,6 +42,7 @@ from roles.frontend.events import (
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
+    PushInputs,
     Release,
     Reply,
     SchedulerSaid,
@@ -49,18 +50,17 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.frontend.events import Push as PushInputs
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
     Execute,
     InputsCame,
-    Load,
+    LoadSlice,
+    PushOutputs,
     SchedulerAnswers,
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.events import Push as PushOutputs
 from roles.gpu_worker.events import Release as ReleaseOutputs
 from roles.gpu_worker.executors.base import Loaded
 from roles.gpu_worker.peer_checks import AGENT
@@ -258,7 +258,7 @@ class LineStage:
         match action:
             case Send(peer, message) if peer == SCHEDULER:
                 self._carry(partial(self.to_scheduler, WORKER, message))
-            case Load(spec):
+            case LoadSlice(spec):
                 replicas = tuple(ReplicaInfo(m.model_id, m.batch_size_max, m.exec_ms) for m in spec.models)
                 self.later(self.now_ms, lambda: self.to_worker(Loaded(spec.slice_id, replicas)))
             case Execute(run, parts):

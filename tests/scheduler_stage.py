@@ -20,6 +20,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    DesiredSlices,
     Directory,
     Done,
     DrainAsked,
@@ -50,7 +51,6 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     Telemetry,
-    Want,
     Withdraw,
 )
 from roles.config.cluster import PolicyChoice
@@ -413,7 +413,7 @@ class Cluster:
         match message:
             case PlanAsked():
                 self._plans.append(message)
-            case Want():
+            case DesiredSlices():
                 self._want(peer, message)
             case RunBatch():
                 self._run(peer, message)
@@ -433,7 +433,7 @@ class Cluster:
                     assert self.fates[key] == _granted(message.batch_id), f"{key} was {self.fates[key]}"
                     self.fates[key] = "returned"
 
-    def _want(self, peer: PeerId, want: Want) -> None:
+    def _want(self, peer: PeerId, want: DesiredSlices) -> None:
         node_id = next((one for one, known in self.agents.items() if known == peer), None)
         if node_id is None:
             return

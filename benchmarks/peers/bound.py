@@ -17,7 +17,7 @@ from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case
 from benchmarks.peers.search import highest_good_rps
 from fabric.ids import ModelId
 from policies.scaling import BAD_RATE_ALLOWED
-from roles.workload.arrivals import Source
+from roles.workload.arrivals import ArrivalSource
 
 _ARRIVALS_MS = 20_000.0
 _PRECISION = 0.01
@@ -32,7 +32,7 @@ def foreseen_rps(case: Case, seeds: Sequence[int]) -> float | None:
 
     def highest_rps(seed: int) -> float:
         def is_good(rate_rps: float) -> bool:
-            source = Source(ModelId(model), "poisson", ((0.0, rate_rps),))
+            source = ArrivalSource(ModelId(model), "poisson", ((0.0, rate_rps),))
             arrivals_ms = source.arrivals(seed, _ARRIVALS_MS).tolist()
             given_up_max = int(BAD_RATE_ALLOWED * len(arrivals_ms))
             return is_schedulable(arrivals_ms, exec_ms, case.slo_ms, given_up_max)

@@ -30,7 +30,7 @@ from roles.benchmark.player import PlannedRequest, PlayedRequest, Submits, play,
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
 from roles.benchmark.verdict import LATE_MS_MAX
 from roles.runtime.process import die_with_parent
-from roles.workload.arrivals import Source, Workload
+from roles.workload.arrivals import ArrivalSource, Workload
 from roles.workload.outcomes import ROUNDING_MS, Window, model_outcome, nearest_rank
 
 START_AHEAD_MS: Final = 50.0
@@ -67,7 +67,7 @@ class Load:
     def workload(self) -> Workload:
         """The same bursts at every rate."""
         each_rps = self.rate_rps / len(self.models)
-        sources = tuple(Source(ModelId(model), "poisson", ((0.0, each_rps),)) for model in self.models)
+        sources = tuple(ArrivalSource(ModelId(model), "poisson", ((0.0, each_rps),)) for model in self.models)
         return Workload(self.seed, sources)
 
 

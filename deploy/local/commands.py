@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from deploy.local.control import start_detached, stop_running
-from deploy.local.core import Outcome
+from deploy.local.core import SupervisorOutcome
 from deploy.local.shell import Started, is_better_together, problems_of, role_plans, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
@@ -102,7 +102,7 @@ def down(run_dir_option: Path | None) -> None:
 
 def _run(
     file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
-) -> tuple[Outcome, Sequence[str]]:
+) -> tuple[SupervisorOutcome, Sequence[str]]:
     """How it ended, and what could not be served at its start."""
     try:
         if file is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_CONFIG
-from roles.runtime.process_events import spoken
+from roles.runtime.process_events import explaining_lines
 from roles.runtime.run_directory import LOG_FILE, UpFile, is_claimed, read_up_file, sweep
 from roles.runtime.running_cluster import processes_in
 
@@ -79,7 +79,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
             process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
             return up_file
         log.seek(0)
-        lines = spoken(log.read().decode("utf-8", "replace"))
+        lines = explaining_lines(log.read().decode("utf-8", "replace"))
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
     _forget_log(run_dir, is_removed=is_removed)
     error = ConfigError if process.returncode == EXIT_CONFIG else FabricError

@@ -19,7 +19,7 @@ from typing import Final
 
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
-from roles.runtime.process_events import ProcessExited, StopAsked, spoken
+from roles.runtime.process_events import ProcessExited, StopAsked, explaining_lines
 from roles.runtime.restarts import RestartRule, Restarts
 
 
@@ -34,7 +34,7 @@ class RoleState(Enum):
     GONE = auto()  # for good
 
 
-class Step(Enum):
+class RoleTransition(Enum):
     """What moves a role on."""
 
     START = auto()
@@ -44,21 +44,24 @@ class Step(Enum):
     EXITED = auto()
 
 
-NEXT: Final[Mapping[tuple[RoleState, Step], RoleState]] = {
-    (RoleState.WAITING, Step.START): RoleState.STARTING,
-    (RoleState.WAITING, Step.END): RoleState.GONE,
-    (RoleState.STARTING, Step.SERVES): RoleState.SERVING,
-    (RoleState.STARTING, Step.EXITED): RoleState.WAITING,
-    (RoleState.STARTING, Step.END): RoleState.TERMINATING,
-    (RoleState.STARTING, Step.OVERDUE): RoleState.KILLED,
-    (RoleState.SERVING, Step.EXITED): RoleState.WAITING,
-    (RoleState.SERVING, Step.END): RoleState.TERMINATING,
-    (RoleState.TERMINATING, Step.OVERDUE): RoleState.KILLED,
-    (RoleState.TERMINATING, Step.EXITED): RoleState.GONE,
-    (RoleState.KILLED, Step.EXITED): RoleState.WAITING,  # GONE when everything ends
-    (RoleState.KILLED, Step.END): RoleState.KILLED,
-    (RoleState.KILLED, Step.OVERDUE): RoleState.GONE,  # stuck in the kernel: nothing more can be done
-    (RoleState.GONE, Step.EXITED): RoleState.GONE,
+NEXT: Final[Mapping[tuple[RoleState, RoleTransition], RoleState]] = {
+    (RoleState.WAITING, RoleTransition.START): RoleState.STARTING,
+    (RoleState.WAITING, RoleTransition.END): RoleState.GONE,
+    (RoleState.STARTING, RoleTransition.SERVES): RoleState.SERVING,
+    (RoleState.STARTING, RoleTransition.EXITED): RoleState.WAITING,
+    (RoleState.STARTING, RoleTransition.END): RoleState.TERMINATING,
+    (RoleState.STARTING, RoleTransition.OVERDUE): RoleState.KILLED,
+    (RoleState.SERVING, RoleTransition.EXITED): RoleState.WAITING,
+    (RoleState.SERVING, RoleTransition.END): RoleState.TERMINATING,
+    (RoleState.TERMINATING, RoleTransition.OVERDUE): RoleState.KILLED,
+    (RoleState.TERMINATING, RoleTransition.EXITED): RoleState.GONE,
+    (RoleState.KILLED, RoleTransition.EXITED): RoleState.WAITING,  # GONE when everything ends
+    (RoleState.KILLED, RoleTransition.END): RoleState.KILLED,
+    (
+        RoleState.KILLED,
+        RoleTransition.OVERDUE,
+    ): RoleState.GONE,  # stuck in the kernel: nothing more can be done
+    (RoleState.GONE, RoleTransition.EXITED): RoleState.GONE,
 }
 
 
@@ -131,7 +134,7 @@ class Warn:
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
+class SupervisorOutcome:
     """How it ended. `reason` is empty for a stop that was asked for."""
 
     exit_code: int
@@ -157,7 +160,7 @@ class SupervisorCore:
     def __init__(self, plans: Sequence[RolePlan], limits: SupervisorLimits | None = None) -> None:
         self._limits = limits or SupervisorLimits()
         self._roles = {plan.role_id: _Role(plan, Restarts(self._limits.restart)) for plan in plans}
-        self._outcome: Outcome | None = None
+        self._outcome: SupervisorOutcome | None = None
         self._is_announced = False
         self._has_begun = False
         self._stop_rank: int | None = None
@@ -176,7 +179,7 @@ class SupervisorCore:
             case Settled(nothing_serves):
                 self._on_settled(nothing_serves)
             case StopAsked():
-                self._stop(Outcome(0, ""))
+                self._stop(SupervisorOutcome(0, ""))
             case Tick():
                 self._on_tick()
         if self._outcome is None:
@@ -205,7 +208,7 @@ class SupervisorCore:
         return self._is_announced
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> SupervisorOutcome | None:
         """How it ended; None while anything still runs."""
         is_over = all(role.state is RoleState.GONE for role in self._roles.values())
         return self._outcome if is_over else None
@@ -222,18 +225,18 @@ class SupervisorCore:
             if role.state is RoleState.WAITING and is_due:
                 role.limit_at_ms = None
                 if not is_held:
-                    self._step(role, Step.START)
+                    self._step(role, RoleTransition.START)
                     self._actions.append(SpawnRole(role.plan.role_id, role.plan.command))
 
     def _on_serves(self, role: _Role) -> None:
         if role.state is RoleState.STARTING:
-            self._step(role, Step.SERVES)
+            self._step(role, RoleTransition.SERVES)
             role.has_served = True
 
     def _on_settled(self, nothing_serves: str) -> None:
         if self.is_serving and not self._is_announced and self._outcome is None:
             if nothing_serves:
-                self._stop(Outcome(EXIT_FAILURE, f"no model can be served: {nothing_serves}"))
+                self._stop(SupervisorOutcome(EXIT_FAILURE, f"no model can be served: {nothing_serves}"))
                 return
             self._is_announced = True
             self._actions.append(Announce())
@@ -242,7 +245,7 @@ class SupervisorCore:
 
     def _on_exit(self, role: _Role, code: int, last_words: str) -> None:
         was_overdue = role.state is RoleState.KILLED
-        self._step(role, Step.EXITED)
+        self._step(role, RoleTransition.EXITED)
         if self._outcome is not None:
             role.state = RoleState.GONE
             role.limit_at_ms = None
@@ -252,7 +255,11 @@ class SupervisorCore:
         has_a_reason = code >= 0 and code != EXIT_DEFECT
         if has_a_reason and not role.has_served and not was_overdue:
             exit_code = EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILURE
-            self._stop(Outcome(exit_code, f"{role_id} did not start: {said or f'it ended with code {code}'}"))
+            self._stop(
+                SupervisorOutcome(
+                    exit_code, f"{role_id} did not start: {said or f'it ended with code {code}'}"
+                )
+            )
             return
         what = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if was_overdue:
@@ -262,18 +269,18 @@ class SupervisorCore:
         if role.limit_at_ms is None:
             rule = self._limits.restart
             count = f"{rule.failures_max} failures within {rule.window_ms / 1e3:g} s"
-            self._stop(Outcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
+            self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
             return
         self._actions.append(Warn(f"{what}; starting it again"))
 
     # ------------------------------------------------------------ ending
 
-    def _stop(self, outcome: Outcome) -> None:
+    def _stop(self, outcome: SupervisorOutcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
             for role in self._roles.values():
                 if role.state is RoleState.WAITING:
-                    self._step(role, Step.END)
+                    self._step(role, RoleTransition.END)
 
     def _end_due(self) -> None:
         """End the lowest stop rank that is not gone; the next one follows when it is."""
@@ -284,20 +291,20 @@ class SupervisorCore:
         for role in self._roles.values():
             is_next = role.plan.stop_rank == self._stop_rank
             if is_next and role.state in (RoleState.STARTING, RoleState.SERVING):
-                self._step(role, Step.END)
+                self._step(role, RoleTransition.END)
                 self._actions.append(TerminateRole(role.plan.role_id))
 
     def _on_tick(self) -> None:
         for role in self._roles.values():
             is_late = role.limit_at_ms is not None and role.limit_at_ms <= self._now_ms
             if is_late and role.state is not RoleState.WAITING:
-                self._step(role, Step.OVERDUE)
+                self._step(role, RoleTransition.OVERDUE)
                 if role.state is RoleState.KILLED:
                     self._actions.append(KillRole(role.plan.role_id))
                 else:  # nothing to do about it, but two of one name would be worse than an end
-                    self._stop(Outcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
+                    self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
 
-    def _step(self, role: _Role, step: Step) -> None:
+    def _step(self, role: _Role, step: RoleTransition) -> None:
         role.state = NEXT[role.state, step]
         limits_ms = {
             RoleState.STARTING: self._limits.serve_ms,
@@ -310,6 +317,6 @@ class SupervisorCore:
 
 def _said(last_words: str) -> str:
     """The line that explains an end: the command's own message if there is one, else the last line."""
-    lines = spoken(last_words)
+    lines = explaining_lines(last_words)
     own = [line.removeprefix("tenuto: ") for line in lines if line.startswith("tenuto: ")]
     return (own or lines or [""])[-1][-400:]

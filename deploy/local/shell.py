@@ -12,7 +12,6 @@ from pathlib import Path
 from deploy.local.core import (
     Announce,
     KillRole,
-    Outcome,
     RolePlan,
     RoleServes,
     Settled,
@@ -20,6 +19,7 @@ from deploy.local.core import (
     SupervisorAction,
     SupervisorCore,
     SupervisorEvent,
+    SupervisorOutcome,
     TerminateRole,
     Warn,
 )
@@ -31,7 +31,7 @@ from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
-from roles.runtime.local_scheduler import DoorEvent, SchedulerDoor
+from roles.runtime.local_scheduler import LocalScheduler, LocalSchedulerEvent
 from roles.runtime.process import StopSignal, StopSource, read_run_file
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in
@@ -100,7 +100,7 @@ def role_plans(
 
 def supervise(
     plans: Sequence[RolePlan], run_dir: Path, stop: StopSignal, on_started: Callable[[Started], None]
-) -> Outcome:
+) -> SupervisorOutcome:
     """Run these roles until told to stop or one cannot be kept running; nothing of them is left then.
 
     `on_started` is called once, when every role serves and every slice is ready or has failed.
@@ -158,26 +158,26 @@ class _RunFileWatch:
         return serves
 
 
-class _Readiness(Layer[DoorEvent]):
+class _Readiness(Layer[LocalSchedulerEvent]):
     """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
 
-    def __init__(self, door: SchedulerDoor) -> None:
-        super().__init__(door)
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        super().__init__(scheduler)
         self.slices: Sequence[SliceReport] = ()
-        self._door = door
+        self._scheduler = scheduler
         self._ask_at_ms = 0.0
         self._is_settled = False
 
     @property
     def wake_at_ms(self) -> float | None:
-        door_at_ms = self._door.wake_at_ms
-        if self._is_settled or door_at_ms is None:
-            return door_at_ms
-        return min(self._ask_at_ms, door_at_ms)
+        wake_at_ms = self._scheduler.wake_at_ms
+        if self._is_settled or wake_at_ms is None:
+            return wake_at_ms
+        return min(self._ask_at_ms, wake_at_ms)
 
     def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
         settled = []
-        for event in self._door.take(limit, now_ms):
+        for event in self._scheduler.take(limit, now_ms):
             if isinstance(event, Heard) and isinstance(event.message, StatusListed):
                 self.slices = event.message.slices
                 if all(report.state in SETTLED_STATES for report in self.slices):
@@ -186,7 +186,7 @@ class _Readiness(Layer[DoorEvent]):
                     settled.append(Settled("" if is_served else "; ".join(problems)))
         if not self._is_settled and self._ask_at_ms <= now_ms:
             self._ask_at_ms = now_ms + ASK_EVERY_MS
-            self._door.send(StatusAsked())
+            self._scheduler.send(StatusAsked())
         return settled
 
     def rest(self) -> None:
@@ -206,8 +206,8 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._door = SchedulerDoor(peer_id("operator", new_incarnation()), run_dir, clock)
-        self._readiness = _Readiness(self._door)
+        self._scheduler = LocalScheduler(peer_id("operator", new_incarnation()), run_dir, clock)
+        self._readiness = _Readiness(self._scheduler)
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
@@ -215,7 +215,7 @@ class _Supervisor:
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
-    def run(self) -> Outcome:
+    def run(self) -> SupervisorOutcome:
         self._driver.run(lambda: self._core.outcome is not None)
         assert self._core.outcome is not None, "that is what ended the loop"
         return self._core.outcome
@@ -223,7 +223,7 @@ class _Supervisor:
     def close(self) -> None:
         self._processes.close()
         self._driver.close()
-        self._door.close()
+        self._scheduler.close()
 
     def _perform(self, action: SupervisorAction) -> None:
         match action:

@@ -29,7 +29,9 @@ class Backlog(Rival):
     def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
         line = self._line_for(state)
         self._push(line, run)
-        if line.expiry.armed_at_ms <= now_ms:  # it comes too late itself, and must not stand before those that do not
+        if (
+            line.expiry.armed_at_ms <= now_ms
+        ):  # it comes too late itself, and must not stand before those that do not
             self._expire(line, now_ms, out)
         self._serve(line, now_ms, out)
 

@@ -25,7 +25,7 @@ CREDIT_FROM = 0.1
 
 
 @dataclass(slots=True, frozen=True)
-class Want:
+class SendRule:
     """When a discipline wants a batch to go: the one thing in which the central disciplines differ.
 
     `hold(cost)[n]`: with n requests waiting, the batch is not sent before `deadline - hold[n]`, so a value that
@@ -40,8 +40,8 @@ class Want:
     gathers_unready: bool = True
 
 
-class Plan(NamedTuple):
-    """What is planned for a model, in place of what `Want` says of all.
+class ModelPlan(NamedTuple):
+    """What is planned for a model, in place of what `SendRule` says of all.
 
     `timeout_ms` as there. `target`: the batch size that drops protect; 0: the usual one. `spares_reserve`: what it
     would send early takes no slice of a pool's reserve.
@@ -81,18 +81,18 @@ class ModelState:
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
         self.ready_at_ms = 0.0  # when the last of the queued requests is ready
-        self.plan: Plan | None = None
+        self.plan: ModelPlan | None = None
         self.candidates: list[Candidate] = []
         self.sole: Candidate | None = None  # the only candidate, where there is only one
         self.alone_ms = 0.0  # a request with less than this left cannot finish even alone
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: ModelPlan) -> None:
         """The plan of all candidates, and of those that take their place."""
         self.plan = plan
         for candidate in self.candidates:
             candidate.follow(plan)
 
-    def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], want: Want) -> None:
+    def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], want: SendRule) -> None:
         """The model is hosted by other pools than before."""
         known = {candidate.class_: candidate for candidate in self.candidates}
         self.candidates = []
@@ -172,7 +172,7 @@ class Candidate:
         "wanted_at_ms",
     )
 
-    def __init__(self, model: ModelState, class_: SpeedClass, want: Want) -> None:
+    def __init__(self, model: ModelState, class_: SpeedClass, want: SendRule) -> None:
         spec = model.model
         self.model = model
         self.class_ = class_
@@ -197,7 +197,7 @@ class Candidate:
         self.armed_at_ms = NEVER_MS
         self.reset(0.0)
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: ModelPlan) -> None:
         """From the next head on."""
         self.timeout_ms = plan.timeout_ms
         self.target_planned = min(plan.target, self.size_max)

@@ -19,8 +19,8 @@ from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
-from policies.batching.candidate import ModelState, Want
-from policies.batching.fleet import Fleet
+from policies.batching.candidate import ModelState, SendRule
+from policies.batching.fleet import SlicePools
 from policies.batching.matchmaker import Matchmaker
 from policies.batching.pools import Pool
 
@@ -34,10 +34,10 @@ class Central(Matchmaker):
     `is_lowest_id`: take the lowest order among the free slices, else the one that has idled longest.
     """
 
-    def __init__(self, want: Want, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
+    def __init__(self, want: SendRule, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
         super().__init__(want, is_window_drop=is_window_drop)
         self._models: dict[ModelId, ModelState] = {}
-        self._fleet = Fleet(is_lowest=is_lowest_id)
+        self._fleet = SlicePools(is_lowest=is_lowest_id)
 
     def set_guard_ms(self, guard_ms: float) -> None:
         """The measured p99 of dispatch lateness: batches are sent so much before frontrun from now on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
-from policies.batching.candidate import Want
+from policies.batching.candidate import SendRule
 from policies.batching.central import Central
 from policies.batching.moments import Table
 
@@ -13,12 +13,12 @@ def frontrun_hold(cost: Table) -> Table:
     return cost[1:]
 
 
-def never(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Want` asks for
+def never(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
     """No timeout."""
     return NEVER_MS
 
 
-FRONTRUN = Want(reason="frontrun", hold=frontrun_hold, timeout_ms=never)
+FRONTRUN = SendRule(reason="frontrun", hold=frontrun_hold, timeout_ms=never)
 
 
 class Deferred(Central):

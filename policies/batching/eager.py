@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
-from policies.batching.candidate import Want
+from policies.batching.candidate import SendRule
 from policies.batching.central import Central
 from policies.batching.deferred import never
 from policies.batching.moments import Table
@@ -14,7 +14,7 @@ def no_hold(cost: Table) -> Table:
     return [NEVER_MS] * len(cost)
 
 
-EAGER = Want(reason="eager", hold=no_hold, timeout_ms=never, gathers_unready=False)
+EAGER = SendRule(reason="eager", hold=no_hold, timeout_ms=never, gathers_unready=False)
 
 
 class Eager(Central):

@@ -19,7 +19,7 @@ _STAYS = STEP**2
 _Kind = tuple[tuple[SpeedClass, ...], dict[ModelId, Table]]
 
 
-class Fleet:
+class SlicePools:
     """The slices by id, their pools, and the way from a model to its classes and pools."""
 
     def __init__(self, *, is_lowest: bool) -> None:

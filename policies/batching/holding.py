@@ -21,9 +21,7 @@ from policies.batching.base import BatchModel
 from policies.batching.drop import target_size
 from policies.batching.moments import Table
 
-SPARE = (
-    0.003  # of the slices may be busy beyond full deferral while nobody suffers: idle GPUs can be released
-)
+SPARE = 0.003  # of the slices may be busy beyond full deferral while nobody loses requests: idle GPUs can be released
 IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …
 IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
 # Batches that find all slices busy are held longer than planned, the longer the more models wait for a slice. So
@@ -31,7 +29,7 @@ IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slic
 OVERBOOKED = 0.15
 OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
-ALL_SUFFER = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
+ALL_LOSE = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
 RESERVE = 0.35  # of the square root of the slices: so far do the needs of many swing about their mean
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
@@ -93,11 +91,11 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
 
 
 def plan_holds(
-    prospects: Sequence[Prospect], sufferings: Sequence[float], slices: int, mean: float
+    prospects: Sequence[Prospect], lost_shares: Sequence[float], slices: int, mean: float
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
-    `sufferings`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
+    `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
     """
     if not prospects:
         return []
@@ -106,26 +104,26 @@ def plan_holds(
     frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
     models = deferred**2 / sum(one.work_deferred**2 for one in prospects)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
-    price = _price(prospects, frugal + min(1.0, mean / ALL_SUFFER) * (lavish - frugal) - fixed)
+    price = _price(prospects, frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal) - fixed)
     price_of_need = _price(prospects, slices - fixed)
     crowd = min(1.0, deferred / (CROWDED * slices))
     holds = []
-    for one, suffering in zip(prospects, sufferings, strict=True):
+    for one, lost_share in zip(prospects, lost_shares, strict=True):
         own = one.work_deferred
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.
         # With less than a slice's worth of work it would let its only slice idle.
         selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
         hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * one.hold_max_ms
-        # Who suffers more than the others stops holding and giving up heads: it lacks slack more than they do.
-        patience = 1.0 - min(1.0, max(0.0, (suffering - _UNFAIR * mean) / ALL_SUFFER))
-        hold_ms *= patience
+        # Who loses more than the others stops holding and giving up heads: it lacks slack more than they do.
+        held_share = 1.0 - min(1.0, max(0.0, (lost_share - _UNFAIR * mean) / ALL_LOSE))
+        hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = patience == 1.0 and needed_ms > 0.0
+        spares_reserve = held_share == 1.0 and needed_ms > 0.0
         if hold_ms >= _NEARLY * one.hold_max_ms:
-            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * patience)), spares_reserve))
+            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * held_share)), spares_reserve))
         else:
             gathered = one.per_ms * max(hold_ms, needed_ms)
-            holds.append(Hold(hold_ms, max(1, int(1 + gathered * patience)), spares_reserve))
+            holds.append(Hold(hold_ms, max(1, int(1 + gathered * held_share)), spares_reserve))
     return holds
 
 

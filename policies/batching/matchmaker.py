@@ -7,7 +7,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import ClassVar
 
 from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
-from policies.batching.candidate import Candidate, ModelState, Want
+from policies.batching.candidate import Candidate, ModelState, SendRule
 from policies.batching.drop import suffix_size
 from policies.batching.moments import EPSILON_MS, exec_at_ms, latest_at_ms
 from policies.batching.pools import Pool, Slice
@@ -34,7 +34,7 @@ class Matchmaker:
     # differs by 1 %; without it a model may fall to a third of what it got at capacity (ADR 0011).
     CREDIT_MS: ClassVar[float] = 300.0
 
-    def __init__(self, want: Want, *, is_window_drop: bool) -> None:
+    def __init__(self, want: SendRule, *, is_window_drop: bool) -> None:
         self._want = want
         self._is_window_drop = is_window_drop
         self._guard_ms = 0.0

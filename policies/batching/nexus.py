@@ -16,7 +16,7 @@ from policies.batching.drop import suffix_size
 from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
 from policies.batching.rival import Rival
 from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
-from policies.batching.squishy import Bin, Load, saturated_size, spread
+from policies.batching.squishy import Bin, ModelLoad, saturated_size, spread
 from policies.rates import RateMeter
 
 FIRST_EPOCH_MS = 1000.0  # before it all models count alike
@@ -122,7 +122,7 @@ class Nexus(Rival):
         rates = {model_id: self._rates[model_id].rate_rps(now_ms) for model_id in self._models}
         is_known = any(rates.values())
         loads = [
-            Load(
+            ModelLoad(
                 model_id,
                 state.model.slo_ms - state.lead_ms(1),
                 (rates[model_id] or 0.0) / 1000.0 if is_known else 1.0,

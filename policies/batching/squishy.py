@@ -20,7 +20,7 @@ FACTOR_STEPS = 16
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class ModelLoad:
     """A model's demand; `budget_ms` is the SLO less the delay of getting a batch to a slice."""
 
     model_id: ModelId
@@ -40,20 +40,20 @@ class Bin:
 class Share:
     """What one slice does for one model."""
 
-    load: Load
+    load: ModelLoad
     table: Table
     per_ms: float
     batch_size: int
 
 
 @dataclass(slots=True)
-class Plan:
+class PackedPlan:
     """Per slice its models, in the order of their turns."""
 
     shares: dict[SliceId, list[Share]] = field(default_factory=dict)
 
 
-def spread(loads: Sequence[Load], bins: Sequence[Bin]) -> Plan:
+def spread(loads: Sequence[ModelLoad], bins: Sequence[Bin]) -> PackedPlan:
     """Fill all the bins with the given proportions of load, at the largest common factor that bisection finds to fit.
 
     So a cluster that is too small is used as well as it can be, and one that is too large keeps no slice back.
@@ -62,9 +62,9 @@ def spread(loads: Sequence[Load], bins: Sequence[Bin]) -> Plan:
         load for load in loads if load.per_ms > 0 and any(load.model_id in bin_.tables for bin_ in bins)
     ]
     if not served:
-        return Plan()
+        return PackedPlan()
     low, high = 0.0, 1.0
-    best = Plan()
+    best = PackedPlan()
     while (plan := pack(served, bins, high)) is not None and high < 1e9:
         best, low, high = plan, high, high * 2
     for _ in range(FACTOR_STEPS):
@@ -77,11 +77,11 @@ def spread(loads: Sequence[Load], bins: Sequence[Bin]) -> Plan:
     return best
 
 
-def pack(loads: Sequence[Load], bins: Sequence[Bin], factor: float) -> Plan | None:
+def pack(loads: Sequence[ModelLoad], bins: Sequence[Bin], factor: float) -> PackedPlan | None:
     """The plan for `factor` times the load; None if it does not fit. Models that cannot meet their SLO are left out."""
-    plan = Plan()
+    plan = PackedPlan()
     free = list(bins)
-    residues: list[tuple[float, Load, float]] = []
+    residues: list[tuple[float, ModelLoad, float]] = []
     for load in loads:
         per_ms = load.per_ms * factor
         while (bin_ := _first_hosting(free, load.model_id)) is not None:
@@ -131,7 +131,7 @@ def _residue(table: Table, budget_ms: float, per_ms: float) -> tuple[int, float]
     return size, size / per_ms
 
 
-def _merge(plan: Plan, shared: Mapping[SliceId, Bin], load: Load, per_ms: float) -> bool:
+def _merge(plan: PackedPlan, shared: Mapping[SliceId, Bin], load: ModelLoad, per_ms: float) -> bool:
     """Best fit: into the slice that is the fullest afterwards."""
     best: tuple[float, SliceId, list[Share]] | None = None
     for slice_id, bin_ in shared.items():

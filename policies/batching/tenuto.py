@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
-from policies.batching.candidate import Candidate, ModelState, Plan, Want
+from policies.batching.candidate import Candidate, ModelPlan, ModelState, SendRule
 from policies.batching.central import Central
 from policies.batching.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
@@ -29,12 +29,12 @@ LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it ha
 _MEMORY = 0.02  # of the newest count: the last 5 s, as for the rates
 
 
-def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Want` asks for
+def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
     """A model of which nothing is known yet is not held."""
     return 0.0
 
 
-TENUTO = Want(reason="held", hold=frontrun_hold, timeout_ms=at_once)
+TENUTO = SendRule(reason="held", hold=frontrun_hold, timeout_ms=at_once)
 
 
 @dataclass(slots=True)
@@ -138,13 +138,13 @@ class Tenuto(Central):
                 if rate_rps and state.candidates[0].table[1] > 0:
                     asked.append((state, rate_rps))
                 else:
-                    state.follow(Plan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
+                    state.follow(ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            sufferings = [own[state.model.model_id] for state, _ in asked]
-            holds = plan_holds(prospects, sufferings, group.slices, mean)
+            lost_shares = [own[state.model.model_id] for state, _ in asked]
+            holds = plan_holds(prospects, lost_shares, group.slices, mean)
             reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools])
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:
@@ -153,7 +153,7 @@ class Tenuto(Central):
             for (state, _), hold in zip(asked, holds, strict=True):
                 timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
                 target = hold.target if self._plans_target else 0
-                state.follow(Plan(timeout_ms, target, hold.spares_reserve))
+                state.follow(ModelPlan(timeout_ms, target, hold.spares_reserve))
 
     def _regroup(self) -> None:
         self._is_regrouped = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies.batching.base import NEVER_MS
-from policies.batching.candidate import Want
+from policies.batching.candidate import SendRule
 from policies.batching.central import Central
 from policies.batching.moments import Table
 
@@ -29,5 +29,5 @@ class Timeout(Central):
         is_window_drop: bool = True,
         is_lowest_id: bool = True,
     ) -> None:
-        want = Want(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
+        want = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
         super().__init__(want, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

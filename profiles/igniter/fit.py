@@ -45,19 +45,19 @@ class GroupPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """slope · x + offset."""
 
     slope: float
     offset: float
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
     """Least squares; ProfileError with fewer than two different x."""
     if len({x for x, _ in points}) < 2:
         raise ProfileError("a line needs measurements at two different places or more")
     slope, offset = np.polyfit([x for x, _ in points], [y for _, y in points], 1)
-    return Line(float(slope), float(offset))
+    return FittedLine(float(slope), float(offset))
 
 
 def active_points(
@@ -94,12 +94,14 @@ def fit_active(points: Sequence[tuple[int, float, float]]) -> tuple[float, float
     return k1, k2, k3, k4, k5
 
 
-def fit_by_ability(points: Sequence[tuple[AlonePoint, float]], sched_ms: float) -> Line:
+def fit_by_ability(points: Sequence[tuple[AlonePoint, float]], sched_ms: float) -> FittedLine:
     """Power less idle, or L2 use, against the processing ability 1000 b / (gpu_ms - sched_ms)."""
     return fit_line([(1000 * p.batch_size / (p.gpu_ms - sched_ms), value) for p, value in points])
 
 
-def fit_power(points: Sequence[AlonePoint], frequency_max_mhz: float, idle_w: float, sched_ms: float) -> Line:
+def fit_power(
+    points: Sequence[AlonePoint], frequency_max_mhz: float, idle_w: float, sched_ms: float
+) -> FittedLine:
     """W per request a second and W, over the configurations whose clock stayed at its highest."""
     free = [p for p in points if p.frequency_mhz >= THROTTLED * frequency_max_mhz]
     return fit_by_ability([(p, p.power_w - idle_w) for p in free], sched_ms)
@@ -114,7 +116,7 @@ def cache_slowdown(
     return (active_pair_ms * pair_frequency_ratio / active_alone_ms - 1) / l2_percent
 
 
-def fit_sched(points: Sequence[GroupPoint], frequency_max_mhz: float) -> Line:
+def fit_sched(points: Sequence[GroupPoint], frequency_max_mhz: float) -> FittedLine:
     """alpha_sch, beta_sch: the added gap per kernel against the number of workloads, 2 and more."""
     alone = next((p for p in points if p.count == 1), None)
     if alone is None:

@@ -22,7 +22,7 @@ OUT_OF_MEMORY: Final = torch.OutOfMemoryError
 _STATUS = Path("/proc/self/status")
 
 
-class Batch(Protocol):
+class MeasuredBatch(Protocol):
     """One batch of fixed size, ready to run again and again."""
 
     def __call__(self) -> object:
@@ -38,7 +38,7 @@ class Measurer:
         self._now_ms = now_ms
         self._is_cuda = device.type == "cuda"
 
-    def run_times_ms(self, batch: Batch, for_ms: float) -> list[float]:
+    def run_times_ms(self, batch: MeasuredBatch, for_ms: float) -> list[float]:
         """Run times of as many batches as fit into `for_ms`, 20 at least; those that warm it up are not counted.
 
         A batch that takes longer than a twentieth of `for_ms` runs five times: minutes, not hours.
@@ -52,7 +52,7 @@ class Measurer:
             wanted = max(5, fitting) if fitting < RUNS_MIN else min(RUNS_MAX, fitting)
             return [self._one_ms(batch) for _ in range(wanted)]
 
-    def back_to_back(self, batch: Batch, until: Callable[[], bool]) -> list[float]:
+    def back_to_back(self, batch: MeasuredBatch, until: Callable[[], bool]) -> list[float]:
         """Run times of batches one after another until told to stop, between 1 and 2,000 of them kept."""
         times_ms: list[float] = []
         with self._running():
@@ -71,7 +71,7 @@ class Measurer:
         else:
             yield lambda: _status_bytes("VmHWM")
 
-    def trace(self, batch: Batch) -> Mapping[str, Any] | None:
+    def trace(self, batch: MeasuredBatch) -> Mapping[str, Any] | None:
         """torch.profiler's trace of one warm batch; None on a CPU, which has no kernels."""
         if not self._is_cuda:
             return None

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
 from roles.benchmark.player import ANSWER_GRACE_MS
-from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, Start, play_share
+from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, StartGate, play_share
 from roles.benchmark.verdict import LoadRun, judge
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 from roles.workload.outcomes import Window
@@ -24,7 +24,7 @@ def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -
     Raises PeerLost when there is no frontend at the target, FabricError when a sender fails.
     """
     context = multiprocessing.get_context("spawn")
-    start = Start(context.Barrier(plan.processes), context.Value("d", 0.0))
+    start = StartGate(context.Barrier(plan.processes), context.Value("d", 0.0))
     os.environ.update(child_environment())
     readers: list[Connection] = []
     senders = []
@@ -46,7 +46,7 @@ def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -
     return judge(plan.config, records, window)
 
 
-def _send(plan: LoadPlan, number: int, start: Start, writer: Connection) -> None:
+def _send(plan: LoadPlan, number: int, start: StartGate, writer: Connection) -> None:
     """A sender process: its record or its error goes through the pipe."""
     die_with_parent()
     try:

@@ -65,7 +65,7 @@ class LoadRecord:
 
 
 @dataclass(slots=True)
-class Start:
+class StartGate:
     """How the senders of a run start together; shared between their processes."""
 
     barrier: Barrier
@@ -82,12 +82,12 @@ class Start:
         return self.began_at_ms.value
 
 
-def play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
+def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     """Send every `processes`-th request of the plan, from the `number`-th on."""
     return run_precisely(_play_share(plan, number, start))
 
 
-async def _play_share(plan: LoadPlan, number: int, start: Start) -> LoadRecord:
+async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
     recorder = Recorder([model.model_id for model in plan.config.models])
     async with Client(plan.targets[number % len(plan.targets)]) as client:

@@ -23,7 +23,7 @@ from roles.runtime.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_UNREACHABLE,
 )
-from roles.runtime.idle_import import import_gently
+from roles.runtime.idle_import import import_at_idle_priority
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -145,7 +145,7 @@ def _run() -> None:
     from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
 
     if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
-        import_gently(COMMANDS[sys.argv[1]].partition(":")[0])
+        import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)
     except click.ClickException as error:  # a usage error: exit code 2

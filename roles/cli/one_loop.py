@@ -12,7 +12,7 @@ from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 
 
-def run_together(
+def run_on_one_loop(
     written: Written,
     frontend: FrontendOptions,
     stop: StopSignal,

@@ -56,7 +56,7 @@ def scheduler(
     with_frontend: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
-    from roles.cli.one_loop import run_together  # noqa: PLC0415  likewise
+    from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
     from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
     from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
@@ -67,7 +67,7 @@ def scheduler(
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
             options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,))
-            run_together(written, options, stop, recording)
+            run_on_one_loop(written, options, stop, recording)
         else:
             run_scheduler(written, home, stop, recording)
 

@@ -16,14 +16,14 @@ from roles.config.documents import read_value
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NamedChoice:
     """A policy that was asked for, and how it is called in the answer."""
 
     label: str
     policy: PolicyChoice
 
 
-def placement_choices(text: str, own: PolicyChoice, where: str) -> tuple[Choice, ...]:
+def placement_choices(text: str, own: PolicyChoice, where: str) -> tuple[NamedChoice, ...]:
     """``usher,{symphony: {subclusters: 2}}`` as checked choices; ConfigError where one cannot be.
 
     `own` is the file's: its name alone stands for it with the file's options.
@@ -31,20 +31,20 @@ def placement_choices(text: str, own: PolicyChoice, where: str) -> tuple[Choice,
     return _choices(text, own, where, placement_choice)
 
 
-def batching_choices(text: str, own: PolicyChoice, where: str) -> tuple[Choice, ...]:
+def batching_choices(text: str, own: PolicyChoice, where: str) -> tuple[NamedChoice, ...]:
     """``deferred,{fixed: {batch: 8}}`` as checked choices; as `placement_choices`."""
     return _choices(text, own, where, lambda name, given: PolicyChoice(name, discipline_options(name, given)))
 
 
 def _choices(
     text: str, own: PolicyChoice, where: str, check: Callable[[str, Mapping[str, Any]], PolicyChoice]
-) -> tuple[Choice, ...]:
+) -> tuple[NamedChoice, ...]:
     """Checked choices; a label is the name, with the options as well where a name comes more than once."""
     written = _written(text, where)
     if not written:
         raise ConfigError(f"{where}: is empty; it must name at least one policy")
     names = Counter(name for name, _ in written)
-    choices: list[Choice] = []
+    choices: list[NamedChoice] = []
     for name, options in written:
         label = name
         if names[name] > 1 and options is not None:
@@ -52,7 +52,7 @@ def _choices(
         if any(label == choice.label for choice in choices):
             raise ConfigError(f"{where}: {label} is there twice")
         is_own = options is None and name == own.name
-        choices.append(Choice(label, own if is_own else check(name, options or {})))
+        choices.append(NamedChoice(label, own if is_own else check(name, options or {})))
     return tuple(choices)
 
 

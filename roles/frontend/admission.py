@@ -32,7 +32,7 @@ _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
 @dataclass(slots=True, frozen=True)
 class NotAdmitted:
-    """The final answer, at the door."""
+    """The final answer of a request that is not taken on."""
 
     error: type[RequestError]
     reason: str

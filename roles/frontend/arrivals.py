@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fabric.ids import ModelId
 from fabric.messages import Arrivals
 from roles.frontend.measures import ReturnPath
-from roles.frontend.requests import Pending, Request, Stage, Step
+from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import AnnouncedRun
 
 SPAN_MAX_MS = 1.0
@@ -41,7 +41,7 @@ class Gatherer:
         """Number all that was gathered and is still unanswered."""
         gathered, self._gathered = self._gathered, {}
         for model_id, requests in gathered.items():
-            live = [request for request in requests if request.stage is Stage.GATHERED]
+            live = [request for request in requests if request.stage is RequestState.GATHERED]
             path = return_of(model_id)
             # A run has one ready moment, and whoever is ready need not wait for who is not.
             for is_ready in (True, False):
@@ -60,7 +60,7 @@ class Gatherer:
         announced = AnnouncedRun(model_id, left=len(run))
         for seq, request in enumerate(run, first_seq):
             pending.set_seq(request, seq)
-            request.step(Step.ANNOUNCE)
+            request.step(RequestTransition.ANNOUNCE)
             request.run = announced
             request.announced_at_ms = now_ms
             if request.first_announced_at_ms is None:

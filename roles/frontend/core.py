@@ -69,7 +69,7 @@ from roles.frontend.events import (
     Preprocess,
     Preprocessed,
     PreprocessFailed,
-    Push,
+    PushInputs,
     Release,
     Reply,
     Report,
@@ -83,7 +83,7 @@ from roles.frontend.events import (
 )
 from roles.frontend.measures import PreprocessTimes, ReturnPath, settle
 from roles.frontend.peer_checks import FrontendPeerChecks
-from roles.frontend.requests import Pending, Place, Request, Stage, Step
+from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import coded
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict
@@ -146,7 +146,7 @@ class FrontendCore:
         out = self._out = []
         while (late := self._pending.expired(now_ms)) is not None:
             self._doubt_scheduler(late)
-            if late.stage is Stage.GRANTED:
+            if late.stage is RequestState.GRANTED:
                 self._note_end(late)
             self._refuse(late, DeadlineExceeded, f"no result of model {late.model_id!r} within the budget")
         match event:
@@ -252,8 +252,8 @@ class FrontendCore:
         request.is_ready = True
         request.preprocess_ms = self._now_ms - request.asked_at_ms
         self._preprocess_times.setdefault(request.model_id, PreprocessTimes()).note(request.preprocess_ms)
-        if request.stage is Stage.DECODING:
-            request.step(Step.DECODED)
+        if request.stage is RequestState.DECODING:
+            request.step(RequestTransition.DECODED)
             self._gather(request)
 
     def _on_preprocess_failed(self, payload: int, code: str, reason: str) -> None:
@@ -325,7 +325,7 @@ class FrontendCore:
             if not request.is_ready:
                 self._counts["missed_grants"] += 1
                 self._leave_queue(request)
-                request.step(Step.MISS)
+                request.step(RequestTransition.MISS)
             elif live and request.tensors != live[0].tensors:
                 # Only where a model declares no inputs. Frames are told apart by their number per request.
                 self._give_back(request, Overloaded, "its batch brought another number of tensors a request")
@@ -340,8 +340,8 @@ class FrontendCore:
                 size_bytes += request.size_bytes
         for request in live:
             self._leave_queue(request)
-            request.step(Step.GRANT)
-            place = Place(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
+            request.step(RequestTransition.GRANT)
+            place = BatchSlot(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
             self._pending.enter_slice(request, place)
         inputs = Inputs(
             grant.batch_id,
@@ -354,7 +354,7 @@ class FrontendCore:
         )
         info = self._known.models.get(grant.model_id)
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
-        self._out.append(Push(inputs, tuple(request.payload for request in live), names))
+        self._out.append(PushInputs(inputs, tuple(request.payload for request in live), names))
 
     def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
@@ -370,7 +370,7 @@ class FrontendCore:
         """A control queue is only full when its reader is stuck or not there: to us that is the same."""
         for request in self._announced(arrivals.model_id, (SeqRun(arrivals.first_seq, arrivals.count),)):
             self._leave_queue(request)
-            request.step(Step.GIVE_BACK)
+            request.step(RequestTransition.GIVE_BACK)
         self._unlink()
 
     def _on_directory(self, directory: Directory) -> None:
@@ -392,7 +392,7 @@ class FrontendCore:
             self._returns.pop(model_id, None)
         # What a worker already has it may finish.
         for request in [
-            one for one in self._pending if one.model_id in removed and one.stage is not Stage.GRANTED
+            one for one in self._pending if one.model_id in removed and one.stage is not RequestState.GRANTED
         ]:
             self._refuse(request, ModelNotFound, f"model {request.model_id!r} was removed")
 
@@ -407,11 +407,11 @@ class FrontendCore:
         """All that was never granted. A scheduler that was only silent still has it queued: take that back."""
         stale: dict[ModelId, list[int]] = {}
         for request in self._pending:
-            if request.stage is Stage.ANNOUNCED:
+            if request.stage is RequestState.ANNOUNCED:
                 stale.setdefault(request.model_id, []).append(request.seq)
                 self._leave_queue(request)
-                request.step(Step.GIVE_BACK)
-            if request.stage is Stage.GATHERED:
+                request.step(RequestTransition.GIVE_BACK)
+            if request.stage is RequestState.GATHERED:
                 self._gather(request)
         for model_id, seqs in stale.items():
             self._out.append(Tell(Withdraw(model_id, coded(seqs))))
@@ -435,10 +435,10 @@ class FrontendCore:
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.
 
-        So the scheduler may have restarted within our patience, or lost us while we heard it well. It answers a
+        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well. It answers a
         hello with a directory.
         """
-        if self._is_linked and late.stage is Stage.ANNOUNCED and self._now_ms >= self._hello_at_ms:
+        if self._is_linked and late.stage is RequestState.ANNOUNCED and self._now_ms >= self._hello_at_ms:
             self._say_hello()
 
     # ------------------------------------------------------------ workers
@@ -468,17 +468,17 @@ class FrontendCore:
         assert isinstance(message, BatchFailed), "outputs come as what was computed"
         error = REQUEST_ERRORS.get(message.code, Internal)
         for row, request in self._checks.granted(message, self._now_ms):
-            if request.stage is Stage.GRANTED and request.seq == message.seqs[row]:
+            if request.stage is RequestState.GRANTED and request.seq == message.seqs[row]:
                 self._refuse(request, error, message.reason)
 
     # ------------------------------------------------------------ one request
 
     def _announced(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
-        return [one for one in self._pending.at(model_id, runs) if one.stage is Stage.ANNOUNCED]
+        return [one for one in self._pending.at(model_id, runs) if one.stage is RequestState.ANNOUNCED]
 
     def _queued(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
         """Those the scheduler decides about: of granted ones it speaks again when their batch was stopped."""
-        stages = (Stage.ANNOUNCED, Stage.GRANTED)
+        stages = (RequestState.ANNOUNCED, RequestState.GRANTED)
         return [one for one in self._pending.at(model_id, runs) if one.stage in stages]
 
     def _granted(self, batch_id: BatchId, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
@@ -489,7 +489,7 @@ class FrontendCore:
     def _give_back(self, request: Request, error: type[RequestError], reason: str) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
-        if request.stage is Stage.GRANTED:
+        if request.stage is RequestState.GRANTED:
             request.former_seq, request.former_place = request.seq, request.place
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
@@ -498,7 +498,7 @@ class FrontendCore:
             return
         self._counts["announced_again"] += 1
         request.tries_left -= 1
-        request.step(Step.GIVE_BACK)
+        request.step(RequestTransition.GIVE_BACK)
         self._gather(request)
 
     def _leave_queue(self, request: Request) -> None:
@@ -520,7 +520,7 @@ class FrontendCore:
 
     def _finish(self, request: Request) -> None:
         """Its one final answer goes out with this step; the table has none after it."""
-        request.step(Step.ANSWER)
+        request.step(RequestTransition.ANSWER)
         self._pending.remove(request)
         self._decoding.pop(request.payload, None)
         self._out.append(Release(request.payload))

@@ -9,7 +9,7 @@ from fabric.messages import Directory, ModelInfo, SliceInfo
 
 
 @dataclass(slots=True, frozen=True)
-class Change:
+class DirectoryChange:
     """From one directory to the next. A slice with a new incarnation has both gone and come."""
 
     gone: tuple[SliceInfo, ...]
@@ -25,12 +25,12 @@ class Known:
         self.models: dict[ModelId, ModelInfo] = {}
         self._slices: dict[SliceId, SliceInfo] = {}
 
-    def update(self, directory: Directory) -> Change:
+    def update(self, directory: Directory) -> DirectoryChange:
         """Believe the new directory and nothing of the old one."""
         models = {model.model_id: model for model in directory.models}
         slices = {slice_.slice_id: slice_ for slice_ in directory.slices}
         before = self._slices
-        change = Change(
+        change = DirectoryChange(
             gone=tuple(old for old in before.values() if not _is_same(old, slices.get(old.slice_id))),
             come=tuple(new for new in slices.values() if not _is_same(new, before.get(new.slice_id))),
             removed=tuple(model_id for model_id in self.models if model_id not in models),

@@ -171,7 +171,7 @@ class Tell:
 
 
 @dataclass(slots=True, frozen=True)
-class Push:
+class PushInputs:
     """To a slice: the tensors of `payloads`, request after request, each in the order of `names` if given."""
 
     message: Inputs
@@ -211,4 +211,4 @@ class Release:
     payload: Handle
 
 
-FrontendAction = Reply | Report | Tell | Push | OpenSlice | DropSlice | Preprocess | Release
+FrontendAction = Reply | Report | Tell | PushInputs | OpenSlice | DropSlice | Preprocess | Release

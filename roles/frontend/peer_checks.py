@@ -26,7 +26,7 @@ from fabric.messages import (
     Returned,
     StatusAsked,
 )
-from roles.frontend.requests import Pending, Place, Request, Stage
+from roles.frontend.requests import BatchSlot, Pending, Request, RequestState
 from roles.runtime.core import SCHEDULER
 from roles.runtime.peer_checks import NOT_OWNER, Offences, PeerChecks, Verdict, anybody
 
@@ -71,7 +71,7 @@ class FrontendPeerChecks:
                 continue
             is_former = seq == request.former_seq
             place = request.former_place if is_former else request.place
-            if place is None or (not is_former and request.stage is not Stage.GRANTED):
+            if place is None or (not is_former and request.stage is not RequestState.GRANTED):
                 self.offences.counters["late_results"] += 1
             elif _is_of(place, message):
                 yield row, request
@@ -88,5 +88,5 @@ class FrontendPeerChecks:
         self.offences.note(A_WORKER, error, now_ms, may_cut_off=False)
 
 
-def _is_of(place: Place, message: Outputs | BatchFailed) -> bool:
+def _is_of(place: BatchSlot, message: Outputs | BatchFailed) -> bool:
     return place.slice_id == message.slice_id and place.batch_id == message.batch_id

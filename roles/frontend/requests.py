@@ -32,7 +32,7 @@ _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not wor
 _STOPPED_MAX = 8  # a result of an even earlier grant is counted as nobody's
 
 
-class Stage(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each step needs two
+class RequestState(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each step needs two
     """Where a request is."""
 
     GATHERED = enum.auto()  # to be announced when the turn ends, or when the scheduler is back
@@ -42,7 +42,7 @@ class Stage(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and
     ANSWERED = enum.auto()
 
 
-class Step(enum.IntEnum):
+class RequestTransition(enum.IntEnum):
     """What happens to a request."""
 
     ANNOUNCE = enum.auto()
@@ -53,23 +53,23 @@ class Step(enum.IntEnum):
     ANSWER = enum.auto()
 
 
-NEXT: Final[Mapping[tuple[Stage, Step], Stage]] = {
-    (Stage.GATHERED, Step.ANNOUNCE): Stage.ANNOUNCED,
-    (Stage.ANNOUNCED, Step.GRANT): Stage.GRANTED,
-    (Stage.GRANTED, Step.GRANT): Stage.GRANTED,
-    (Stage.ANNOUNCED, Step.MISS): Stage.DECODING,
-    (Stage.ANNOUNCED, Step.GIVE_BACK): Stage.GATHERED,
-    (Stage.GRANTED, Step.GIVE_BACK): Stage.GATHERED,
-    (Stage.DECODING, Step.DECODED): Stage.GATHERED,
-    (Stage.GATHERED, Step.ANSWER): Stage.ANSWERED,
-    (Stage.ANNOUNCED, Step.ANSWER): Stage.ANSWERED,
-    (Stage.DECODING, Step.ANSWER): Stage.ANSWERED,
-    (Stage.GRANTED, Step.ANSWER): Stage.ANSWERED,
+NEXT: Final[Mapping[tuple[RequestState, RequestTransition], RequestState]] = {
+    (RequestState.GATHERED, RequestTransition.ANNOUNCE): RequestState.ANNOUNCED,
+    (RequestState.ANNOUNCED, RequestTransition.GRANT): RequestState.GRANTED,
+    (RequestState.GRANTED, RequestTransition.GRANT): RequestState.GRANTED,
+    (RequestState.ANNOUNCED, RequestTransition.MISS): RequestState.DECODING,
+    (RequestState.ANNOUNCED, RequestTransition.GIVE_BACK): RequestState.GATHERED,
+    (RequestState.GRANTED, RequestTransition.GIVE_BACK): RequestState.GATHERED,
+    (RequestState.DECODING, RequestTransition.DECODED): RequestState.GATHERED,
+    (RequestState.GATHERED, RequestTransition.ANSWER): RequestState.ANSWERED,
+    (RequestState.ANNOUNCED, RequestTransition.ANSWER): RequestState.ANSWERED,
+    (RequestState.DECODING, RequestTransition.ANSWER): RequestState.ANSWERED,
+    (RequestState.GRANTED, RequestTransition.ANSWER): RequestState.ANSWERED,
 }
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class BatchSlot:
     """What a grant said: where a request runs, and why its batch left when it did."""
 
     batch_id: BatchId
@@ -93,20 +93,20 @@ class Request:
     due_at_ms: float
     deadline_at_ms: float
     is_ready: bool
-    stage: Stage = Stage.GATHERED
+    stage: RequestState = RequestState.GATHERED
     seq: int = NO_SEQ
     former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come
-    former_place: Place | None = None
+    former_place: BatchSlot | None = None
     preprocess_ms: float = 0.0
     first_announced_at_ms: float | None = None
     announced_at_ms: float = 0.0
     run: AnnouncedRun | None = None  # while the scheduler has it queued
-    place: Place | None = None  # while granted
-    stopped: tuple[Place, ...] = ()  # the newest of those that a later grant replaced
+    place: BatchSlot | None = None  # while granted
+    stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
     has_lost_worker: bool = False
 
-    def step(self, step: Step) -> None:
+    def step(self, step: RequestTransition) -> None:
         """Go to the next stage; a step the table does not have is a bug of ours."""
         self.stage = NEXT[self.stage, step]
 
@@ -204,7 +204,7 @@ class Pending:
         request.seq = seq
         self._by_seq.setdefault(request.model_id, {})[seq] = request
 
-    def enter_slice(self, request: Request, place: Place) -> None:
+    def enter_slice(self, request: Request, place: BatchSlot) -> None:
         """Granted to a slice, and no longer to the one before."""
         if request.place is not None:
             request.stopped = (*request.stopped, request.place)[-_STOPPED_MAX:]
@@ -250,13 +250,13 @@ class _Deadlines:
     def note_answered(self) -> None:
         self._answered += 1
         if self._answered > _COMPACT_OVER and 2 * self._answered > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ANSWERED]
+            self._heap = [entry for entry in self._heap if entry[2].stage is not RequestState.ANSWERED]
             heapq.heapify(self._heap)
             self._answered = 0
 
     @property
     def next_at_ms(self) -> float | None:
-        while self._heap and self._heap[0][2].stage is Stage.ANSWERED:
+        while self._heap and self._heap[0][2].stage is RequestState.ANSWERED:
             heapq.heappop(self._heap)
             self._answered -= 1
         return self._heap[0][0] if self._heap else None

@@ -27,7 +27,7 @@ from roles.frontend.events import (
     FrontendSettings,
     OpenSlice,
     Preprocess,
-    Push,
+    PushInputs,
     Release,
     Reply,
     Report,
@@ -36,7 +36,7 @@ from roles.frontend.events import (
     Unannounced,
     Unpushed,
 )
-from roles.frontend.sources import ClientSource, OutputsSource, Refused, SchedulerSource
+from roles.frontend.sources import ClientSource, OutputsSource, SchedulerSource, UnsentMessages
 from roles.runtime.core import SCHEDULER
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Role, run_roles
@@ -80,7 +80,7 @@ class FrontendShell:
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
         self._clock = MonotonicClock()
         self._counts: Counter[str] = Counter()
-        self._refused = Refused()
+        self._refused = UnsentMessages()
         run_dir = RunDir(options.run_dir)
         client_options = LinkOptions(
             queue_messages_max=_CLIENT_QUEUE_MAX,
@@ -146,7 +146,7 @@ class FrontendShell:
                 self._decoding.forget(payload)
             case Tell(message):
                 self._tell(message)
-            case Push():
+            case PushInputs():
                 self._push(action)
             case Preprocess(payload, image):
                 self._decoding.start(payload, image)
@@ -203,7 +203,7 @@ class FrontendShell:
         if isinstance(message, Arrivals):
             self._refused.put(Unannounced(message))
 
-    def _push(self, action: Push) -> None:
+    def _push(self, action: PushInputs) -> None:
         tensors = [
             tensor
             for payload in action.payloads

@@ -75,7 +75,7 @@ class SchedulerSource(Translated[Heard | Lost, FrontendEvent]):
         return SchedulerSaid(event.message)
 
 
-class Refused:
+class UnsentMessages:
     """What our own sends could not get rid of comes back as events."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from roles.runtime.idle_import import import_gently
+from roles.runtime.idle_import import import_at_idle_priority
 
 
 def main() -> int:
     """Serve as a worker; the exit code."""
-    import_gently("roles.gpu_worker.shell")
+    import_at_idle_priority("roles.gpu_worker.shell")
     from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  after the gentle way
 
     agent, worker_id, run_dir = sys.argv[1:]

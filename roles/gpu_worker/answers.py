@@ -9,7 +9,7 @@ from fabric.frames import ANSWER_BYTES_MAX
 from fabric.link import NamedTensor
 from fabric.messages import BatchFailed, Done, Outputs, RunBatch
 from roles.gpu_worker.batches import Batch
-from roles.gpu_worker.events import BatchRan, Push, Release, WorkerAction
+from roles.gpu_worker.events import BatchRan, PushOutputs, Release, WorkerAction
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
@@ -33,17 +33,17 @@ def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]
             row += 1
         if served:
             message = _outputs(batch, served, ran, event.exec_ms)
-            actions.append(Push(frontend_id, message, event.outputs, first_row))
+            actions.append(PushOutputs(frontend_id, message, event.outputs, first_row))
             first_row += len(served)
         for reason, seqs in refused.items():
-            actions.append(Push(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
+            actions.append(PushOutputs(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
     return actions, ran
 
 
 def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
     """The running rows get no outputs: the model raised, or the device broke."""
     return [
-        Push(frontend_id, _failed(batch, part.live_seqs, code, reason))
+        PushOutputs(frontend_id, _failed(batch, part.live_seqs, code, reason))
         for frontend_id, part in batch.running()
     ]
 

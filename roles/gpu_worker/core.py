@@ -60,10 +60,10 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
-    Load,
+    LoadSlice,
     SchedulerAnswers,
-    Stage,
-    Unload,
+    StageInputs,
+    UnloadSlice,
     WatchAgent,
     WorkerAction,
     WorkerEvent,
@@ -78,7 +78,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
 )
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
-from roles.gpu_worker.registration import Introductions, WorkerIdentity
+from roles.gpu_worker.registration import Registration, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import Offences
@@ -105,7 +105,7 @@ class WorkerCore:
         self._checks = WorkerPeerChecks()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
-        self._introductions = Introductions(identity, self._slices)
+        self._introductions = Registration(identity, self._slices)
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
@@ -245,7 +245,9 @@ class WorkerCore:
         left_out = {one.model_id: one for one in self._left_out if one.slice_id == spec.slice_id}
         self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()))
         return [
-            Load(replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out)))
+            LoadSlice(
+                replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out))
+            )
         ]
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
@@ -445,7 +447,7 @@ class WorkerCore:
         if slice_.staged == batch.run.batch_id:
             return []
         slice_.staged = batch.run.batch_id
-        return [Stage(batch.run, tuple(part for _, part in batch.live()))]
+        return [StageInputs(batch.run, tuple(part for _, part in batch.live()))]
 
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -588,7 +590,7 @@ class WorkerCore:
         slice_id = slice_.spec.slice_id
         del self._slices[slice_id]
         again = self._wanted.get(slice_id)
-        return [Unload(slice_id), *(self._load(again) if again is not None else ())]
+        return [UnloadSlice(slice_id), *(self._load(again) if again is not None else ())]
 
     def _end_if_stopped(self, now_ms: float) -> list[WorkerAction]:
         if self._stop_by_ms is None or self._has_ended:

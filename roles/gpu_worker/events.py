@@ -12,7 +12,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     LoadFailed,
-    Rejected,
+    RejectedRow,
     RunAborted,
     RunFailed,
     Shrunk,
@@ -46,7 +46,7 @@ class BatchRan:
     slice_id: SliceId
     batch_id: BatchId
     outputs: Handle
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedRow, ...]
     exec_ms: float
 
 
@@ -72,14 +72,14 @@ WorkerEvent = (
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class LoadSlice:
     """Start to load a slice."""
 
     spec: SliceSpec
 
 
 @dataclass(slots=True, frozen=True)
-class Unload:
+class UnloadSlice:
     """Forget a slice on which nothing runs."""
 
     slice_id: SliceId
@@ -115,7 +115,7 @@ class Execute:
 
 
 @dataclass(slots=True, frozen=True)
-class Stage:
+class StageInputs:
     """This batch is complete and likely to run next: its inputs may be put in place meanwhile."""
 
     run: RunBatch
@@ -131,7 +131,7 @@ class Abort:
 
 
 @dataclass(slots=True, frozen=True)
-class Push:
+class PushOutputs:
     """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs."""
 
     frontend_id: FrontendId
@@ -157,15 +157,15 @@ class End:
 
 WorkerAction = (
     Send
-    | Load
-    | Unload
+    | LoadSlice
+    | UnloadSlice
     | JoinScheduler
     | WatchAgent
     | KnowFrontends
     | Execute
-    | Stage
+    | StageInputs
     | Abort
-    | Push
+    | PushOutputs
     | Release
     | End
 )

@@ -29,7 +29,7 @@ class WorkerIdentity:
     addresses: tuple[str, ...]
 
 
-class Introductions:
+class Registration:
     """Of the core's own `slices`, which are ready, to the scheduler."""
 
     def __init__(self, identity: WorkerIdentity, slices: Mapping[SliceId, HostedSlice]) -> None:

@@ -11,57 +11,57 @@ from collections.abc import Sequence
 
 from fabric.clock import Clock
 from fabric.ids import PeerId
-from fabric.liveness import Patience
+from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage, Ping
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.server_connection import ServerDoor
+from roles.runtime.server_connection import ServerConnection
 from roles.runtime.sources import Layer
 
 KNOCK_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
-PATIENCE = Patience(lost_after_ms=2_000.0)
+HEARTBEATS = HeartbeatTiming(lost_after_ms=2_000.0)
 _KNOCK = Ping(0)  # liveness counts its own from 1
 
-DoorEvent = Heard | Lost | SchedulerAnswers
+ConnectionEvent = Heard | Lost | SchedulerAnswers
 
 
-class SchedulerDoor(Layer[Heard | Lost]):
+class SchedulerConnection(Layer[Heard | Lost]):
     """Closed until the agent says where the scheduler is."""
 
     def __init__(self, own: PeerId, clock: Clock) -> None:
-        self._door = ServerDoor(own, SCHEDULER, clock, PATIENCE)
-        super().__init__(self._door)
+        self._connection = ServerConnection(own, SCHEDULER, clock, HEARTBEATS)
+        super().__init__(self._connection)
         self._is_waiting = True
         self._knock_at_ms: float | None = None
 
     def open(self, addresses: Sequence[str], now_ms: float) -> None:
         """Connect, instead of to where it was before. Raises ConfigError for what is no address."""
-        self._door.open(addresses)
+        self._connection.open(addresses)
         self._wait(now_ms)
 
     def send(self, message: AnyMessage, now_ms: float) -> bool:
         """False: there is no connection, or its queue is full; the core hears when the scheduler is back."""
-        is_out = self._door.send(message)
-        if not is_out and self._door.is_open:
+        is_out = self._connection.send(message)
+        if not is_out and self._connection.is_open:
             self._wait(now_ms)
         return is_out
 
     def close(self) -> None:
         """Flush, and give the descriptors back."""
-        self._door.close()
+        self._connection.close()
 
     @property
     def wake_at_ms(self) -> float | None:
         """The next heartbeat or knock."""
-        moments = (self._door.wake_at_ms, self._knock_at_ms)
+        moments = (self._connection.wake_at_ms, self._knock_at_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def take(self, limit: int, now_ms: float) -> Sequence[DoorEvent]:
+    def take(self, limit: int, now_ms: float) -> Sequence[ConnectionEvent]:
         """What it said, and what became of it."""
-        if not self._door.is_open:
+        if not self._connection.is_open:
             return ()
         heard, refused = self._counts()
-        events: list[DoorEvent] = list(self._door.take(limit, now_ms))
+        events: list[ConnectionEvent] = list(self._connection.take(limit, now_ms))
         heard_now, refused_now = self._counts()
         if self._is_waiting and heard_now > heard:
             self._is_waiting = False
@@ -70,12 +70,12 @@ class SchedulerDoor(Layer[Heard | Lost]):
         if refused_now > refused or (events and isinstance(events[-1], Lost)):
             self._wait(now_ms)
         if self._knock_at_ms is not None and self._knock_at_ms <= now_ms:
-            self._knock_at_ms = None if self._door.send(_KNOCK) else now_ms + KNOCK_EVERY_MS
+            self._knock_at_ms = None if self._connection.send(_KNOCK) else now_ms + KNOCK_EVERY_MS
         return events
 
     def _counts(self) -> tuple[float, float]:
         """Signs of life, and refused sends: among both are heartbeats, of which nobody else hears."""
-        return self._door.counters["messages_in"], self._door.counters["full_out"]
+        return self._connection.counters["messages_in"], self._connection.counters["full_out"]
 
     def _wait(self, now_ms: float) -> None:
         self._is_waiting = True

@@ -36,11 +36,11 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
-    Load,
-    Push,
+    LoadSlice,
+    PushOutputs,
     Release,
-    Stage,
-    Unload,
+    StageInputs,
+    UnloadSlice,
     WatchAgent,
     WorkerAction,
     WorkerEvent,
@@ -50,7 +50,7 @@ from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.registration import WorkerIdentity
-from roles.gpu_worker.scheduler_connection import SchedulerDoor
+from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -130,7 +130,7 @@ class _Worker:
             [f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"], LinkOptions(is_sharing=True)
         )
         self._agent = DealerLink.connect(own, AGENT, [agent_address])
-        self._scheduler = SchedulerDoor(own, options.clock)
+        self._scheduler = SchedulerConnection(own, options.clock)
         self._frontends = PushPool()
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
@@ -202,11 +202,11 @@ class _Worker:
         match action:
             case Send(peer, message):
                 self._send(peer, message)
-            case Push():
+            case PushOutputs():
                 self._push(action)
             case Execute(run, parts):
                 self._executors[run.slice_id].run(self._job(run, parts), self._clock.now_ms())
-            case Stage(run, parts):
+            case StageInputs(run, parts):
                 self._executors[run.slice_id].stage(self._job(run, parts))
             case Abort(slice_id, batch_id):
                 self._executors[slice_id].abort(slice_id, batch_id, self._clock.now_ms())
@@ -219,11 +219,11 @@ class _Worker:
                 self._know(frontends)
             case JoinScheduler(addresses):
                 self._scheduler.open(addresses, self._clock.now_ms())
-            case Load(spec):
+            case LoadSlice(spec):
                 executor: Executor = self._sleep if spec.device == EMULATED else self._thread
                 self._executors[spec.slice_id] = executor
                 executor.load(spec)
-            case Unload(slice_id):
+            case UnloadSlice(slice_id):
                 self._executors.pop(slice_id).unload(slice_id)
             case End():
                 self._end = action
@@ -247,7 +247,7 @@ class _Worker:
         if not is_out:
             self._core.counters["messages_refused"] += 1
 
-    def _push(self, push: Push) -> None:
+    def _push(self, push: PushOutputs) -> None:
         """Refused, it is counted: the frontend answers by its own deadline timer. What cannot be sent is answered."""
         rows = slice(push.first_row, push.first_row + len(push.message.seqs))
         kept = self._payloads.get(push.outputs) if push.outputs != NO_PAYLOAD else ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement
-from roles.config.choices import Choice
+from roles.config.choices import NamedChoice
 from roles.config.cluster import ClusterConfig
 from roles.lab.plan import cost_per_hour, rounded, unplaced_json
 from roles.scheduler.settings import settings_from
@@ -82,7 +82,7 @@ def compare(
     config: ClusterConfig,
     workload: Workload,
     window: Window,
-    choices: tuple[Sequence[Choice], Sequence[Choice]],
+    choices: tuple[Sequence[NamedChoice], Sequence[NamedChoice]],
     executor: Executor,
     on_step: Callable[[float], None],
 ) -> list[Compared]:

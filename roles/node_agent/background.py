@@ -15,7 +15,7 @@ from roles.runtime.mailbox import MailboxSource
 EventT = TypeVar("EventT")
 
 
-class Aside(MailboxSource[EventT]):
+class Background(MailboxSource[EventT]):
     """A source of the driver: gives what the calls returned."""
 
     def run(self, call: Callable[[], EventT]) -> None:

@@ -1,6 +1,6 @@
 """The node agent's decisions: which worker processes should run on this host, and what the scheduler hears.
 
-The scheduler says which slices should exist (`Want`); the agent makes it so and reports every change. A slice
+The scheduler says which slices should exist (`DesiredSlices`); the agent makes it so and reports every change. A slice
 of a real device gets a process of its own, so that a fault stays there; emulated slices cost a timer each and
 share processes, up to `EMULATED_PER_PROCESS` in one.
 
@@ -14,7 +14,7 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
-- The scheduler is greeted until it answers with a `Want`: what is sent without a connection is lost.
+- The scheduler is greeted until it answers with a `DesiredSlices`: what is sent without a connection is lost.
 - Workers of a former agent of this host (`orphans`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
@@ -33,9 +33,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
-from fabric.liveness import Liveness, Patience
+from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import (
     AnyMessage,
+    DesiredSlices,
     Directory,
     GpuInfo,
     Loading,
@@ -47,7 +48,6 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Stop,
-    Want,
     WorkerHello,
 )
 from roles.node_agent.daemons import Daemons
@@ -64,8 +64,8 @@ from roles.node_agent.events import (
 )
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.peer_checks import AgentPeerChecks
-from roles.node_agent.slice_reports import Reports
-from roles.node_agent.status_requests import Inquiries
+from roles.node_agent.slice_reports import SliceReports
+from roles.node_agent.status_requests import StatusRequests
 from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
@@ -88,7 +88,7 @@ class AgentSelf:
 
 
 @dataclass(slots=True, frozen=True)
-class Found:
+class FoundDevices:
     """What the agent finds at its start: devices, how each is shared, and what a former agent left."""
 
     gpus: Sequence[GpuInfo]
@@ -101,7 +101,7 @@ class Found:
 class NodeAgentCore:
     """Reconciles wanted slices with running workers. Sans-IO: see `roles/runtime/core.py`."""
 
-    def __init__(self, own: AgentSelf, found: Found, limits: AgentLimits | None = None) -> None:
+    def __init__(self, own: AgentSelf, found: FoundDevices, limits: AgentLimits | None = None) -> None:
         limits = limits or AgentLimits()
         self.counters: Counter[str] = Counter()
         self._own = own
@@ -109,12 +109,14 @@ class NodeAgentCore:
         self._gpus = tuple(found.gpus)
         self._limits = limits
         self._actions: list[AgentAction] = []
-        self._reports = Reports(own.node_id, self._actions)
+        self._reports = SliceReports(own.node_id, self._actions)
         self._daemons = Daemons(own.node_id, found.sharing, limits, self._actions, found.daemons)
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
-        self._inquiries = Inquiries()
-        beats = Patience(limits.silence_ms / 10, limits.silence_ms / 3, limits.silence_ms, limits.silence_ms)
+        self._inquiries = StatusRequests()
+        beats = HeartbeatTiming(
+            limits.silence_ms / 10, limits.silence_ms / 3, limits.silence_ms, limits.silence_ms
+        )
         self._liveness = Liveness(beats)
         """Of workers that serve."""
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
@@ -199,7 +201,7 @@ class NodeAgentCore:
 
     def _on_scheduler(self, message: AnyMessage, now_ms: float) -> None:
         match message:
-            case Want():
+            case DesiredSlices():
                 self._hello_at_ms = None
                 self._on_want(message, now_ms)
             case Directory() if not self._is_stopping:  # it had given us up
@@ -237,7 +239,7 @@ class NodeAgentCore:
 
     # ------------------------------------------------------------ wanted and running
 
-    def _on_want(self, message: Want, now_ms: float) -> None:
+    def _on_want(self, message: DesiredSlices, now_ms: float) -> None:
         if self._is_stopping:
             return
         self._wanted = {spec.slice_id: spec for spec in message.slices}

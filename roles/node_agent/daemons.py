@@ -51,7 +51,7 @@ class DaemonState(Enum):
     GONE = auto()  # the node stops
 
 
-class Step(Enum):
+class DaemonTransition(Enum):
     """What moves a daemon on."""
 
     START = auto()
@@ -63,24 +63,27 @@ class Step(Enum):
     HOPELESS = auto()
 
 
-NEXT: Final[Mapping[tuple[DaemonState, Step], DaemonState]] = {
-    (DaemonState.WAITING, Step.START): DaemonState.STARTING,
-    (DaemonState.WAITING, Step.END): DaemonState.GONE,
-    (DaemonState.GIVEN_UP, Step.END): DaemonState.GONE,
-    (DaemonState.STARTING, Step.ANSWERS): DaemonState.UP,
-    (DaemonState.STARTING, Step.OVERDUE): DaemonState.KILLED,
-    (DaemonState.STARTING, Step.END): DaemonState.ENDING,
-    (DaemonState.UP, Step.SICK): DaemonState.KILLED,
-    (DaemonState.UP, Step.END): DaemonState.ENDING,
-    (DaemonState.ENDING, Step.OVERDUE): DaemonState.KILLED,
-    (DaemonState.KILLED, Step.END): DaemonState.KILLED,
-    (DaemonState.KILLED, Step.OVERDUE): DaemonState.GONE,  # stuck in the kernel: nothing more can be done
+NEXT: Final[Mapping[tuple[DaemonState, DaemonTransition], DaemonState]] = {
+    (DaemonState.WAITING, DaemonTransition.START): DaemonState.STARTING,
+    (DaemonState.WAITING, DaemonTransition.END): DaemonState.GONE,
+    (DaemonState.GIVEN_UP, DaemonTransition.END): DaemonState.GONE,
+    (DaemonState.STARTING, DaemonTransition.ANSWERS): DaemonState.UP,
+    (DaemonState.STARTING, DaemonTransition.OVERDUE): DaemonState.KILLED,
+    (DaemonState.STARTING, DaemonTransition.END): DaemonState.ENDING,
+    (DaemonState.UP, DaemonTransition.SICK): DaemonState.KILLED,
+    (DaemonState.UP, DaemonTransition.END): DaemonState.ENDING,
+    (DaemonState.ENDING, DaemonTransition.OVERDUE): DaemonState.KILLED,
+    (DaemonState.KILLED, DaemonTransition.END): DaemonState.KILLED,
+    (
+        DaemonState.KILLED,
+        DaemonTransition.OVERDUE,
+    ): DaemonState.GONE,  # stuck in the kernel: nothing more can be done
     **{
-        (state, Step.EXITED): DaemonState.WAITING
+        (state, DaemonTransition.EXITED): DaemonState.WAITING
         for state in (DaemonState.STARTING, DaemonState.UP, DaemonState.ENDING, DaemonState.KILLED)
     },
-    (DaemonState.GONE, Step.EXITED): DaemonState.WAITING,
-    (DaemonState.WAITING, Step.HOPELESS): DaemonState.GIVEN_UP,
+    (DaemonState.GONE, DaemonTransition.EXITED): DaemonState.WAITING,
+    (DaemonState.WAITING, DaemonTransition.HOPELESS): DaemonState.GIVEN_UP,
 }
 
 
@@ -210,7 +213,7 @@ class Daemons:
                 daemon.reason = problem
                 daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
                 return False
-            self._step(daemon, Step.ANSWERS, now_ms)
+            self._step(daemon, DaemonTransition.ANSWERS, now_ms)
             daemon.reason, daemon.misses, daemon.servers = "", 0, frozenset(servers)
             daemon.has_clients = daemon.was_asked_with_clients = False
             daemon.check_at_ms = now_ms + self._limits.daemon_check_ms
@@ -236,7 +239,7 @@ class Daemons:
                 return False
         daemon.reason = f"its MPS daemon is sick: {lost}"
         daemon.check_at_ms = None
-        self._step(daemon, Step.SICK, now_ms)
+        self._step(daemon, DaemonTransition.SICK, now_ms)
         self._actions.append(Kill(daemon.name))
         return True
 
@@ -244,17 +247,17 @@ class Daemons:
         """Its guard is gone, and the daemon with it: start it again, or give up."""
         daemon = self._all[gpu]
         was_killed = daemon.state is DaemonState.KILLED
-        self._step(daemon, Step.EXITED, now_ms)
+        self._step(daemon, DaemonTransition.EXITED, now_ms)
         daemon.check_at_ms = None
         if self._is_stopping:
-            self._step(daemon, Step.END, now_ms)
+            self._step(daemon, DaemonTransition.END, now_ms)
             return
         if not was_killed:
             how = f"was killed by signal {-code}" if code < 0 else "ended"
             daemon.reason = said or f"the guard of its MPS daemon {how}"
         next_at_ms = None if code == GUARD_REFUSED else daemon.restarts.note_failure(now_ms)
         if next_at_ms is None:
-            self._step(daemon, Step.HOPELESS, now_ms)
+            self._step(daemon, DaemonTransition.HOPELESS, now_ms)
             self._actions.append(
                 Warn(f"mps_given_up gpu={gpu} sharing={TIME_SHARING} reason={daemon.reason!r}")
             )
@@ -269,7 +272,7 @@ class Daemons:
         self._is_stopping = True
         for daemon in self._all.values():
             daemon.check_at_ms = None
-            self._step(daemon, Step.END, now_ms)
+            self._step(daemon, DaemonTransition.END, now_ms)
             if daemon.state is DaemonState.ENDING:
                 self._actions.append(Terminate(daemon.name))
 
@@ -277,7 +280,7 @@ class Daemons:
 
     def _on_limit(self, daemon: _Daemon, now_ms: float) -> None:
         if daemon.state is DaemonState.WAITING:
-            self._step(daemon, Step.START, now_ms)
+            self._step(daemon, DaemonTransition.START, now_ms)
             daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
             if daemon.gpu not in self._adopted:
                 self._actions.append(StartDaemon(daemon.gpu))
@@ -286,12 +289,12 @@ class Daemons:
         if daemon.state is DaemonState.STARTING:
             limit_s = self._limits.daemon_start_ms / 1e3
             daemon.reason = f"its MPS daemon did not answer within {limit_s:g} s: {daemon.reason}"
-        self._step(daemon, Step.OVERDUE, now_ms)
+        self._step(daemon, DaemonTransition.OVERDUE, now_ms)
         daemon.check_at_ms = None
         if daemon.state is DaemonState.KILLED:
             self._actions.append(Kill(daemon.name))
 
-    def _step(self, daemon: _Daemon, step: Step, now_ms: float) -> None:
+    def _step(self, daemon: _Daemon, step: DaemonTransition, now_ms: float) -> None:
         daemon.state = NEXT[daemon.state, step]
         limits_ms = {
             DaemonState.STARTING: self._limits.daemon_start_ms,

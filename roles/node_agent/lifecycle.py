@@ -37,7 +37,7 @@ class WorkerState(Enum):
     ABANDONED = auto()  # did not even die of SIGKILL in time: stuck in the kernel
 
 
-class Step(Enum):
+class WorkerTransition(Enum):
     """What moves a worker on."""
 
     START = auto()
@@ -50,28 +50,30 @@ class Step(Enum):
     EXITED = auto()
 
 
-NEXT: Final[Mapping[tuple[WorkerState, Step], WorkerState]] = {
-    (WorkerState.WAITING, Step.START): WorkerState.STARTING,
-    (WorkerState.STARTING, Step.GREETED): WorkerState.LOADING,
-    (WorkerState.STARTING, Step.END): WorkerState.TERMINATING,  # it cannot hear a message yet
-    (WorkerState.STARTING, Step.OVERDUE): WorkerState.KILLED,
-    (WorkerState.LOADING, Step.SETTLED): WorkerState.SERVING,
-    (WorkerState.LOADING, Step.END): WorkerState.STOPPING,
-    (WorkerState.LOADING, Step.OVERDUE): WorkerState.KILLED,
-    (WorkerState.SERVING, Step.END): WorkerState.STOPPING,
-    (WorkerState.SERVING, Step.OVERDUE): WorkerState.KILLED,  # it does not answer
+NEXT: Final[Mapping[tuple[WorkerState, WorkerTransition], WorkerState]] = {
+    (WorkerState.WAITING, WorkerTransition.START): WorkerState.STARTING,
+    (WorkerState.STARTING, WorkerTransition.GREETED): WorkerState.LOADING,
+    (WorkerState.STARTING, WorkerTransition.END): WorkerState.TERMINATING,  # it cannot hear a message yet
+    (WorkerState.STARTING, WorkerTransition.OVERDUE): WorkerState.KILLED,
+    (WorkerState.LOADING, WorkerTransition.SETTLED): WorkerState.SERVING,
+    (WorkerState.LOADING, WorkerTransition.END): WorkerState.STOPPING,
+    (WorkerState.LOADING, WorkerTransition.OVERDUE): WorkerState.KILLED,
+    (WorkerState.SERVING, WorkerTransition.END): WorkerState.STOPPING,
+    (WorkerState.SERVING, WorkerTransition.OVERDUE): WorkerState.KILLED,  # it does not answer
     # Its device broke and it says so: it ends by itself, and is made to if it does not.
-    (WorkerState.LOADING, Step.BROKE): WorkerState.TERMINATING,
-    (WorkerState.SERVING, Step.BROKE): WorkerState.TERMINATING,
+    (WorkerState.LOADING, WorkerTransition.BROKE): WorkerState.TERMINATING,
+    (WorkerState.SERVING, WorkerTransition.BROKE): WorkerState.TERMINATING,
     # Its GPU's MPS daemon is gone: what it computes from here on it computes without its share.
-    (WorkerState.STARTING, Step.UPROOTED): WorkerState.KILLED,
-    (WorkerState.LOADING, Step.UPROOTED): WorkerState.KILLED,
-    (WorkerState.SERVING, Step.UPROOTED): WorkerState.KILLED,
-    (WorkerState.STOPPING, Step.OVERDUE): WorkerState.TERMINATING,
-    (WorkerState.TERMINATING, Step.OVERDUE): WorkerState.KILLED,
-    (WorkerState.KILLED, Step.OVERDUE): WorkerState.ABANDONED,
+    (WorkerState.STARTING, WorkerTransition.UPROOTED): WorkerState.KILLED,
+    (WorkerState.LOADING, WorkerTransition.UPROOTED): WorkerState.KILLED,
+    (WorkerState.SERVING, WorkerTransition.UPROOTED): WorkerState.KILLED,
+    (WorkerState.STOPPING, WorkerTransition.OVERDUE): WorkerState.TERMINATING,
+    (WorkerState.TERMINATING, WorkerTransition.OVERDUE): WorkerState.KILLED,
+    (WorkerState.KILLED, WorkerTransition.OVERDUE): WorkerState.ABANDONED,
     **{
-        (state, Step.EXITED): WorkerState.WAITING for state in WorkerState if state is not WorkerState.WAITING
+        (state, WorkerTransition.EXITED): WorkerState.WAITING
+        for state in WorkerState
+        if state is not WorkerState.WAITING
     },
 }
 

@@ -12,6 +12,7 @@ from fabric.errors import RemoteProtocolError
 from fabric.ids import PeerId
 from fabric.messages import (
     AnyMessage,
+    DesiredSlices,
     Directory,
     Loading,
     Pong,
@@ -19,7 +20,6 @@ from fabric.messages import (
     SliceReady,
     StatusAsked,
     StatusListed,
-    Want,
     WorkerHello,
 )
 from roles.node_agent.events import Orphan
@@ -54,7 +54,7 @@ class AgentPeerChecks:
             StatusAsked: anybody,
         }
         self._others = PeerChecks(rules, self.offences)
-        wanting: dict[type, Rule] = {Want: anybody, Directory: anybody}
+        wanting: dict[type, Rule] = {DesiredSlices: anybody, Directory: anybody}
         self._scheduler = PeerChecks(wanting, self.offences, frozenset({SCHEDULER}))
 
     def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
 from roles.config.cluster import NodeConfig
-from roles.node_agent.background import Aside
+from roles.node_agent.background import Background
 from roles.node_agent.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
 from roles.node_agent.mps import (
@@ -110,7 +110,7 @@ class Sharing:
     # ------------------------------------------------------------ daemons
 
     def take_over(self, processes: Processes, own: ProcessIdentity) -> list[int]:
-        """The guards of a former agent that still run obey this one from now on: their GPUs."""
+        """The guards of a former agent that still run are controlled by this one from now on: their GPUs."""
         taken = []
         for gpu, plan in self.plans.items():
             place = self._places[gpu]
@@ -139,7 +139,7 @@ class Sharing:
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
         processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 
-    def check(self, gpu: int, aside: Aside[Answer]) -> None:
+    def check(self, gpu: int, aside: Background[Answer]) -> None:
         """Ask for a sign of life."""
         control = self._control(gpu, self._options.answer_ms)
 
@@ -189,7 +189,7 @@ class Sharing:
         return self._clients.get(worker_id)
 
     def end_client(
-        self, worker_id: str, pid: int | None, number: signal.Signals, aside: Aside[Answer]
+        self, worker_id: str, pid: int | None, number: signal.Signals, aside: Background[Answer]
     ) -> bool:
         """End its work on the GPU, then `ClientEnded` comes; False: it has none, so signal it right away."""
         gpu = self._clients.get(worker_id)

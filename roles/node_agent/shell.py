@@ -18,8 +18,8 @@ from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig, role_id_of_node
 from roles.node_agent.adoption import WorkerRecords
-from roles.node_agent.background import Aside
-from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.background import Background
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.cpu_affinity import CorePins, cores_of, pin
 from roles.node_agent.events import (
     AgentAction,
@@ -45,7 +45,7 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
-from roles.runtime.local_scheduler import SchedulerDoor
+from roles.runtime.local_scheduler import LocalScheduler
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -105,15 +105,15 @@ class _Agent:
         self._command = options.command
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = SchedulerDoor(peer_id(role_id, incarnation), run_dir, options.clock)
+        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock)
         self._processes = Processes()
-        self._aside: Aside[Answer] = Aside()
+        self._aside: Background[Answer] = Background()
         self._pins = CorePins(node.pin_cores)
         self._sharing = Sharing(node, gpus, run_dir, options.sharing, self._outlive_ms)
         self._records = WorkerRecords(run_dir, node.host)
         self._core = NodeAgentCore(
             AgentSelf(node.node_id, incarnation, role_id, os.getpid(), node.workers_outlive_agent),
-            Found(gpus, self._sharing.plans, *self._take_over()),
+            FoundDevices(gpus, self._sharing.plans, *self._take_over()),
             options.limits,
         )
         role = Role[AgentEvent, AgentAction](

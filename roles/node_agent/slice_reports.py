@@ -13,7 +13,7 @@ NOT_BORN = Incarnation("")
 REASON_CHARS_MAX = 600
 
 
-class Reports:
+class SliceReports:
     """Each slice's state as it was last reported. Changes go to `actions`, the core's own list."""
 
     def __init__(self, node_id: NodeId, actions: list[AgentAction]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import PeerId
 
-ANSWER_MS = 200.0  # less than any asker's patience; a healthy worker takes a turn of its loop
+ANSWER_MS = 200.0  # less than what any asker waits; a healthy worker takes a turn of its loop
 ASKERS_MAX = 64
 
 
@@ -23,7 +23,7 @@ class _Inquiry:
     counters: dict[str, float] = field(default_factory=dict)
 
 
-class Inquiries:
+class StatusRequests:
     """Open questions, oldest first."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, Stop
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
-from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, Step, WorkerState
-from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, Reports
+from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
+from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
 from roles.node_agent.suspects import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
-from roles.runtime.process_events import EXIT_UNKNOWN, spoken
+from roles.runtime.process_events import EXIT_UNKNOWN, explaining_lines
 from roles.runtime.restarts import Restarts
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
@@ -60,7 +60,7 @@ class Workers:
         self,
         node_id: NodeId,
         limits: AgentLimits,
-        reports: Reports,
+        reports: SliceReports,
         daemons: Daemons,
         actions: list[AgentAction],
         agent_pid: int,
@@ -138,7 +138,7 @@ class Workers:
         self._actions.append(Remember(Orphan(worker.worker_id, pid, incarnation, worker.is_mps)))
         for slice_id in worker.slices:
             self._reports.report(slice_id, "starting", incarnation=incarnation)
-        self._step(worker, Step.GREETED, now_ms)
+        self._step(worker, WorkerTransition.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
     def count_from(self, number: int) -> None:
@@ -153,15 +153,15 @@ class Workers:
         self._all.append(worker)
         for slice_id in hosted:
             self._reports.report(slice_id, "starting", incarnation=orphan.incarnation)
-        self._step(worker, Step.START, now_ms)
-        self._step(worker, Step.GREETED, now_ms)
+        self._step(worker, WorkerTransition.START, now_ms)
+        self._step(worker, WorkerTransition.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
     def settle(self, worker: Worker, now_ms: float) -> None:
         """Has it loaded everything that it should host? Then it has time for ever."""
         if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
             worker.unready_since_ms = None
-            self._step(worker, Step.SETTLED, now_ms)
+            self._step(worker, WorkerTransition.SETTLED, now_ms)
 
     def tell_what_to_host(self, worker: Worker) -> None:
         """Tell it anew, if it was told before: something of it has changed."""
@@ -180,7 +180,7 @@ class Workers:
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
-        self._step(worker, Step.START, now_ms)
+        self._step(worker, WorkerTransition.START, now_ms)
         self._actions.append(Spawn(worker.worker_id, tuple(worker.slices.values()), worker.is_mps))
         if gpu is not None and not self._daemons.enforces_shares(gpu):
             self._warn_of_shares(worker, gpu)
@@ -202,12 +202,16 @@ class Workers:
     def uproot(self, gpu: int, reason: str, now_ms: float) -> None:
         """The MPS daemon of a GPU is gone: its clients end now, and start again when it is back."""
         for worker in self._all:
-            if not worker.is_mps or worker.gpu != gpu or (worker.state, Step.UPROOTED) not in NEXT:
+            if (
+                not worker.is_mps
+                or worker.gpu != gpu
+                or (worker.state, WorkerTransition.UPROOTED) not in NEXT
+            ):
                 continue
             worker.is_uprooted, worker.end_reason = True, reason[:REASON_CHARS_MAX]
             for slice_id in worker.slices:
                 self._reports.report(slice_id, "lost", worker.end_reason)
-            self._step(worker, Step.UPROOTED, now_ms)
+            self._step(worker, WorkerTransition.UPROOTED, now_ms)
             self._actions.append(Kill(worker.worker_id, at_once=True))
 
     def end_if_unwanted(self, worker: Worker, now_ms: float) -> None:
@@ -217,7 +221,7 @@ class Workers:
         if worker.state is WorkerState.WAITING:
             self._all.remove(worker)
             return
-        self._step(worker, Step.END, now_ms)
+        self._step(worker, WorkerTransition.END, now_ms)
         if worker.state is WorkerState.STOPPING:
             self._send(worker, Stop(self._limits.grace_ms))
         else:
@@ -229,13 +233,13 @@ class Workers:
         if failed.model_id:
             self._suspect(worker, failed.slice_id, failed.model_id, now_ms)
         self._reports.report(failed.slice_id, "lost", worker.end_reason, failed.incarnation)
-        self._step(worker, Step.BROKE, now_ms)
+        self._step(worker, WorkerTransition.BROKE, now_ms)
         self._actions.append(Terminate(worker.worker_id))
 
     def silent(self, worker: Worker, silence_ms: float, now_ms: float) -> None:
         """Its loop answers no more though its process lives."""
         worker.end_reason = f"its worker has not answered for {silence_ms / 1e3:g} s"
-        self._step(worker, Step.OVERDUE, now_ms)
+        self._step(worker, WorkerTransition.OVERDUE, now_ms)
         self._actions.append(Kill(worker.worker_id))
         self._warn_overdue(worker)
 
@@ -259,7 +263,7 @@ class Workers:
 
     def exited(self, worker: Worker, code: int, last_words: str, now_ms: float) -> None:
         """Its process is gone. If it was wanted, tell at once, then start it again or give up."""
-        self._step(worker, Step.EXITED, now_ms)
+        self._step(worker, WorkerTransition.EXITED, now_ms)
         if not worker.slices:
             self._all.remove(worker)
             return
@@ -297,7 +301,7 @@ class Workers:
             self._spawn(worker, now_ms)
             return
         former = worker.state
-        self._step(worker, Step.OVERDUE, now_ms)
+        self._step(worker, WorkerTransition.OVERDUE, now_ms)
         match worker.state:
             case WorkerState.TERMINATING:
                 self._actions.append(Terminate(worker.worker_id))
@@ -326,7 +330,7 @@ class Workers:
         gpu = worker.gpu
         return worker.state is WorkerState.WAITING and gpu is not None and self._daemons.is_held(gpu)
 
-    def _step(self, worker: Worker, step: Step, now_ms: float) -> None:
+    def _step(self, worker: Worker, step: WorkerTransition, now_ms: float) -> None:
         worker.state = NEXT[worker.state, step]
         limit_ms = self._limit_ms.get(worker.state)
         if worker.is_mps and worker.state in (WorkerState.TERMINATING, WorkerState.KILLED):
@@ -346,5 +350,5 @@ def _ending(code: int) -> str:
 
 def _reason(what: str, last_words: str) -> str:
     """One line: what happened, then the last lines that the process said, without those of its log."""
-    said = " | ".join(spoken(last_words)[-3:])[-(REASON_CHARS_MAX - 200) :]
+    said = " | ".join(explaining_lines(last_words)[-3:])[-(REASON_CHARS_MAX - 200) :]
     return f"{what}; its last words: {said}" if said else what

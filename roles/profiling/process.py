@@ -26,7 +26,7 @@ class ProfilingFailed(FabricError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MeasuringRequest:
     """What to measure; `limit_ms` bounds the wait for every single answer, loading included."""
 
     loader: LoaderSpec
@@ -49,7 +49,7 @@ class Request:
 class MeasuringProcess:
     """Started by `with`; ended at its end, whatever it does."""
 
-    def __init__(self, request: Request, environment: Mapping[str, str]) -> None:
+    def __init__(self, request: MeasuringRequest, environment: Mapping[str, str]) -> None:
         self._request = request
         self._environment = {**child_environment(), **environment}
         self._clock = MonotonicClock()

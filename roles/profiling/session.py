@@ -26,7 +26,7 @@ from profiles.profilers.plan import ShareRuns, runs_of
 from profiles.requirements import Requirements
 from roles.node_agent.discovery import NvmlUnavailable
 from roles.node_agent.mps import MpsError
-from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
+from roles.profiling.process import MeasuringProcess, MeasuringRequest, ProfilingFailed
 from roles.profiling.sensors import Sampling, Sensors
 from roles.profiling.shares import Environment, mps_shares
 
@@ -87,7 +87,7 @@ class Measuring(Protocol):
 class Surroundings:
     """What a session starts and reads; a test brings its own."""
 
-    start: Callable[[Request, Mapping[str, str]], Measuring] = MeasuringProcess
+    start: Callable[[MeasuringRequest, Mapping[str, str]], Measuring] = MeasuringProcess
     shares: Callable[[int, str], AbstractContextManager[Environment]] = mps_shares
     sensors: Callable[[int], Sensors] = Sensors.open
 
@@ -156,7 +156,7 @@ class Session:
     # ------------------------------------------------ one share
 
     def _measure_share(self, run: ShareRuns, environment: Environment | None) -> None:
-        request = Request(
+        request = MeasuringRequest(
             self._ask.loader,
             self._device(environment),
             run.batch_sizes,
@@ -250,7 +250,7 @@ class Session:
 
     def _group(self, environment: Environment, count: int) -> GroupPoint | None:
         """So many copies of the model side by side, each with a fifth of the GPU."""
-        request = Request(
+        request = MeasuringRequest(
             self._ask.loader,
             self._device(environment),
             (PAIR_BATCH_SIZE,),

@@ -16,14 +16,14 @@ import os
 import sys
 import threading
 
-PATIENCE_S = 2.0  # five times what it takes on a core of its own
+LIMIT_S = 2.0  # five times what it takes on a core of its own
 AT_ONCE_VARIABLE = "TENUTO_AT_ONCE"
 
 
-def import_gently(module: str, patience_s: float = PATIENCE_S) -> None:
+def import_at_idle_priority(module: str, limit_s: float = LIMIT_S) -> None:
     """Import `module`, which an `import` after this finds; call it before anything else of the process has begun.
 
-    When patience is over the process starts itself anew with the same arguments. An import that fails does so again
+    When the time is over the process starts itself anew with the same arguments. An import that fails does so again
     where it is needed, and is reported there.
     """
     if os.environ.pop(AT_ONCE_VARIABLE, None) is not None:
@@ -32,7 +32,7 @@ def import_gently(module: str, patience_s: float = PATIENCE_S) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     thread = threading.Thread(target=_import, args=(module,), name="import", daemon=True)
     thread.start()
-    thread.join(patience_s)
+    thread.join(limit_s)
     if thread.is_alive():
         os.execve(sys.executable, sys.orig_argv, {**os.environ, AT_ONCE_VARIABLE: "1"})  # noqa: S606  it is ourselves
 

@@ -19,22 +19,22 @@ from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
-from roles.runtime.server_connection import ServerDoor
+from roles.runtime.server_connection import ServerConnection
 from roles.runtime.sources import Layer
 
 LOOK_EVERY_MS = 100.0
 RUN_FILE = "scheduler-0.json"
 REFUSED = "it could not be told something"
 
-DoorEvent = Heard | Lost | SchedulerFound
+LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
-class SchedulerDoor(Layer[Heard | Lost]):
+class LocalScheduler(Layer[Heard | Lost]):
     """Closed until the scheduler's run file is there."""
 
     def __init__(self, own: PeerId, run_dir: Path, clock: Clock) -> None:
-        self._door = ServerDoor(own, SCHEDULER, clock)
-        super().__init__(self._door)
+        self._connection = ServerConnection(own, SCHEDULER, clock)
+        super().__init__(self._connection)
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""
         self._look_at_ms = 0.0
@@ -42,31 +42,31 @@ class SchedulerDoor(Layer[Heard | Lost]):
 
     def send(self, message: AnyMessage) -> bool:
         """False: there is no connection, or its queue is full; a `Lost` follows."""
-        is_out = self._door.send(message)
+        is_out = self._connection.send(message)
         if not is_out:
-            self._is_behind = self._door.is_open
+            self._is_behind = self._connection.is_open
         return is_out
 
     def close(self) -> None:
         """Flush, and give the descriptors back."""
-        self._door.close()
+        self._connection.close()
 
     @property
     def wake_at_ms(self) -> float | None:
         """The next look at the run file, or heartbeat."""
-        wake_at_ms = self._door.wake_at_ms
+        wake_at_ms = self._connection.wake_at_ms
         return self._look_at_ms if wake_at_ms is None else min(wake_at_ms, self._look_at_ms)
 
-    def take(self, limit: int, now_ms: float) -> Sequence[DoorEvent]:
+    def take(self, limit: int, now_ms: float) -> Sequence[LocalSchedulerEvent]:
         """Where it is, what it said, and what became of it."""
-        events: list[DoorEvent] = []
+        events: list[LocalSchedulerEvent] = []
         if self._look_at_ms <= now_ms:
             self._look_at_ms = now_ms + LOOK_EVERY_MS
             if self._is_behind:
                 self._is_behind = False
                 events.append(Lost(SCHEDULER, REFUSED))
             events.extend(self._look())
-        events.extend(self._door.take(limit, now_ms))
+        events.extend(self._connection.take(limit, now_ms))
         return events
 
     def _look(self) -> Sequence[SchedulerFound]:
@@ -76,6 +76,6 @@ class SchedulerDoor(Layer[Heard | Lost]):
         addresses = tuple(found.addresses.get("control", ()))
         if not addresses:
             return ()
-        self._door.open(addresses)
+        self._connection.open(addresses)
         self._incarnation = found.incarnation
         return (SchedulerFound(addresses),)

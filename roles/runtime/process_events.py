@@ -13,7 +13,7 @@ EXIT_UNKNOWN: Final = 256
 _LOGGED = re.compile(r" level=[A-Z]+ role=")
 
 
-def spoken(said: str) -> list[str]:
+def explaining_lines(said: str) -> list[str]:
     """The lines of what a process printed that may explain its end: neither empty ones nor those of its log."""
     return [line.strip() for line in said.splitlines() if line.strip() and not _LOGGED.search(line)]
 

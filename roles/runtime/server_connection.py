@@ -13,7 +13,7 @@ from fabric.clock import Clock
 from fabric.errors import PeerLost
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
-from fabric.liveness import Patience
+from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
@@ -27,9 +27,9 @@ class ServerSource(LinkSource):
     """Hears the one server of a link: watched from the start, connected to anew when it is lost."""
 
     def __init__(
-        self, link: ServerLink, server: PeerId, clock: Clock, patience: Patience | None = None
+        self, link: ServerLink, server: PeerId, clock: Clock, heartbeats: HeartbeatTiming | None = None
     ) -> None:
-        super().__init__(link, clock, patience)
+        super().__init__(link, clock, heartbeats)
         self._server_link = link
         self.watch(server)
 
@@ -42,17 +42,19 @@ class ServerSource(LinkSource):
         return events
 
 
-class ServerDoor:
+class ServerConnection:
     """A server whose place may change.
 
     The driver knows one descriptor for ever, an epoll of ours, behind which connections come and go.
     """
 
-    def __init__(self, own: PeerId, server: PeerId, clock: Clock, patience: Patience | None = None) -> None:
+    def __init__(
+        self, own: PeerId, server: PeerId, clock: Clock, heartbeats: HeartbeatTiming | None = None
+    ) -> None:
         self._own = own
         self._server = server
         self._clock = clock
-        self._patience = patience
+        self._timing = heartbeats
         self._epoll = select.epoll()
         self._addresses: Sequence[str] = ()
         self._open_at_ms: float | None = None
@@ -76,7 +78,7 @@ class ServerDoor:
             self._open_at_ms = self._clock.now_ms() + OPEN_AGAIN_AFTER_MS
             return
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
-        self._source = ServerSource(self._link, self._server, self._clock, self._patience)
+        self._source = ServerSource(self._link, self._server, self._clock, self._timing)
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.link import Link, Received
-from fabric.liveness import Liveness, Patience
+from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import Ping, Pong
 from fabric.transit import TransitMeter
 from roles.runtime.core import Heard, Lost
@@ -103,11 +103,11 @@ class LinkSource(_Over):
     link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone.
     """
 
-    def __init__(self, link: TimedLink, clock: Clock, patience: Patience | None = None) -> None:
+    def __init__(self, link: TimedLink, clock: Clock, heartbeats: HeartbeatTiming | None = None) -> None:
         super().__init__(link)
         self._link = link
         self._clock = clock
-        self._liveness = Liveness(patience)
+        self._liveness = Liveness(heartbeats)
 
     def watch(self, peer: PeerId) -> None:
         """Expect signs of life from a peer that has not said anything yet."""

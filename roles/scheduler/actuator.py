@@ -8,25 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.ids import ModelId, NodeId, PeerId, SliceId
-from fabric.messages import AnyMessage, ReplicaHint, SliceSpec, Want
+from fabric.messages import AnyMessage, DesiredSlices, ReplicaHint, SliceSpec
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
 from roles.scheduler.batches import Batches
-from roles.scheduler.directory_updates import News
-from roles.scheduler.estimates import Beliefs
+from roles.scheduler.directory_updates import DirectoryUpdates
+from roles.scheduler.estimates import Estimates
 from roles.scheduler.fleet import READY, Fleet, SliceRecord
 
 
-class Hands:
+class Actuator:
     """Changes fleet, beliefs and discipline together."""
 
     def __init__(
-        self, fleet: Fleet, batches: Batches, beliefs: Beliefs, news: News, discipline: Discipline
+        self,
+        fleet: Fleet,
+        batches: Batches,
+        estimates: Estimates,
+        updates: DirectoryUpdates,
+        discipline: Discipline,
     ) -> None:
         self._fleet = fleet
         self._batches = batches
-        self._beliefs = beliefs
-        self._news = news
+        self._estimates = estimates
+        self._updates = updates
         self._discipline = discipline
         self.hints: dict[SliceId, tuple[ReplicaHint, ...]] = {}
         """What the plan says of each slice."""
@@ -36,12 +41,12 @@ class Hands:
     def take(self) -> list[Send]:
         """What all of it means for others, in order: first the directory, then what nodes should host."""
         actions, self._actions = self._actions, []
-        if self._news.is_behind and self._touched:
-            actions.extend(self._news.tell())
+        if self._updates.is_behind and self._touched:
+            actions.extend(self._updates.tell())
         for node_id in sorted(self._touched):
             peer = self._fleet.nodes.get(node_id)
             if peer is not None:  # else it hears when it says hello
-                actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(node_id))))
+                actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(node_id))))
         self._touched.clear()
         return actions
 
@@ -64,9 +69,11 @@ class Hands:
     def hint(self, slice_id: SliceId, hints: Sequence[ReplicaHint], now_ms: float) -> None:
         """What the plan says of a slice; it serves on."""
         self.hints[slice_id] = tuple(hints)
-        changed = [self._beliefs.put_hint(slice_id, hint.model_id, hint.batch, hint.weight) for hint in hints]
-        if self._batches.promises is not None:
-            self._batches.promises.promise(slice_id, hints)
+        changed = [
+            self._estimates.put_hint(slice_id, hint.model_id, hint.batch, hint.weight) for hint in hints
+        ]
+        if self._batches.run_time_watch is not None:
+            self._batches.run_time_watch.promise(slice_id, hints)
         record = self._fleet.slices[slice_id]
         if any(changed) and record.state == READY and not record.is_draining:
             self._put(record, now_ms)
@@ -88,10 +95,10 @@ class Hands:
         slice_id = record.spec.slice_id
         self._batches.lose(record)
         self._fleet.forget_slice(record)
-        self._beliefs.forget_slice(slice_id)
+        self._estimates.forget_slice(slice_id)
         self.hints.pop(slice_id, None)
-        if self._batches.promises is not None:
-            self._batches.promises.forget(slice_id)
+        if self._batches.run_time_watch is not None:
+            self._batches.run_time_watch.forget(slice_id)
         self._touched.add(record.node_id)
         hosted = (replica.model_id for replica in record.replicas)
         self._actions.extend(self._batches.give_up_unserved(hosted, now_ms))
@@ -100,12 +107,12 @@ class Hands:
 
     def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None, now_ms: float) -> None:
         """Serve a model, or serve it under another SLO or priority (None: as it is)."""
-        if not self._beliefs.put_model(model_id, slo_ms, priority):
+        if not self._estimates.put_model(model_id, slo_ms, priority):
             return
         is_new = model_id not in self._fleet.replicas
         self._fleet.put_model(model_id, slo_ms)
-        self._news.came(now_ms)
-        self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        self._updates.came(now_ms)
+        self._discipline.add_model(self._estimates.model(model_id), now_ms)
         if is_new:  # slices that hosted it before it was removed may still be there
             self._put_hosts(model_id, now_ms)
 
@@ -113,10 +120,10 @@ class Hands:
         """Serve it no more. What waits is refused now, what runs is answered."""
         refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)
         self._actions.extend(refusals)
-        self._beliefs.forget_model(model_id)
+        self._estimates.forget_model(model_id)
         self._fleet.forget_model(model_id)
         self._put_hosts(model_id, now_ms)
-        self._actions.extend(self._news.tell())
+        self._actions.extend(self._updates.tell())
 
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():

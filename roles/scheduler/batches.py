@@ -17,11 +17,11 @@ from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqR
 from fabric.messages import Preempt as PreemptBatch
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
-from roles.scheduler.directory_updates import News
-from roles.scheduler.estimates import Beliefs
+from roles.scheduler.directory_updates import DirectoryUpdates
+from roles.scheduler.estimates import Estimates
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import new_tallies
-from roles.scheduler.run_time_watch import PromiseWatch
+from roles.scheduler.run_time_watch import RunTimeWatch
 
 BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
@@ -62,17 +62,24 @@ class Flight:
 class Batches:
     """Who runs what now. Every list it answers is the caller's."""
 
-    def __init__(self, discipline: Discipline, fleet: Fleet, beliefs: Beliefs, news: News) -> None:
+    def __init__(
+        self,
+        discipline: Discipline,
+        fleet: Fleet,
+        estimates: Estimates,
+        updates: DirectoryUpdates,
+        run_time_watch: RunTimeWatch | None,
+    ) -> None:
         self.counters = Counters()
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
         self.tallies = new_tallies()
-        self.promises: PromiseWatch | None = None
+        self.run_time_watch = run_time_watch
         """Hears of every run, if there is one."""
         self._discipline = discipline
         self._fleet = fleet
-        self._beliefs = beliefs
-        self._news = news
+        self._estimates = estimates
+        self._updates = updates
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
         self._on_slice: dict[str, list[Flight]] = {}
@@ -101,7 +108,7 @@ class Batches:
 
     def offer(self, record: SliceRecord, free_at_ms: float, now_ms: float) -> list[Send]:
         """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it."""
-        slice_ = self._beliefs.slice_(record, free_at_ms)
+        slice_ = self._estimates.slice_(record, free_at_ms)
         if slice_.hosted:
             return self.carry_out(self._discipline.add_slice(slice_, now_ms), now_ms)
         return self.carry_out(self._discipline.remove_slices((slice_.slice_id,), now_ms), now_ms)
@@ -119,7 +126,7 @@ class Batches:
             if is_asked_for and not self._fleet.is_served(model_id):
                 reason = f"no ready slice hosts {model_id}"
                 actions += self.retire(model_id, "NoReplica", reason, now_ms)
-                self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+                self._discipline.add_model(self._estimates.model(model_id), now_ms)
         return actions
 
     def retire(self, model_id: ModelId, code: str, reason: str, now_ms: float) -> list[Send]:
@@ -187,8 +194,8 @@ class Batches:
         last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
         lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
         expires_in_ms = max(latest_in_ms, lost_at_ms - exec_ms - now_ms)
-        if self._news.is_behind:
-            actions += self._news.tell()
+        if self._updates.is_behind:
+            actions += self._updates.tell()
         run_batch = RunBatch(
             batch_id, slice_id, incarnation, model_id, granted, start_in_ms, latest_in_ms, expires_in_ms
         )
@@ -309,8 +316,8 @@ class Batches:
         share_percent = flight.record.spec.share_percent
         busy_ms = message.exec_ms if share_percent is None else message.exec_ms * share_percent / 100
         self.tallies[flight.model_id].busy_gpu_ms += busy_ms
-        if self.promises is not None and message.ran and message.status == "ok":
-            self.promises.note(flight.record, flight.model_id, message.ran, message.exec_ms)
+        if self.run_time_watch is not None and message.ran and message.status == "ok":
+            self.run_time_watch.note(flight.record, flight.model_id, message.ran, message.exec_ms)
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
@@ -331,16 +338,20 @@ class Batches:
     def _learn_late(self, message: Done, model_id: ModelId, waited_ms: float, now_ms: float) -> None:
         """No inputs came in time: else nothing would be learned where all are sent too late, and all go on so."""
         size = sum(run.count for part in message.missing for run in part.runs)
-        if size and model_id in self._fleet.replicas and self._beliefs.learn_late(model_id, waited_ms, size):
-            self._discipline.add_model(self._beliefs.model(model_id), now_ms)
+        if (
+            size
+            and model_id in self._fleet.replicas
+            and self._estimates.learn_late(model_id, waited_ms, size)
+        ):
+            self._discipline.add_model(self._estimates.model(model_id), now_ms)
 
     def _learn(self, message: Done, flight: Flight, way_ms: float, now_ms: float) -> bool:
         """Take the measured times; True when l(b) of that slice has to be replaced."""
         model_id = flight.model_id
         is_served = model_id in self._fleet.replicas
-        if is_served and self._beliefs.learn_way(model_id, way_ms, message.ran):
-            self._discipline.add_model(self._beliefs.model(model_id), now_ms)
-        return self._beliefs.learn_speed(flight.record, model_id, message)
+        if is_served and self._estimates.learn_way(model_id, way_ms, message.ran):
+            self._discipline.add_model(self._estimates.model(model_id), now_ms)
+        return self._estimates.learn_speed(flight.record, model_id, message)
 
 
 def by_frontend(runs: Sequence[RequestRun]) -> dict[PeerId, tuple[SeqRun, ...]]:

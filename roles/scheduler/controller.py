@@ -38,14 +38,21 @@ from fabric.messages import (
 )
 from policies.placement.common.base import WHOLE_PERCENT
 from roles.runtime.core import PLANNER
-from roles.scheduler.actuator import Hands
-from roles.scheduler.desired_state import BUSY, INVALID_CONFIG, Change, ControllerSettings, Desired, Refused
+from roles.scheduler.actuator import Actuator
+from roles.scheduler.desired_state import (
+    BUSY,
+    INVALID_CONFIG,
+    Change,
+    ChangeRefused,
+    ControllerSettings,
+    Desired,
+)
 from roles.scheduler.devices import GpuPresence
 from roles.scheduler.fleet import READY, Fleet
 from roles.scheduler.loads import Loads
-from roles.scheduler.moves import RunningMove, Stage
+from roles.scheduler.moves import MoveState, RunningMove
 from roles.scheduler.planned_rates import PlannedRates
-from roles.scheduler.run_time_watch import PromiseWatch
+from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.slice_names import SliceNames
 
 LOOK_EVERY_MS = 500.0  # iGniter's half second
@@ -77,18 +84,23 @@ class _Task:
 
 
 class Controller:
-    """See the module. Its messages are in `hands`; `due_at_ms` is when it wants its next `tick`."""
+    """See the module. Its messages are in `actuator`; `due_at_ms` is when it wants its next `tick`."""
 
     def __init__(
-        self, settings: ControllerSettings, fleet: Fleet, hands: Hands, loads: Loads, promises: PromiseWatch
+        self,
+        settings: ControllerSettings,
+        fleet: Fleet,
+        actuator: Actuator,
+        loads: Loads,
+        run_time_watch: RunTimeWatch,
     ) -> None:
         self.due_at_ms = 0.0
         self.unsaid: deque[str] = deque(maxlen=UNSAID_MAX)
         """What it did since somebody looked, for a log."""
         self._fleet = fleet
-        self._hands = hands
+        self._actuator = actuator
         self._loads = loads
-        self._promises = promises
+        self._run_time_watch = run_time_watch
         self.settled = 0
         """How many reasons to plan were dealt with, one way or the other."""
         self._presence = GpuPresence(settings.desired.gpus)
@@ -111,8 +123,8 @@ class Controller:
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
         self._names = SliceNames(settings.desired.gpus, fleet.slices.values())
         for kept in settings.hints:
-            hands.hints[kept.slice_id] = kept.hints
-            promises.promise(kept.slice_id, kept.hints)
+            actuator.hints[kept.slice_id] = kept.hints
+            run_time_watch.promise(kept.slice_id, kept.hints)
 
     # ------------------------------------------------------------ events
 
@@ -125,7 +137,7 @@ class Controller:
                 if self._replan_at_ms is None:
                     self._replan_at_ms = now_ms + REPLAN_EVERY_MS
                 gpus = len(set(self._desired.gpus) - self._out)
-                self._loads.look(self._fleet.replicas, self._hands.queued, gpus, now_ms)
+                self._loads.look(self._fleet.replicas, self._actuator.queued, gpus, now_ms)
                 if self._presence.look(self._fleet, now_ms):
                     self._are_gpus_changed = True
         self._go_on(now_ms)
@@ -139,7 +151,7 @@ class Controller:
         """An operator wants something changed. It is answered when that is over."""
         if len(self._changes) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
-            self._hands.say(peer, Changed(change.request_no, "refused", BUSY, reason))
+            self._actuator.say(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
         self._changes.append((peer, change))
         self._go_on(now_ms)
@@ -158,7 +170,7 @@ class Controller:
 
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
-        hints = tuple(KeptSlice(slice_id, of) for slice_id, of in self._hands.hints.items())
+        hints = tuple(KeptSlice(slice_id, of) for slice_id, of in self._actuator.hints.items())
         return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
 
     def report(self, now_ms: float) -> PlanReport:
@@ -225,14 +237,14 @@ class Controller:
 
     def _begin_change(self, peer: PeerId, change: Change, now_ms: float) -> None:
         desired = self._desired.changed(change)
-        if isinstance(desired, Refused):
-            self._hands.say(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
+        if isinstance(desired, ChangeRefused):
+            self._actuator.say(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
             return
         if isinstance(
             change, ModelsRemove
         ):  # its requests are refused from now on, whatever the plan will be
             for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
-                self._hands.remove_model(model_id, now_ms)
+                self._actuator.remove_model(model_id, now_ms)
                 self._rates.forget(model_id)
             self._desired = desired
         task = _Task(_described(change), desired, peer, change)
@@ -241,7 +253,7 @@ class Controller:
         self._ask(task)
 
     def _grow_broken(self, now_ms: float) -> None:
-        broken = self._promises.broken(now_ms)
+        broken = self._run_time_watch.broken(now_ms)
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
             if record is None or record.state != READY or record.is_draining or self._task is not None:
@@ -279,7 +291,7 @@ class Controller:
                 record.node_id,
                 record.spec.gpu,
                 record.spec.share_percent,
-                self._hands.hints.get(slice_id, ()),
+                self._actuator.hints.get(slice_id, ()),
                 sum(model.memory_bytes for model in record.spec.models),
             )
             for slice_id, record in self._fleet.slices.items()
@@ -291,7 +303,7 @@ class Controller:
         )
         if task.grown is not None:
             asked = replaced(asked, grown=task.grown[0], share_percent=task.grown[1])
-        self._hands.say(PLANNER, asked)
+        self._actuator.say(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
         reason = made.reason or self._objection(task, made)
@@ -303,10 +315,10 @@ class Controller:
             task.desired = _with_declared(task.desired, task.change, made)
         self._desired, self._made = task.desired, made
         for spec, priority in zip(made.models, made.priorities, strict=True):
-            self._hands.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
+            self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
         for kept in made.kept:
             if kept.slice_id in self._fleet.slices:
-                self._hands.hint(kept.slice_id, kept.hints, now_ms)
+                self._actuator.hint(kept.slice_id, kept.hints, now_ms)
         if task.grown is None:
             self._rates.settle(made.rates_rps, task.follow_rps)
         self._moves = [self._running(move) for move in made.moves]
@@ -340,7 +352,7 @@ class Controller:
             waves = [move.move.wave for move in self._moves if not move.is_over]
             if not waves:
                 break
-            has_failed = any(move.stage is Stage.FAILED for move in self._moves)
+            has_failed = any(move.stage is MoveState.FAILED for move in self._moves)
             if has_failed and not any(move.is_begun and not move.is_over for move in self._moves):
                 break
             before = [move.stage for move in self._moves]
@@ -353,24 +365,24 @@ class Controller:
 
     def _advance(self, move: RunningMove, now_ms: float) -> None:
         stage = move.stage
-        move.advance(self._fleet, self._hands, now_ms)
+        move.advance(self._fleet, self._actuator, now_ms)
         if move.stage is stage:
             return
         starts = ", ".join(start.spec.slice_id for start in move.starts) or "nothing"
         ends = ", ".join(move.move.ends) or "nothing"
         match move.stage:
-            case Stage.DONE:
+            case MoveState.DONE:
                 self._moves_done += 1
                 self._say(f"moved: {starts} for {ends}")
-            case Stage.FAILED:
+            case MoveState.FAILED:
                 self._moves_failed += 1
                 self._say(f"rolled back: {starts} for {ends}: {move.reason}")
-            case Stage.ROLLING_BACK:
+            case MoveState.ROLLING_BACK:
                 self._say(f"a move fails: {move.reason}")
 
     def _finish(self, task: _Task, now_ms: float) -> None:
         moves, self._moves = self._moves, []
-        failed = [move for move in moves if move.stage is not Stage.DONE]
+        failed = [move for move in moves if move.stage is not MoveState.DONE]
         if failed:
             reason = next((move.reason for move in failed if move.reason), "")
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
@@ -387,7 +399,7 @@ class Controller:
             )
             status = "partial" if fresh else "ok"
             answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced)
-            self._hands.say(task.peer, answer)
+            self._actuator.say(task.peer, answer)
 
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
         """Nothing came of it: what was wanted before is wanted again."""
@@ -398,7 +410,7 @@ class Controller:
         self._say(f"given up: {task.why}: {reason}")
         self._undo(task, now_ms)
         if task.peer is not None and task.change is not None:
-            self._hands.say(task.peer, Changed(task.change.request_no, status, code, reason))
+            self._actuator.say(task.peer, Changed(task.change.request_no, status, code, reason))
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change
@@ -411,11 +423,11 @@ class Controller:
             unplaced = set(_models_of(self._made.unplaced))
             gone = [model_id for model_id in _names_in(change) if model_id not in hosted | unplaced]
             for model_id in gone:
-                self._hands.remove_model(model_id, now_ms)
+                self._actuator.remove_model(model_id, now_ms)
             self._desired = self._desired.without(gone)
         elif isinstance(change, ModelSet):
             self._desired = task.before
-            self._hands.put_model(change.model_id, task.slo_before_ms, None, now_ms)
+            self._actuator.put_model(change.model_id, task.slo_before_ms, None, now_ms)
         elif isinstance(change, DrainAsked):
             self._desired = task.before
 

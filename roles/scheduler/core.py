@@ -2,7 +2,7 @@
 
 It translates between messages and a batching discipline (`policies/batching`), which owns the queues and says
 what runs where and when. Here is who comes and goes: requests, frontends, nodes and slices. What is in flight is
-kept in `batches`, what is believed of the cluster in `fleet`, what measured times teach in `beliefs`.
+kept in `batches`, what is believed of the cluster in `fleet`, what measured times teach in `estimates`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from fabric.ids import FrontendId, PeerId
 from fabric.messages import (
     Arrivals,
+    DesiredSlices,
     Done,
     DrainAsked,
     Dropped,
@@ -32,23 +33,22 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Telemetry,
-    Want,
     Withdraw,
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
-from roles.scheduler.actuator import Hands
+from roles.scheduler.actuator import Actuator
 from roles.scheduler.batches import Batches, Counters
 from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
 from roles.scheduler.desired_state import Change, ControllerSettings
-from roles.scheduler.directory_updates import News
-from roles.scheduler.estimates import Beliefs
+from roles.scheduler.directory_updates import DirectoryUpdates
+from roles.scheduler.estimates import Estimates
 from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
 from roles.scheduler.loads import Loads
 from roles.scheduler.peer_checks import SchedulerPeerChecks
-from roles.scheduler.run_time_watch import PromiseWatch
+from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
 
 Event = Heard | Lost | Tick
@@ -77,15 +77,16 @@ class SchedulerCore:
         self._fleet = Fleet(settings.slices, slos_ms, nodes or ())
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
-        self._beliefs = Beliefs(settings)
-        self._news = News(self._fleet)
-        self._batches = Batches(discipline, self._fleet, self._beliefs, self._news)
+        self._estimates = Estimates(settings)
+        self._updates = DirectoryUpdates(self._fleet)
+        run_time_watch = None if planning is None else RunTimeWatch()
+        self._batches = Batches(discipline, self._fleet, self._estimates, self._updates, run_time_watch)
         self._counters = self._batches.counters
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
         self._guard = LatenessGuard(settings.guard_ms)
         discipline.set_guard_ms(settings.guard_ms)
         for model_id in self._replicas:
-            discipline.add_model(self._beliefs.model(model_id), 0.0)
+            discipline.add_model(self._estimates.model(model_id), 0.0)
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
             Done: self._batches.done,
             Withdraw: self._on_withdraw,
@@ -98,11 +99,10 @@ class SchedulerCore:
             StatusAsked: self._on_status_asked,
         }
         self.controller: Controller | None = None
-        if planning is not None:
-            self._hands = Hands(self._fleet, self._batches, self._beliefs, self._news, discipline)
-            self._batches.promises = promises = PromiseWatch()
+        if planning is not None and run_time_watch is not None:
+            self._actuator = Actuator(self._fleet, self._batches, self._estimates, self._updates, discipline)
             loads = Loads(self._batches.tallies)
-            self.controller = Controller(planning, self._fleet, self._hands, loads, promises)
+            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch)
             self._on |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), self._on_change)
             self._on[PlanMade] = self._on_plan_made
         self._look_ahead()
@@ -127,8 +127,8 @@ class SchedulerCore:
                 for model_id in self._replicas
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
-            priorities=self._beliefs.priorities,
-            hints=dict(self._beliefs.hints),
+            priorities=self._estimates.priorities,
+            hints=dict(self._estimates.hints),
             unplaced={},
         )
 
@@ -178,7 +178,7 @@ class SchedulerCore:
     def _look_ahead(self) -> None:
         wake_at_ms = self._discipline.wake_at_ms
         at_ms = self._batches.overdue_at_ms if wake_at_ms is None else wake_at_ms
-        at_ms = min(at_ms, self._batches.overdue_at_ms, self._news.due_at_ms)
+        at_ms = min(at_ms, self._batches.overdue_at_ms, self._updates.due_at_ms)
         if self.controller is not None and self.controller.due_at_ms < at_ms:
             at_ms = self.controller.due_at_ms
         self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
@@ -224,13 +224,13 @@ class SchedulerCore:
                 self._counters.guard_ms = self._guard.guard_ms
                 self._discipline.set_guard_ms(self._guard.guard_ms)
             actions = self._batches.carry_out(self._discipline.tick(now_ms), now_ms)
-        if self._news.due_at_ms <= now_ms:
-            actions.extend(self._news.tell())
+        if self._updates.due_at_ms <= now_ms:
+            actions.extend(self._updates.tell())
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
             self.controller.tick(now_ms)
-            actions.extend(self._hands.take())
+            actions.extend(self._actuator.take())
         return actions
 
     # ------------------------------------------------------------ the plan
@@ -239,13 +239,13 @@ class SchedulerCore:
         del late_ms
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)
-        return self._hands.take()
+        return self._actuator.take()
 
     def _on_plan_made(self, peer: PeerId, message: PlanMade, late_ms: float, now_ms: float) -> Sequence[Send]:
         del peer, late_ms
         assert self.controller is not None, "listed with it"
         self.controller.planned(message, now_ms)
-        return self._hands.take()
+        return self._actuator.take()
 
     def _slices_changed(self, now_ms: float) -> None:
         """A move may go on."""
@@ -261,7 +261,7 @@ class SchedulerCore:
         former = self._fleet.frontend_joined(peer, message)
         if former is not None:
             self._batches.forget_frontend(former, now_ms)
-        return self._news.tell()
+        return self._updates.tell()
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float
@@ -276,7 +276,7 @@ class SchedulerCore:
                 gone.append(record)
         actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
         self._slices_changed(now_ms)
-        actions.append(Send(peer, Want(self._fleet.version, self._fleet.specs_of(message.node_id))))
+        actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
     def _on_slice_ready(
@@ -290,8 +290,8 @@ class SchedulerCore:
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
-        self._beliefs.forget_speed(message.slice_id)
-        self._news.came(now_ms)
+        self._estimates.forget_speed(message.slice_id)
+        self._updates.came(now_ms)
         if not record.is_draining:
             free_at_ms = self._batches.free_at_ms(message.slice_id, now_ms)
             actions.extend(self._batches.offer(record, free_at_ms, now_ms))
@@ -320,7 +320,7 @@ class SchedulerCore:
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
         if not gone:
             return []
-        actions = self._news.tell()
+        actions = self._updates.tell()
         for record in gone:
             self._batches.lose(record)
         actions.extend(self._batches.withdraw(gone, now_ms))
@@ -332,7 +332,7 @@ class SchedulerCore:
         self._checks.forget(peer)
         if self._fleet.frontend_lost(peer) is not None:
             self._batches.forget_frontend(peer, now_ms)
-            self._news.came(now_ms)
+            self._updates.came(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)
         nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]

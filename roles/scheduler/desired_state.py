@@ -36,7 +36,7 @@ UNKNOWN_MODEL, NAME_TAKEN, INVALID_CONFIG, UNKNOWN_GPU, BUSY = (
 
 
 @dataclass(slots=True, frozen=True)
-class Refused:
+class ChangeRefused:
     """Why a change cannot be."""
 
     code: str
@@ -67,7 +67,7 @@ class Desired:
         """What is served."""
         return tuple(ModelId(section["name"]) for section in self.sections)
 
-    def changed(self, change: Change) -> Desired | Refused:
+    def changed(self, change: Change) -> Desired | ChangeRefused:
         """What is wanted after it."""
         match change:
             case ModelsAdd(document=document):
@@ -88,24 +88,24 @@ class Desired:
             declared_rps={m: rate for m, rate in self.declared_rps.items() if m not in model_ids},
         )
 
-    def _added(self, document: str) -> Desired | Refused:
+    def _added(self, document: str) -> Desired | ChangeRefused:
         try:
             sections = json.loads(document)
         except (ValueError, RecursionError) as error:
-            return Refused(INVALID_CONFIG, f"cannot be parsed: {error}")
+            return ChangeRefused(INVALID_CONFIG, f"cannot be parsed: {error}")
         if not isinstance(sections, list) or not all(isinstance(section, dict) for section in sections):
-            return Refused(INVALID_CONFIG, "it is not a list of models")
+            return ChangeRefused(INVALID_CONFIG, "it is not a list of models")
         known = set(self.model_ids)
         for section in sections:
             name = section.get("name")
             if not isinstance(name, str):
-                return Refused(INVALID_CONFIG, "a model has no name")
+                return ChangeRefused(INVALID_CONFIG, "a model has no name")
             if name in known:
-                return Refused(NAME_TAKEN, f"there is a model {name!r} already")
+                return ChangeRefused(NAME_TAKEN, f"there is a model {name!r} already")
             known.add(ModelId(name))
         return replace(self, sections=(*self.sections, *sections))
 
-    def _set(self, change: ModelSet) -> Desired | Refused:
+    def _set(self, change: ModelSet) -> Desired | ChangeRefused:
         if change.model_id not in self.model_ids:
             return self._unknown(change.model_id)
         desired = self
@@ -120,7 +120,7 @@ class Desired:
             desired = replace(desired, declared_rps=declared)
         return desired
 
-    def _drained(self, change: DrainAsked) -> Desired | Refused:
+    def _drained(self, change: DrainAsked) -> Desired | ChangeRefused:
         meant = {
             ref
             for ref in self.gpus
@@ -128,14 +128,16 @@ class Desired:
         }
         if not meant:
             name = change.node_id if change.gpu is None else f"{change.node_id}/gpu{change.gpu}"
-            return Refused(UNKNOWN_GPU, f"there is no {name}{suggestion(name, map(_named, self.gpus))}")
+            return ChangeRefused(UNKNOWN_GPU, f"there is no {name}{suggestion(name, map(_named, self.gpus))}")
         drained = self.drained - meant if change.is_back else self.drained | meant
         if drained == set(self.gpus):
-            return Refused(INVALID_CONFIG, "no GPU would be left")
+            return ChangeRefused(INVALID_CONFIG, "no GPU would be left")
         return replace(self, drained=drained)
 
-    def _unknown(self, model_id: ModelId) -> Refused:
-        return Refused(UNKNOWN_MODEL, f"there is no model {model_id!r}{suggestion(model_id, self.model_ids)}")
+    def _unknown(self, model_id: ModelId) -> ChangeRefused:
+        return ChangeRefused(
+            UNKNOWN_MODEL, f"there is no model {model_id!r}{suggestion(model_id, self.model_ids)}"
+        )
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,8 +9,8 @@ from fabric.ids import SliceId
 from fabric.messages import GpuRef
 from roles.scheduler.fleet import READY, Fleet, SliceRecord
 
-FIRST_PATIENCE_MS = 30_000.0  # for a node that never came: its host may still be starting
-PATIENCE_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
+FIRST_WAIT_MS = 30_000.0  # for a node that never came: its host may still be starting
+WAIT_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
 REST_MS = 60_000.0  # a GPU whose slices died and stayed dead is tried again after so long
 
 
@@ -56,7 +56,7 @@ class GpuPresence:
             self._absent_since_ms.pop(gpu, None)
             return False
         since_ms = self._absent_since_ms.setdefault(gpu, now_ms)
-        if now_ms - since_ms < (PATIENCE_MS if gpu in self._was_there else FIRST_PATIENCE_MS):
+        if now_ms - since_ms < (WAIT_MS if gpu in self._was_there else FIRST_WAIT_MS):
             return gpu in self._absent
         if has_node:
             self._rests_until_ms[gpu] = now_ms + REST_MS

@@ -9,7 +9,7 @@ from roles.scheduler.fleet import Fleet
 DIRECTORY_PAUSE_MS = 1.0  # gathers the news of a node whose slices come up together into one directory
 
 
-class News:
+class DirectoryUpdates:
     """What `fleet` has become and who has not heard of it. `due_at_ms`: when to tell; inf: nothing is new."""
 
     __slots__ = ("_fleet", "_told_version", "due_at_ms")

@@ -15,7 +15,7 @@ from roles.scheduler.settings import SchedulerSettings
 DELAY_SHARE_MAX = 0.5  # of the SLO may be reserved for one request's inputs
 
 
-class Beliefs:
+class Estimates:
     """Models and slices as values for a discipline, and what each `Done` teaches about them."""
 
     def __init__(self, settings: SchedulerSettings) -> None:

@@ -17,7 +17,7 @@ from enum import Enum
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import MoveInfo, NewSlice
-from roles.scheduler.actuator import Hands
+from roles.scheduler.actuator import Actuator
 from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
@@ -27,7 +27,7 @@ LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way 
 Named = Callable[[NewSlice], NewSlice]
 
 
-class Stage(Enum):
+class MoveState(Enum):
     """Where a move is."""
 
     STARTING = "starting"
@@ -51,7 +51,7 @@ class RunningMove:
         self, move: MoveInfo, starts: Sequence[NewSlice], order_of: Callable[[NewSlice], int], rename: Named
     ) -> None:
         self.move = move
-        self.stage = Stage.STARTING
+        self.stage = MoveState.STARTING
         self.reason = ""
         self.starts = tuple(starts)
         self._order_of = order_of
@@ -70,45 +70,45 @@ class RunningMove:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
-        return self.stage in (Stage.DONE, Stage.FAILED)
+        return self.stage in (MoveState.DONE, MoveState.FAILED)
 
-    def advance(self, fleet: Fleet, hands: Hands, now_ms: float) -> None:
+    def advance(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         """Do what can be done now; to be called whenever a slice may have changed."""
         if self._began_at_ms is None:
             self._began_at_ms = now_ms
-        if self.stage is Stage.STARTING:
-            self._start(fleet, hands, now_ms)
-        self._end_drained(fleet, hands, now_ms)
-        if self.stage is Stage.STARTING:  # room may have been made just now
-            self._start(fleet, hands, now_ms)
-        if self.stage is Stage.DRAINING and not self._draining:
-            self.stage = Stage.DONE
-        if self.stage is Stage.ROLLING_BACK and not self._draining:
+        if self.stage is MoveState.STARTING:
+            self._start(fleet, actuator, now_ms)
+        self._end_drained(fleet, actuator, now_ms)
+        if self.stage is MoveState.STARTING:  # room may have been made just now
+            self._start(fleet, actuator, now_ms)
+        if self.stage is MoveState.DRAINING and not self._draining:
+            self.stage = MoveState.DONE
+        if self.stage is MoveState.ROLLING_BACK and not self._draining:
             for old in self._stopped:
                 renamed = self._rename(old)
-                hands.start(renamed.node_id, renamed.spec, renamed.hints, self._order_of(renamed))
-            self.stage = Stage.FAILED
+                actuator.start(renamed.node_id, renamed.spec, renamed.hints, self._order_of(renamed))
+            self.stage = MoveState.FAILED
 
-    def give_up(self, reason: str, fleet: Fleet, hands: Hands, now_ms: float) -> None:
+    def give_up(self, reason: str, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         """Undo it: what was started ends, what runs stays."""
         self.reason = reason
-        self.stage = Stage.ROLLING_BACK
+        self.stage = MoveState.ROLLING_BACK
         for slice_id in self._begun:
             record = fleet.slices.get(slice_id)
             if record is not None:
-                self._drain(record, hands, now_ms)
+                self._drain(record, actuator, now_ms)
 
     # ------------------------------------------------------------ starting
 
-    def _start(self, fleet: Fleet, hands: Hands, now_ms: float) -> None:
+    def _start(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         for start in self.starts:
             slice_id = start.spec.slice_id
             if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
                 self._begun[slice_id] = start
-                hands.start(start.node_id, start.spec, start.hints, self._order_of(start))
+                actuator.start(start.node_id, start.spec, start.hints, self._order_of(start))
         problem = self._problem(fleet, now_ms)
         if problem:
-            self.give_up(problem, fleet, hands, now_ms)
+            self.give_up(problem, fleet, actuator, now_ms)
             return
         ready = {slice_id for slice_id in self._begun if _is_ready(fleet, slice_id)}
         firsts = {start.spec.slice_id for start in self.starts if not start.after}
@@ -116,15 +116,15 @@ class RunningMove:
             for slice_id in {one for start in self.starts for one in start.after}:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
-                    self._drain(record, hands, now_ms)
-                    was = NewSlice(record.node_id, record.spec, hands.hints.get(slice_id, ()))
+                    self._drain(record, actuator, now_ms)
+                    was = NewSlice(record.node_id, record.spec, actuator.hints.get(slice_id, ()))
                     self._stopped.append(was)
         if len(ready) == len(self.starts):
-            self.stage = Stage.DRAINING
+            self.stage = MoveState.DRAINING
             for slice_id in self.move.ends:
                 record = fleet.slices.get(slice_id)
                 if record is not None:
-                    self._drain(record, hands, now_ms)
+                    self._drain(record, actuator, now_ms)
 
     def _problem(self, fleet: Fleet, now_ms: float) -> str:
         for slice_id in self._begun:
@@ -150,17 +150,17 @@ class RunningMove:
 
     # ------------------------------------------------------------ draining
 
-    def _drain(self, record: SliceRecord, hands: Hands, now_ms: float) -> None:
-        hands.drain(record, now_ms)
+    def _drain(self, record: SliceRecord, actuator: Actuator, now_ms: float) -> None:
+        actuator.drain(record, now_ms)
         self._draining.setdefault(record.spec.slice_id, _Draining(record, now_ms))
 
-    def _end_drained(self, fleet: Fleet, hands: Hands, now_ms: float) -> None:
+    def _end_drained(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         for slice_id, draining in list(self._draining.items()):
             record = draining.record
             if fleet.slices.get(slice_id) is not record:
                 del self._draining[slice_id]
                 continue
-            if hands.is_idle(slice_id) or record.state != READY:
+            if actuator.is_idle(slice_id) or record.state != READY:
                 if draining.idle_since_ms is None:
                     draining.idle_since_ms = now_ms
             else:
@@ -169,7 +169,7 @@ class RunningMove:
                 record.state != READY or now_ms - draining.idle_since_ms >= LINGER_MS
             )
             if is_quiet or now_ms - draining.since_ms > DRAIN_LIMIT_MS:
-                hands.end(record, now_ms)
+                actuator.end(record, now_ms)
                 del self._draining[slice_id]
 
 

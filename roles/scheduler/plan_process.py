@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-from roles.runtime.idle_import import import_gently
+from roles.runtime.idle_import import import_at_idle_priority
 
 NICENESS = 10  # batches come first, on cores that are shared with workers
 
 
 def main() -> None:
     """Answer and end."""
-    import_gently("roles.scheduler.planning")
+    import_at_idle_priority("roles.scheduler.planning")
     # Only now: an import that got no core begins the process anew, which must find its stdout as it was.
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

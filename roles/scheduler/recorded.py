@@ -9,7 +9,7 @@ from typing import Any
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import GpuRef, InterferenceSpec, ModelSpec, PlanMade, SliceSpec, Want
+from fabric.messages import DesiredSlices, GpuRef, InterferenceSpec, ModelSpec, PlanMade, SliceSpec
 from policies.batching.base import Delay
 from roles.config.cluster import PolicyChoice
 from roles.runtime.journal import packed, unpacked
@@ -100,12 +100,14 @@ def _slice(
 
 
 def _packed_models(models: tuple[ModelSpec, ...]) -> str:
-    return b64encode(packed(Want(0, (SliceSpec(SliceId("all"), 0, "emulated", None, models),)))).decode()
+    return b64encode(
+        packed(DesiredSlices(0, (SliceSpec(SliceId("all"), 0, "emulated", None, models),)))
+    ).decode()
 
 
 def _unpacked_models(header: str) -> tuple[ModelSpec, ...]:
     want = unpacked(b64decode(header))
-    if not isinstance(want, Want):
+    if not isinstance(want, DesiredSlices):
         raise ConfigError("a list of models was expected")
     return want.slices[0].models
 

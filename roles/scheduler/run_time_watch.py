@@ -21,7 +21,7 @@ BATCHES_MAX = 10_000  # are kept of a slice: nobody looks while a plan is made o
 BATCHES_MIN = 5  # of fewer in an interval one hiccup would be the p99
 
 
-class PromiseWatch:
+class RunTimeWatch:
     """Of slices with a limited share: others have nothing to grow by."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ PLAN_FILE = "scheduler-0.plan"
 AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
 
 
-class KeptPlan:
+class SavedPlan:
     """A file that is good for one configuration. `failures`: how often it could not be written."""
 
     def __init__(self, path: Path, document: Mapping[str, Any]) -> None:

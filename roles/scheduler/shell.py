@@ -27,7 +27,7 @@ from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planner import Planner
 from roles.scheduler.recorded import about_scheduler
-from roles.scheduler.saved_plan import PLAN_FILE, KeptPlan
+from roles.scheduler.saved_plan import PLAN_FILE, SavedPlan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 ROLE_ID = "scheduler-0"
@@ -69,7 +69,7 @@ class SchedulerShell:
     ) -> None:
         self._run_dir = run_dir
         self._config = config = written.config
-        self._kept = KeptPlan(run_dir / PLAN_FILE, written.document)
+        self._kept = SavedPlan(run_dir / PLAN_FILE, written.document)
         settings, planning = self._kept.read() or _first_plan(written)
         settings = replace(settings, pid=os.getpid(), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS)
         self._settings = settings

@@ -22,7 +22,7 @@ ROUNDING_MS = 1e-6
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedJob:
     """A batch on its way through a slice.
 
     `inputs_at_ms`: when each part's inputs are there, `all_in_at_ms` the last of them. `parts` are those that
@@ -56,14 +56,14 @@ class Job:
         return min(self.begins_at_ms, max(self.received_at_ms, self.all_in_at_ms))
 
 
-class Surroundings(Protocol):
+class SimulatedSurroundings(Protocol):
     """What a worker needs of the world."""
 
     def schedule(self, at_ms: float, callback: Callable[[Any, float], None], argument: object) -> None:
         """Call back at that moment of virtual time, with the argument and the moment."""
         ...
 
-    def ran(self, slice_: SimulatedSlice, job: Job) -> None:
+    def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
         """A batch ended, or was cut off (then without parts)."""
         ...
 
@@ -88,7 +88,9 @@ class SimulatedGpu:
 class SimulatedSlice:
     """One slice and the worker on it. `running` is what it runs now, `free_at_ms` when its last batch ends or ended."""
 
-    def __init__(self, spec: SliceSpec, peer: PeerId, gpu: SimulatedGpu, world: Surroundings) -> None:
+    def __init__(
+        self, spec: SliceSpec, peer: PeerId, gpu: SimulatedGpu, world: SimulatedSurroundings
+    ) -> None:
         self.spec = spec
         self.peer = peer
         self.gpu = gpu
@@ -99,11 +101,11 @@ class SimulatedSlice:
         }
         """l(b) of each hosted model at index b - 1, without neighbours."""
         self._world = world
-        self._job: Job | None = None
+        self._job: SimulatedJob | None = None
         self.free_at_ms = 0.0
-        self._waiting: list[Job] = []
+        self._waiting: list[SimulatedJob] = []
 
-    def take(self, job: Job, now_ms: float) -> None:
+    def take(self, job: SimulatedJob, now_ms: float) -> None:
         """A batch was sent here."""
         if self._job is not None:
             self._keep(job)
@@ -146,12 +148,12 @@ class SimulatedSlice:
             self._waiting.remove(job)
             self._begin(job, now_ms)
 
-    def _keep(self, job: Job) -> None:
+    def _keep(self, job: SimulatedJob) -> None:
         """It waits for the device: until that is free, or until it is no use any more."""
         if self.free_at_ms > job.expires_at_ms + ROUNDING_MS:
             self._world.schedule(job.expires_at_ms, self._expire, job)
 
-    def _expire(self, job: Job, now_ms: float) -> None:
+    def _expire(self, job: SimulatedJob, now_ms: float) -> None:
         if (
             job in self._waiting and self._job is not None
         ):  # else it goes itself, at this moment at the latest
@@ -159,7 +161,7 @@ class SimulatedSlice:
             job.missing = job.run.parts
             self._report(job, "expired", now_ms)
 
-    def _begin(self, job: Job, now_ms: float) -> None:
+    def _begin(self, job: SimulatedJob, now_ms: float) -> None:
         run = job.run
         if now_ms > job.expires_at_ms + ROUNDING_MS:
             job.missing = run.parts
@@ -185,7 +187,7 @@ class SimulatedSlice:
         for waiting in self._waiting:
             self._keep(waiting)
 
-    def _finish(self, job: Job, now_ms: float) -> None:
+    def _finish(self, job: SimulatedJob, now_ms: float) -> None:
         if self._job is not job:
             return  # it was preempted
         self._job = self.running = None
@@ -195,7 +197,7 @@ class SimulatedSlice:
             self._look(None, now_ms)
         self._report(job, "ok", now_ms)
 
-    def _report(self, job: Job, status: str, now_ms: float) -> None:
+    def _report(self, job: SimulatedJob, status: str, now_ms: float) -> None:
         run, all_in_at_ms, started_at_ms = job.run, job.all_in_at_ms, job.started_at_ms
         if job.ran:
             in_at_ms = min(all_in_at_ms, started_at_ms)
@@ -219,7 +221,7 @@ class SimulatedSlice:
         self._world.report(self.peer, done, now_ms)
 
 
-def _rank(job: Job) -> tuple[float, BatchId]:
+def _rank(job: SimulatedJob) -> tuple[float, BatchId]:
     return job.start_at_ms, job.run.batch_id
 
 

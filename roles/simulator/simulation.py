@@ -15,7 +15,7 @@ from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import Hardware, ModelTraffic, SimulatedNode, World
+from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
 
@@ -110,7 +110,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def hardware_of(config: ClusterConfig, seed: int) -> Hardware:
+def hardware_of(config: ClusterConfig, seed: int) -> SimulatedHardware:
     """The nodes, GPUs and network of a configuration; every device is emulated, whatever it is in reality."""
     nodes = []
     for node in config.nodes:
@@ -121,4 +121,4 @@ def hardware_of(config: ClusterConfig, seed: int) -> Hardware:
     modelled = NetworkModel(
         network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
     )
-    return Hardware(tuple(nodes), Network(modelled, seed), config.frontends)
+    return SimulatedHardware(tuple(nodes), Network(modelled, seed), config.frontends)

@@ -20,6 +20,7 @@ from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    DesiredSlices,
     Done,
     Dropped,
     FrontendHello,
@@ -31,14 +32,13 @@ from fabric.messages import (
     Returned,
     RunBatch,
     SliceReady,
-    Want,
 )
 from profiles.device import DeviceModel
 from roles.config.cluster import role_id_of_node
 from roles.frontend.measures import ReturnPath
 from roles.runtime.core import PLANNER, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning import make_plan
-from roles.simulator.gpu import Job, SimulatedGpu, SimulatedSlice, requests_in
+from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.network import KnownReturn, Network
 from roles.workload.outcomes import BatchRecord
 
@@ -107,7 +107,7 @@ class ModelTraffic:
 
 
 @dataclass(slots=True, frozen=True)
-class Hardware:
+class SimulatedHardware:
     """What the world is made of besides the scheduler.
 
     A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.
@@ -124,7 +124,10 @@ class World:
     """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
 
     def __init__(
-        self, core: Core[Heard | Lost | Tick, Send], hardware: Hardware, traffic: Sequence[ModelTraffic]
+        self,
+        core: Core[Heard | Lost | Tick, Send],
+        hardware: SimulatedHardware,
+        traffic: Sequence[ModelTraffic],
     ) -> None:
         self.batches: list[BatchRecord] = []
         """Every batch that started, in the order of their ends."""
@@ -168,7 +171,7 @@ class World:
             Preempt: self._on_preempt,
             Dropped: self._on_dropped,
             Returned: self._on_returned,
-            Want: self._on_want,
+            DesiredSlices: self._on_want,
             PlanAsked: self._on_plan_asked,
         }
 
@@ -346,7 +349,7 @@ class World:
             hello = Heard(agent, NodeHello(node.node_id, FIRST, node.gpus, ()))
             self._carry_out(self._core.handle(hello, 0.0), 0.0)
 
-    def _on_want(self, peer: PeerId, message: Want, now_ms: float) -> None:
+    def _on_want(self, peer: PeerId, message: DesiredSlices, now_ms: float) -> None:
         """An agent ends what is not wanted and starts what is not there yet; new slices report themselves ready."""
         node_id = self._node_of[peer]
         wanted = {spec.slice_id for spec in message.slices}
@@ -402,7 +405,7 @@ class World:
             network.control_at_ms(SCHEDULER, self._peer_of[part.frontend_id], now_ms) + data_ms
             for part in message.parts
         ]
-        job = Job(
+        job = SimulatedJob(
             message,
             batch_size,
             now_ms,
@@ -435,7 +438,7 @@ class World:
         else:
             self.schedule(at_ms, self._hear, heard)
 
-    def ran(self, slice_: SimulatedSlice, job: Job) -> None:
+    def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
         """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
         model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
         started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms

@@ -64,7 +64,7 @@ class Trace:
 
 
 @dataclass(slots=True, frozen=True)
-class Source:
+class ArrivalSource:
     """One model's arrivals; `process` is poisson | gamma | uniform | trace.
 
     `steps` are (from_ms, rps), ascending, from run start; before the first the rate is 0. `shape`: of the
@@ -81,7 +81,7 @@ class Source:
     trace: Trace | None = field(default=None, repr=False)
     time_scale: float = 1.0
 
-    def scaled(self, factor: float) -> Source:
+    def scaled(self, factor: float) -> ArrivalSource:
         """The same arrivals, `factor` times as dense."""
         steps = tuple((from_ms, rate_rps * factor) for from_ms, rate_rps in self.steps)
         return replace(self, steps=steps, time_scale=self.time_scale * factor)
@@ -151,7 +151,7 @@ class Workload:
     """All models' arrivals."""
 
     seed: int
-    sources: tuple[Source, ...]
+    sources: tuple[ArrivalSource, ...]
 
     def scaled(self, factor: float) -> Workload:
         """The same mix, `factor` times as dense; a trace is played that much faster."""
@@ -264,7 +264,7 @@ def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
             raise ConfigError(f"models: {model.name} has no rate_rps, so nothing says when its requests come")
     traces = {path: read_trace(path, model_ids) for path, model_ids in traced.items()}
     sources = tuple(
-        Source(
+        ArrivalSource(
             model.model_id,
             model.arrival.process,
             model.rate_steps,

@@ -25,7 +25,7 @@ from roles.lab.reproduce.thesis_settings import (
     FIGURE_6_10,
     FIGURE_6_15,
     WAO_GROUPS,
-    Setting,
+    FigureSetting,
 )
 
 STATED = 1e-5
@@ -38,7 +38,7 @@ STATED = 1e-5
 # stays alone in the first round, and joins alexnet + vgg19 (52.0, against 66.9).
 
 
-def placed(policy: str, setting: Setting, **options: object) -> Placement:
+def placed(policy: str, setting: FigureSetting, **options: object) -> Placement:
     if policy.endswith("-milp"):
         options["time_limit_s"] = 120  # a busy machine must not change the plan
     return placement_policy(policy, options).place(setting.inputs(), setting.gpus(), setting.profiles())
@@ -273,7 +273,7 @@ def test_figures_6_12b_and_6_13_wsm_milp_adds_gpt2_with_the_sixth_gpu_and_bert_w
 # ---------------------------------------------------------------- 6.3, rate and SLO
 
 
-def of_figure_6_15(slo_ms: float, total_rps: float) -> Setting:
+def of_figure_6_15(slo_ms: float, total_rps: float) -> FigureSetting:
     return next(s for s in FIGURE_6_15 if s.slo_ms == slo_ms and s.ideal_rps == pytest.approx(total_rps))
 
 

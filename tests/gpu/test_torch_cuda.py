@@ -23,7 +23,7 @@ from fabric.messages import LoaderSpec, SliceSpec
 from profiles.store import read_measured
 from roles.cli.profile import profile
 from roles.gpu_worker.executors.base import Job, JobPart
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
@@ -38,7 +38,7 @@ BREAKER = """
 import torch
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import model_spec, slice_spec
@@ -102,9 +102,9 @@ def test_a_replica_on_cuda_tells_its_memory_and_a_rising_table() -> None:
     assert replica.outputs[0].shape == (5,)
 
 
-def hosted_on_cuda(spec: LoaderSpec, batch_size_max: int = 8) -> HostedModel:
+def hosted_on_cuda(spec: LoaderSpec, batch_size_max: int = 8) -> DeviceReplica:
     device = torch.device("cuda", 0)
-    model = HostedModel("m", load_model(spec, device), batch_size_max, device, MonotonicClock())
+    model = DeviceReplica("m", load_model(spec, device), batch_size_max, device, MonotonicClock())
     model.warm(60_000.0)
     return model
 

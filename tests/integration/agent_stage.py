@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from fabric.ids import PeerId
-from fabric.messages import NodeHello, Ping, Pong, SliceChanged, SliceSpec, SliceStatus, Telemetry, Want
+from fabric.messages import (
+    DesiredSlices,
+    NodeHello,
+    Ping,
+    Pong,
+    SliceChanged,
+    SliceSpec,
+    SliceStatus,
+    Telemetry,
+)
 from fabric.sockets import RouterLink
 from roles.runtime.process import RunFile, child_environment, write_run_file
-from tests.integration.proc import PATIENCE_MS, processes_naming, until
+from tests.integration.proc import WAIT_MS, processes_naming, until
 
 AGENT_SCRIPT = Path(__file__).with_name("stand_in_agent.py")
 
@@ -67,7 +76,7 @@ class Stage:
                     self.hellos.append(hello)
                     self.agent_peer = received.peer
                     self.compare(hello)
-                    self.link.send(received.peer, Want(1, self.wanted))
+                    self.link.send(received.peer, DesiredSlices(1, self.wanted))
                 case Ping(number):
                     self.link.send(received.peer, Pong(number))
                 case SliceChanged() as change:
@@ -93,16 +102,16 @@ class Stage:
 
     def want(self, *specs: SliceSpec) -> None:
         self.wanted = specs
-        self.link.send(self.agent_peer, Want(1, specs))
+        self.link.send(self.agent_peer, DesiredSlices(1, specs))
 
     def states(self, slice_id: str) -> list[str]:
         self.listen()
         return [change.status.state for change in self.changes if change.status.slice_id == slice_id]
 
-    def until_state(self, slice_id: str, state: str, limit_ms: float = PATIENCE_MS) -> float:
+    def until_state(self, slice_id: str, state: str, limit_ms: float = WAIT_MS) -> float:
         return until(lambda: state in self.states(slice_id)[-1:], limit_ms, f"{slice_id} {state}")
 
-    def until_was(self, slice_id: str, state: str, limit_ms: float = PATIENCE_MS) -> str:
+    def until_was(self, slice_id: str, state: str, limit_ms: float = WAIT_MS) -> str:
         """Wait for a state that the next one may follow before this test is on the processor again; its reason."""
         until(lambda: state in self.states(slice_id), limit_ms, f"{slice_id} {state}")
         statuses = [change.status for change in self.changes if change.status.slice_id == slice_id]

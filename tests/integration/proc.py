@@ -10,10 +10,10 @@ from pathlib import Path
 from fabric.clock import MonotonicClock
 
 CLOCK = MonotonicClock()
-PATIENCE_MS = 60_000.0  # what passes does not wait for it; on a host that starves a test, all else takes long
+WAIT_MS = 60_000.0  # what passes does not wait for it; on a host that starves a test, all else takes long
 
 
-def until(is_true: Callable[[], bool], limit_ms: float = PATIENCE_MS, what: str = "it") -> float:
+def until(is_true: Callable[[], bool], limit_ms: float = WAIT_MS, what: str = "it") -> float:
     """Wait for a state; how long that took, in ms."""
     began_ms = CLOCK.now_ms()
     while not is_true():

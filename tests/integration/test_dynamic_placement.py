@@ -28,7 +28,7 @@ from tests.integration.steady_load import steady_load
 pytestmark = pytest.mark.timeout(240)
 
 LINE = "profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}"
-PATIENCE_MS = 60_000.0  # commands and plans are niced, and may share two cores with a whole test run
+WAIT_MS = 60_000.0  # commands and plans are niced, and may share two cores with a whole test run
 SHARED = f"""
 models:
  - {{name: one, slo_ms: 8000, rate_rps: 100, {LINE}}}
@@ -121,7 +121,7 @@ def test_models_come_and_go_under_load_and_nobody_else_is_refused(tmp_path: Path
         before = here.hosted()
         rates = {"one": 80.0, "two": 80.0}
         with steady_load(here.cluster.endpoints["client"], rates) as fates:
-            until(lambda: len(fates.of["one"]) > 50, PATIENCE_MS, "load")
+            until(lambda: len(fates.of["one"]) > 50, WAIT_MS, "load")
             answer = here.changed("models", "add", THREE)
             assert (answer["started"], answer["ended"], answer["kept"]) == (2, 2, 0)
             here.asked("three")
@@ -130,7 +130,7 @@ def test_models_come_and_go_under_load_and_nobody_else_is_refused(tmp_path: Path
             assert not set(with_three) & set(before), "a slice that was replaced has another id"
             here.changed("models", "remove", "two")
             with_two = len(fates.of["two"])
-            until(lambda: len(fates.of["two"]) > with_two + 20, PATIENCE_MS, "load")
+            until(lambda: len(fates.of["two"]) > with_two + 20, WAIT_MS, "load")
             with BlockingClient(here.cluster.endpoints["client"]) as client, pytest.raises(ModelNotFound):
                 client.infer("two", {"input": np.zeros(4, np.float32)})
         assert fates.refused("one") == [], here.log
@@ -138,7 +138,7 @@ def test_models_come_and_go_under_load_and_nobody_else_is_refused(tmp_path: Path
         assert set(refused) == {"ModelNotFound"}, here.log
         assert fates.of["two"][-len(refused) :].count("ok") <= 32, "what ran was answered, the rest refused"
         assert all(models == ["one", "three"] for models in here.hosted().values())
-        until(lambda: len(here.workers()) == 1, PATIENCE_MS, "the end of old workers")
+        until(lambda: len(here.workers()) == 1, WAIT_MS, "the end of old workers")
 
 
 def test_a_slice_that_is_not_affected_keeps_its_worker(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_worker_killed_in_the_middle_of_a_move_costs_nobody_an_answer(tmp_path
     with live(tmp_path, SHARED) as here:
         old = here.workers()
         with steady_load(here.cluster.endpoints["client"], {"one": 60.0, "two": 60.0}) as fates:
-            until(lambda: len(fates.of["one"]) > 20, PATIENCE_MS, "load")
+            until(lambda: len(fates.of["one"]) > 20, WAIT_MS, "load")
             adding = here.tenuto("models", "add", THREE, "--json")
-            until(lambda: bool(here.workers() - old), PATIENCE_MS, "the new worker")
+            until(lambda: bool(here.workers() - old), WAIT_MS, "the new worker")
             os.kill((here.workers() - old).pop(), signal.SIGKILL)
             out, err = adding.communicate(timeout=120)
             assert adding.returncode == 0, err + here.log
@@ -173,13 +173,13 @@ def test_an_old_worker_killed_in_the_middle_of_a_move_is_replaced_by_it(tmp_path
     with live(tmp_path, SHARED) as here:
         (old,) = here.workers()
         adding = here.tenuto("models", "add", THREE, "--json")
-        until(lambda: len(here.workers()) == 2, PATIENCE_MS, "the new worker")
+        until(lambda: len(here.workers()) == 2, WAIT_MS, "the new worker")
         os.kill(old, signal.SIGKILL)
         _, err = adding.communicate(timeout=120)
         assert adding.returncode == 0, err + here.log
         for model in ("one", "two", "three"):
             here.asked(model)
-        until(lambda: len(here.workers()) == 1, PATIENCE_MS, "the end of old workers")
+        until(lambda: len(here.workers()) == 1, WAIT_MS, "the end of old workers")
 
 
 def test_a_move_whose_new_slice_cannot_load_is_rolled_back(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_what_was_added_outlives_the_scheduler(tmp_path: Path) -> None:
         workers, hosted = here.workers(), here.hosted()
         killed = here.status.pid
         os.kill(killed, signal.SIGKILL)
-        until(lambda: here.pid_of_scheduler() not in (None, killed), PATIENCE_MS, "the next scheduler")
-        until(lambda: here.hosted() == hosted, PATIENCE_MS, "all slices")
+        until(lambda: here.pid_of_scheduler() not in (None, killed), WAIT_MS, "the next scheduler")
+        until(lambda: here.hosted() == hosted, WAIT_MS, "all slices")
         assert here.workers() == workers, "slices outlive their scheduler"
         for model in ("one", "two", "three"):  # a request may be told to the old one
-            until(lambda model=model: here.is_answered(model), PATIENCE_MS, f"an answer of {model}")  # type: ignore[misc]  # a default binds the loop's variable
+            until(lambda model=model: here.is_answered(model), WAIT_MS, f"an answer of {model}")  # type: ignore[misc]  # a default binds the loop's variable
         here.changed("models", "remove", "three")
         assert sorted(here.hosted().values()) == [["one"], ["two"]]

@@ -23,7 +23,7 @@ from roles.runtime.identities import identity_of, processes_with
 from roles.runtime.process import read_run_file
 from tests.gpu_stand_ins import MPS_CONTROL, a100, gpu_environment, write_gpus
 from tests.integration.agent_stage import Stage
-from tests.integration.proc import PATIENCE_MS, until, zombies_of
+from tests.integration.proc import WAIT_MS, until, zombies_of
 
 NODE = {"gpus": 2, "device": "cuda", "type": "a100"}
 QUICK = {"daemon_check_ms": 200.0, "daemon_misses_max": 1, "restart": {"first_ms": 50.0, "longest_ms": 200.0}}
@@ -107,7 +107,7 @@ class MpsStage(Stage):
             return ""
         return f"slices {told}, servers with their clients {listed}, workers {workers}, processes of MPS {self.ours()}"
 
-    def until_settled(self, limit_ms: float = PATIENCE_MS) -> None:
+    def until_settled(self, limit_ms: float = WAIT_MS) -> None:
         found: list[str] = []
 
         def is_settled() -> bool:
@@ -119,7 +119,7 @@ class MpsStage(Stage):
         except AssertionError:
             pytest.fail(f"not settled within {limit_ms:g} ms: {found[0]}")
 
-    def until_sharing(self, gpu: int, mode: str, limit_ms: float = PATIENCE_MS) -> str:
+    def until_sharing(self, gpu: int, mode: str, limit_ms: float = WAIT_MS) -> str:
         """The reason that comes with it."""
         found: list[GpuSharing] = []
 
@@ -145,7 +145,7 @@ class MpsStage(Stage):
         super().close()
         for (
             guard
-        ) in self.guards():  # theirs is a longer patience than a test's, where workers outlive their agent
+        ) in self.guards():  # theirs is a longer heartbeats than a test's, where workers outlive their agent
             with contextlib.suppress(ProcessLookupError):
                 os.kill(guard, signal.SIGTERM)
         until(lambda: not self.guards() + self.ours(0) + self.ours(1), what="the end of all daemons")

@@ -41,7 +41,7 @@ class Server:
                 writer.write(answer(self.statuses.pop(0) if self.statuses else 200))
                 served += 1
                 if served == self.closes_after:
-                    # Read what is asked next and close without a word, as a server does whose patience with
+                    # Read what is asked next and close without a word, as a server does whose heartbeats with
                     # an idle connection ended at that very moment.
                     await reader.readexactly(len(REQUEST))
                     return

@@ -16,7 +16,7 @@ from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
 from profiles.store import read_measured, read_profile
 from roles.cli.profile import profile
-from roles.profiling.process import MeasuringProcess, ProfilingFailed, Request
+from roles.profiling.process import MeasuringProcess, MeasuringRequest, ProfilingFailed
 from tests.gpu_stand_ins import a100, gpu_environment, write_gpus
 
 pytestmark = pytest.mark.timeout(180)
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_had_is_explained(arguments: list[str], reason: s
 
 
 def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
-    request = Request(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
+    request = MeasuringRequest(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
     process = MeasuringProcess(request, {})
     with pytest.raises(ProfilingFailed, match=r"has said nothing for 0\.5 s and was ended"), process:
         process.answer()
@@ -78,7 +78,7 @@ def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
 
 
 def test_a_process_that_dies_leaves_its_last_words() -> None:
-    request = Request(LoaderSpec(python=f"{MODELS}:DiesInLoad"), "cpu", (1,), limit_ms=100_000.0)
+    request = MeasuringRequest(LoaderSpec(python=f"{MODELS}:DiesInLoad"), "cpu", (1,), limit_ms=100_000.0)
     process = MeasuringProcess(request, {})
     with pytest.raises(ProfilingFailed, match="ended without a word: exit code 7"), process:
         process.answer()

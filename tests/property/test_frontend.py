@@ -34,7 +34,7 @@ from roles.frontend.events import (
     Preprocess,
     Preprocessed,
     PreprocessFailed,
-    Push,
+    PushInputs,
     Release,
     Reply,
     SchedulerLost,
@@ -324,7 +324,7 @@ class World:
                     self._queued[model_id].difference_update(dead_seqs)
             case Tell(FrontendHello()):
                 pass
-            case Push(inputs, payloads):
+            case PushInputs(inputs, payloads):
                 assert self._open[inputs.slice_id] == inputs.incarnation
                 assert len(payloads) == len(inputs.live_seqs)
                 assert all(payload in self._kept for payload in payloads)

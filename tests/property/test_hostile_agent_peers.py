@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
+    DesiredSlices,
     Directory,
     GpuInfo,
     SliceFailed,
@@ -19,10 +20,9 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Stop,
-    Want,
     WorkerHello,
 )
-from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
 from roles.runtime.core import SCHEDULER, Heard, Send, Tick
 from roles.runtime.peer_checks import OFFENDERS_MAX
@@ -51,7 +51,7 @@ class Run:
         infos = [
             GpuInfo(gpu, "generic", device) for gpu, device in enumerate(("emulated", "emulated", "cpu"))
         ]
-        self.core = NodeAgentCore(AgentSelf(NODE, BOOTS[0]), Found(infos), AgentLimits())
+        self.core = NodeAgentCore(AgentSelf(NODE, BOOTS[0]), FoundDevices(infos), AgentLimits())
         self.now_ms = 0.0
         self.done: list[tuple[float, AgentAction]] = []
         self.alive: dict[str, tuple[SliceSpec, ...]] = {}
@@ -65,7 +65,9 @@ class Run:
         kind = draws.random()
         worker_id = draws.choice(list(self.alive)) if self.alive else ""
         if kind < 0.2:
-            self.feed(Heard(SCHEDULER, Want(1, tuple(draws.sample(WANTED[:3], draws.randint(0, 3))))))
+            self.feed(
+                Heard(SCHEDULER, DesiredSlices(1, tuple(draws.sample(WANTED[:3], draws.randint(0, 3)))))
+            )
         elif kind < 0.25:
             self.feed(Heard(SCHEDULER, Directory(1, (), (), ())))
         elif kind < 0.45 and worker_id:
@@ -149,9 +151,9 @@ def test_whatever_is_said_under_any_name_nothing_raises(seed: int) -> None:
         if kind < 0.4:
             run.step()
         elif kind < 0.5:
-            run.feed(Heard(SCHEDULER, hostile.mutant(Want(1, tuple(draws.sample(wants, 2))))))
+            run.feed(Heard(SCHEDULER, hostile.mutant(DesiredSlices(1, tuple(draws.sample(wants, 2))))))
         elif kind < 0.55:
-            run.feed(Heard(SCHEDULER, hostile.message((Want, Want, Want, *TYPES))))
+            run.feed(Heard(SCHEDULER, hostile.message((DesiredSlices, DesiredSlices, DesiredSlices, *TYPES))))
         else:
             role_id, boot = draws.choice((*WORKERS, "stranger")), draws.choice(BOOTS)
             message = hostile.message((*TYPES, *SPOKEN * 10))

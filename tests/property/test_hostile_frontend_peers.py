@@ -33,7 +33,7 @@ from roles.frontend.events import (
     FrontendEvent,
     Preprocess,
     Preprocessed,
-    Push,
+    PushInputs,
     Release,
     Reply,
     Report,
@@ -203,7 +203,7 @@ class Anything:
                 self._announced.append(
                     Grant(batch_id, slice_id, boot, model_id, 0, runs, count, 0.0, 0.0, "")
                 )
-            case Push(one):
+            case PushInputs(one):
                 seqs = one.live_seqs
                 self._pushed.append(
                     Outputs(one.batch_id, one.slice_id, one.model_id, seqs, len(seqs), 0.0, 0.0, 0.0)

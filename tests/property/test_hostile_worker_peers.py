@@ -32,12 +32,12 @@ from roles.gpu_worker.events import (
     End,
     Execute,
     InputsCame,
-    Load,
-    Push,
+    LoadSlice,
+    PushOutputs,
     Release,
     SchedulerAnswers,
-    Stage,
-    Unload,
+    StageInputs,
+    UnloadSlice,
     WorkerAction,
     WorkerEvent,
 )
@@ -172,11 +172,11 @@ class Anything:
 
     def _do(self, action: WorkerAction) -> None:
         match action:
-            case Load(spec):
+            case LoadSlice(spec):
                 self._loaded[spec.slice_id] = spec
                 replicas = tuple(ReplicaInfo(m.model_id, 4, (6.0, 7.0, 8.0, 9.0)) for m in spec.models)
                 self._plan(0.5, Loaded(spec.slice_id, replicas))
-            case Unload(slice_id):
+            case UnloadSlice(slice_id):
                 assert slice_id not in self._running
                 del self._loaded[slice_id]
             case Execute(run, parts):
@@ -197,11 +197,11 @@ class Anything:
                     del self.kept[payload]
             case Send(_, Done(batch_id=batch_id)):
                 self.ended[batch_id] += 1
-            case Push(_, message):
+            case PushOutputs(_, message):
                 self.rows += len(message.seqs)
             case End():
                 self.is_over = True
-            case Send(_, SliceReady()) | Stage() | _:
+            case Send(_, SliceReady()) | StageInputs() | _:
                 pass
 
     def _plan(self, in_ms: float, event: Any) -> None:

@@ -27,7 +27,7 @@ from profiles.requirements import (
     Requirements,
     Usage,
 )
-from roles.simulator.gpu import Job, SimulatedGpu, SimulatedSlice
+from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice
 from tests.references import devices
 from tests.references.devices import Law, SharedGpus, Table
 from tests.references.start_rule import Ended, EventHeard, InputsHeard, PreemptHeard, RunHeard, Started
@@ -127,7 +127,7 @@ class Stage:
     def schedule(self, at_ms: float, callback: Callable[[Any, float], None], argument: object) -> None:
         heapq.heappush(self._heap, (at_ms, next(self._order), callback, argument))
 
-    def ran(self, slice_: SimulatedSlice, job: Job) -> None:
+    def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
         rows = tuple((str(one.frontend_id), seqs_of(one)) for one in job.parts)
         if rows:  # one that was stopped has none left
             self.log.append(Started(job.started_at_ms, job.run.batch_id, rows))
@@ -175,7 +175,7 @@ def random_history(
     return heard, model_of
 
 
-def job_of(run: RunHeard, heard: list[EventHeard], model: str) -> Job:
+def job_of(run: RunHeard, heard: list[EventHeard], model: str) -> SimulatedJob:
     """The same batch, as the world hands it to a slice."""
     parts = tuple(Part(FrontendId(name), (SeqRun(0, len(seqs)),)) for name, seqs in run.parts)
     message = RunBatch(
@@ -191,7 +191,7 @@ def job_of(run: RunHeard, heard: list[EventHeard], model: str) -> Job:
     in_at_ms = [one.at_ms for one in heard if isinstance(one, InputsHeard) and one.number == run.number]
     size = sum(len(seqs) for _, seqs in run.parts)
     moments = (run.start_at_ms, run.latest_at_ms, run.expires_at_ms)
-    return Job(message, size, run.at_ms, run.at_ms, *moments, in_at_ms, max(in_at_ms))
+    return SimulatedJob(message, size, run.at_ms, run.at_ms, *moments, in_at_ms, max(in_at_ms))
 
 
 def in_order(log: list[Started | Ended]) -> list[tuple[Any, ...]]:

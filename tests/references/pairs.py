@@ -14,7 +14,7 @@ from policies.batching.fixed import Fixed
 from policies.batching.moments import exec_table
 from policies.batching.nexus import Nexus
 from policies.batching.shepherd import Shepherd
-from policies.batching.squishy import Bin, Load, spread
+from policies.batching.squishy import Bin, ModelLoad, spread
 from policies.batching.timeout import Timeout
 from tests.references import assigned, backlog, central
 from tests.references.playing import Reference, Setting
@@ -61,10 +61,10 @@ def _central(ours: Callable[[], Discipline], due: central.Due, *, is_window: boo
     return Pair(ours, lambda setting: central.Central(setting, rules), 1 if is_window else None)
 
 
-def loads_and_bins(setting: Setting, rates: Mapping[str, float]) -> tuple[list[Load], list[Bin]]:
+def loads_and_bins(setting: Setting, rates: Mapping[str, float]) -> tuple[list[ModelLoad], list[Bin]]:
     """What our packing is asked for."""
     loads = [
-        Load(ModelId(model.name), model.slo_ms - model.delay_ms, rates[model.name])
+        ModelLoad(ModelId(model.name), model.slo_ms - model.delay_ms, rates[model.name])
         for model in setting.models
     ]
     bins = [

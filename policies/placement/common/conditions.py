@@ -20,7 +20,7 @@ MAX_WAIT_MS = 100.0
 class Conditions:
     """`interference` by GPU type; a type that is absent has none that is known.
 
-    `has_fixed_batches`: the runtime obeys the plan's batch sizes and waits `max_wait_ms` at most to fill one
+    `has_fixed_batches`: the runtime keeps to the plan's batch sizes and waits `max_wait_ms` at most to fill one
     (thesis section 4.3.3); else it defers (Symphony). Delays are one way. `judge`: what a plan really
     brings, in requests per second, where somebody can say; it must answer the same each time.
     """

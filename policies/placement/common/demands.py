@@ -22,7 +22,7 @@ WHOLE_UNITS = 100 * UNITS_PER_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ResourceDemand:
     """A batch size of a model on a type of GPU: its run time alone, and Creq and Mreq in units."""
 
     batch: int
@@ -80,7 +80,7 @@ def rate_of(model: PlacedModelInput) -> float:
 
 def profiled_demands(
     model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, metric: Metric
-) -> tuple[Demand, ...]:
+) -> tuple[ResourceDemand, ...]:
     """Every profiled batch size whose metrics are known, ascending, whatever its run time.
 
     A batch without its Creq, or without its Mreq where the model's memory is not given, is left out. Creq over
@@ -97,11 +97,11 @@ def profiled_demands(
             continue
         compute_units = min(WHOLE_UNITS, round(compute_percent * UNITS_PER_PERCENT))
         memory_units = round(memory_percent * UNITS_PER_PERCENT)
-        demands.append(Demand(batch, profile.exec_ms(batch), compute_units, memory_units))
+        demands.append(ResourceDemand(batch, profile.exec_ms(batch), compute_units, memory_units))
     return tuple(demands)
 
 
-def within_slo(model: PlacedModelInput, demands: Sequence[Demand]) -> tuple[Demand, ...]:
+def within_slo(model: PlacedModelInput, demands: Sequence[ResourceDemand]) -> tuple[ResourceDemand, ...]:
     """Those that run within the model's SLO and fit an empty GPU."""
     return tuple(
         demand for demand in demands if demand.exec_ms <= model.slo_ms and demand.memory_units <= WHOLE_UNITS

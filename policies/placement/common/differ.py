@@ -30,7 +30,7 @@ Key = tuple[int, float | None, frozenset[tuple[ModelId, int | None]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SliceStart:
     """A slice to start. `after`: running slices that must end first, as there is no memory for both."""
 
     planned: PlannedSlice
@@ -41,7 +41,7 @@ class Start:
 class Move:
     """Starts and ends that belong together. Moves of an earlier `wave` are over before it begins."""
 
-    starts: tuple[Start, ...]
+    starts: tuple[SliceStart, ...]
     ends: tuple[SliceId, ...]
     wave: int = 0
 
@@ -183,7 +183,7 @@ def _together(
         join({model.model_id for model in planned.models})[1].append(planned)
     for slice_id in ends:
         join({model.model_id for model in current[slice_id].models})[2].append(slice_id)
-    return [Move(tuple(map(Start, begun)), tuple(over)) for _, begun, over in groups]
+    return [Move(tuple(map(SliceStart, begun)), tuple(over)) for _, begun, over in groups]
 
 
 def _in_waves(
@@ -254,7 +254,7 @@ def _stopping_first(
     waits for all of the ends there: whether it is too large is for its worker to say.
     """
     ends = {gpu: [one for one in move.ends if current[one].gpu == gpu] for gpu in free}
-    starts: list[Start] = []
+    starts: list[SliceStart] = []
     stopped: dict[int, list[SliceId]] = defaultdict(list)
     for start in sorted(move.starts, key=lambda one: memory_of(one.planned)):
         gpu, size = start.planned.gpu, memory_of(start.planned)

@@ -28,7 +28,7 @@ Kind = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Demand:
+class ModelDemand:
     """A model to place: `rps` is its inflated rate, `stated_rps` its own; costs by GPU kind and size."""
 
     place: int
@@ -52,10 +52,10 @@ class Demand:
         return min(IGNORED_RPS, self.rps - self.stated_rps)
 
 
-class Load(NamedTuple):
+class GpuletLoad(NamedTuple):
     """A model on a gpulet: the batch that runs once per duty cycle, its L', and the rate it carries."""
 
-    demand: Demand
+    demand: ModelDemand
     costs: SizeCosts
     batch: int
     exec_ms: float
@@ -67,7 +67,7 @@ class Gpulet(NamedTuple):
 
     size: int
     duty_ms: float = 0.0
-    loads: tuple[Load, ...] = ()
+    loads: tuple[GpuletLoad, ...] = ()
     is_saturated: bool = False
 
     @property
@@ -96,7 +96,7 @@ class Board:
     usable_bytes: Sequence[float]
     has_interference: bool
     gpulets: list[tuple[Gpulet, ...]]
-    _carried: dict[Demand, float] = field(default_factory=dict)
+    _carried: dict[ModelDemand, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -149,11 +149,11 @@ class Board:
         neighbour = self.neighbour(spot) if self.has_interference else None
         return NO_PRESSURE if neighbour is None else neighbour.pressure
 
-    def costs(self, demand: Demand, gpu: int) -> Mapping[int, SizeCosts]:
+    def costs(self, demand: ModelDemand, gpu: int) -> Mapping[int, SizeCosts]:
         """The model's costs by size on that GPU; empty where it cannot run there."""
         return demand.costs.get(self.kinds[gpu], {})
 
-    def has_room(self, demand: Demand, spot: Spot) -> bool:
+    def has_room(self, demand: ModelDemand, spot: Spot) -> bool:
         """The model's memory, and a context's where the gpulet is not in use yet, still fit."""
         kind = self.kinds[spot.gpu]
         needed = demand.memory_bytes[kind]
@@ -182,17 +182,17 @@ class Board:
             if len(gpulets) > 1 and not any(gpulet.loads for gpulet in gpulets):
                 self.set(gpu, (Gpulet(WHOLE),))
 
-    def carried_rps(self, demand: Demand) -> float:
+    def carried_rps(self, demand: ModelDemand) -> float:
         """What all gpulets carry of the model's rate."""
         return self._carried.get(demand, 0.0)
 
-    def missing_rps(self, demand: Demand) -> float:
+    def missing_rps(self, demand: ModelDemand) -> float:
         """What still has no place; 0 where the rest is small enough to be ignored."""
         carried = self.carried_rps(demand)
         missing = demand.rps - carried
         return missing if carried < _ROUNDING or missing > demand.ignored_rps + _ROUNDING else 0.0
 
-    def is_served(self, demand: Demand) -> bool:
+    def is_served(self, demand: ModelDemand) -> bool:
         """The final verdict: with interference 85 % of the inflated rate are enough, if the stated one is in."""
         if self.missing_rps(demand) == 0:
             return True

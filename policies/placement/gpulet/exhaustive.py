@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 
 from fabric.errors import ConfigError
-from policies.placement.gpulet.board import Board, Demand, Gpulet
+from policies.placement.gpulet.board import Board, Gpulet, ModelDemand
 from policies.placement.gpulet.partition import elastic
 from policies.placement.gpulet.quantities import PAIRS
 
@@ -20,7 +20,7 @@ PARTITIONINGS_MAX = 1_000
 """16 GPUs of one kind; about a minute where nothing fits."""
 
 
-def exhaustive(demands: Sequence[Demand], board: Board, *, is_partial: bool = False) -> bool:
+def exhaustive(demands: Sequence[ModelDemand], board: Board, *, is_partial: bool = False) -> bool:
     """Place all on the board; False where no partitioning serves all, which then carries the most."""
     empty = board.copy()
     if elastic(demands, board, is_partial=is_partial):
@@ -70,5 +70,5 @@ def _equal_gpus(board: Board) -> list[list[int]]:
     return list(groups.values())
 
 
-def _carried_rps(board: Board, demands: Sequence[Demand]) -> float:
+def _carried_rps(board: Board, demands: Sequence[ModelDemand]) -> float:
     return sum(min(demand.rps, board.carried_rps(demand)) for demand in demands)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.placement.common.base import Decision, GpuSlot, Rejected
-from policies.placement.gpulet.board import Board, Demand, Gpulet
+from policies.placement.gpulet.board import Board, Gpulet, ModelDemand
 from policies.placement.gpulet.quantities import WHOLE, saturated
 
 
 def model_decision(
-    subject: str, demand: Demand, board: Board, gpus: Sequence[GpuSlot], *, is_cut: bool
+    subject: str, demand: ModelDemand, board: Board, gpus: Sequence[GpuSlot], *, is_cut: bool
 ) -> Decision:
     """The gpulets of a model; beside them, where GPUs are cut, the sizes that are not its p_eff."""
     chosen = ", ".join(
@@ -56,11 +56,11 @@ def _gain(sizes: Mapping[int, float], size: int) -> dict[str, float]:
     return {} if below is None else {"gain_rps_per_percent": (sizes[size] - sizes[below]) / (size - below)}
 
 
-def _is_on(gpulet: Gpulet, demand: Demand) -> bool:
+def _is_on(gpulet: Gpulet, demand: ModelDemand) -> bool:
     return any(load.demand is demand for load in gpulet.loads)
 
 
-def _named(gpulet: Gpulet, demand: Demand, gpu: GpuSlot) -> str:
+def _named(gpulet: Gpulet, demand: ModelDemand, gpu: GpuSlot) -> str:
     load = next(load for load in gpulet.loads if load.demand is demand)
     how = "saturated" if gpulet.is_saturated else f"every {gpulet.duty_ms:.1f} ms"
     if len(gpulet.loads) > 1:

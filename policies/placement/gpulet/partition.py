@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.placement.gpulet.board import Board, Demand, Gpulet, Kind, Load, Spot
+from policies.placement.gpulet.board import Board, Gpulet, GpuletLoad, Kind, ModelDemand, Spot
 from policies.placement.gpulet.interference import relieve, settle
 from policies.placement.gpulet.quantities import MODELS_MAX, WHOLE, residue, saturated
 from policies.placement.gpulet.sharing import Member, joined
 
 
 def elastic(
-    demands: Sequence[Demand], board: Board, *, can_cut: bool = True, is_partial: bool = False
+    demands: Sequence[ModelDemand], board: Board, *, can_cut: bool = True, is_partial: bool = False
 ) -> bool:
     """Place all on the board, in the order given by `in_order`; False where one of them is not served.
 
@@ -37,12 +37,12 @@ def elastic(
     return is_served and all(board.is_served(demand) for demand in demands)
 
 
-def in_order(demands: Sequence[Demand]) -> list[Demand]:
+def in_order(demands: Sequence[ModelDemand]) -> list[ModelDemand]:
     """Algorithm 1, line 2: rate times SLO ascending, of equals the later model first."""
     return sorted(demands, key=lambda demand: (demand.rps * demand.slo_ms, -demand.place))
 
 
-def place_model(board: Board, demand: Demand, *, can_cut: bool = True) -> bool:
+def place_model(board: Board, demand: ModelDemand, *, can_cut: bool = True) -> bool:
     """Lines 4 to 11: everything for one model; what found a place stays on the board in any case."""
     wished = board.copy()
     if _place_wishes(wished, demand, can_cut=can_cut):
@@ -52,7 +52,7 @@ def place_model(board: Board, demand: Demand, *, can_cut: bool = True) -> bool:
     return place_rest(board, demand, can_cut=can_cut)
 
 
-def place_rest(board: Board, demand: Demand, *, can_cut: bool = True) -> bool:
+def place_rest(board: Board, demand: ModelDemand, *, can_cut: bool = True) -> bool:
     """What is missing goes to empty gpulets, into one residue, or shares time."""
     _place_on_empty(board, demand, can_cut=can_cut)
     _merge_residues(board, demand)
@@ -71,7 +71,7 @@ class Wish(NamedTuple):
     is_saturated: bool
 
 
-def wishes(demand: Demand, kind: Kind, count_max: int) -> list[Wish]:
+def wishes(demand: ModelDemand, kind: Kind, count_max: int) -> list[Wish]:
     """Saturated gpulets of p_eff, and the smallest for the rest (p_req with the batch of p_eff); [] if none can.
 
     Never more than `count_max`: a longer list fits nowhere.
@@ -104,7 +104,7 @@ def wishes(demand: Demand, kind: Kind, count_max: int) -> list[Wish]:
     return wished
 
 
-def _place_wishes(board: Board, demand: Demand, *, can_cut: bool) -> bool:
+def _place_wishes(board: Board, demand: ModelDemand, *, can_cut: bool) -> bool:
     """Best fit for each wish, the larger ones first; of several GPU types that with the smallest sum of sizes."""
     count_max = 2 * len(board.gpulets)
     kinds = [kind for kind in dict.fromkeys(board.kinds) if demand.costs.get(kind)]
@@ -120,7 +120,7 @@ def _place_wishes(board: Board, demand: Demand, *, can_cut: bool) -> bool:
     return True
 
 
-def _place_wish(board: Board, demand: Demand, kind: Kind, wish: Wish, *, can_cut: bool) -> bool:
+def _place_wish(board: Board, demand: ModelDemand, kind: Kind, wish: Wish, *, can_cut: bool) -> bool:
     """FINDBESTFIT: a GPU that is not cut yet, the last one; else the least larger gpulet, of equals the last."""
     fitting = [
         (not (can_cut and gpulet.size == WHOLE), gpulet.size - wish.size, -spot.gpu, -spot.part, spot)
@@ -140,7 +140,9 @@ def _place_wish(board: Board, demand: Demand, kind: Kind, wish: Wish, *, can_cut
     return False
 
 
-def _filled(board: Board, demand: Demand, spot: Spot, rps: float, *, is_saturated: bool) -> Gpulet | None:
+def _filled(
+    board: Board, demand: ModelDemand, spot: Spot, rps: float, *, is_saturated: bool
+) -> Gpulet | None:
     """The empty gpulet at that spot with the model alone on it, its batch chosen beside its neighbour."""
     size = board.gpulets[spot.gpu][spot.part].size
     costs = board.costs(demand, spot.gpu).get(size)
@@ -151,15 +153,15 @@ def _filled(board: Board, demand: Demand, spot: Spot, rps: float, *, is_saturate
         full = saturated(costs, demand.slo_ms, pressure)
         if not full.is_in_time:
             return None
-        load = Load(demand, costs, full.batch, full.exec_ms, full.rps)
+        load = GpuletLoad(demand, costs, full.batch, full.exec_ms, full.rps)
         return Gpulet(size, full.exec_ms, (load,), is_saturated=True)
     found = residue(costs, demand.slo_ms, rps, pressure)
     if found is None:
         return None
-    return Gpulet(size, found.duty_ms, (Load(demand, costs, found.batch, found.exec_ms, rps),))
+    return Gpulet(size, found.duty_ms, (GpuletLoad(demand, costs, found.batch, found.exec_ms, rps),))
 
 
-def _place_on_empty(board: Board, demand: Demand, *, can_cut: bool) -> None:
+def _place_on_empty(board: Board, demand: ModelDemand, *, can_cut: bool) -> None:
     """Empty gpulets from the largest down, also below p_eff: saturated while that is less than what is missing."""
     tried: set[Spot] = set()
     while (missing := board.missing_rps(demand)) > 0:
@@ -181,7 +183,7 @@ def _place_on_empty(board: Board, demand: Demand, *, can_cut: bool) -> None:
             board.set(spot.gpu, before)
 
 
-def _merge_residues(board: Board, demand: Demand) -> None:
+def _merge_residues(board: Board, demand: ModelDemand) -> None:
     """Several residues of the model, and what is missing, into one gpulet, where one can carry them."""
     alone = [
         (spot, gpulet)
@@ -204,7 +206,7 @@ def _merge_residues(board: Board, demand: Demand) -> None:
             return
 
 
-def _share_time(board: Board, demand: Demand) -> None:
+def _share_time(board: Board, demand: ModelDemand) -> None:
     """What is still missing joins a gpulet that is not full, the fullest first (at most three models on each)."""
     missing = board.missing_rps(demand)
     if missing == 0:

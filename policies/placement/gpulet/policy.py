@@ -20,7 +20,7 @@ from policies.placement.common.base import (
     in_gib,
     largest_batch,
 )
-from policies.placement.gpulet.board import Board, Demand, Kind
+from policies.placement.gpulet.board import Board, Kind, ModelDemand
 from policies.placement.gpulet.explain import model_decision, scaling_decision
 from policies.placement.gpulet.quantities import (
     BATCH_MAX,
@@ -42,7 +42,7 @@ class _Asked:
     """A model, and what stands for it in the search; `reason`: why it can never be placed."""
 
     model: PlacedModelInput
-    demand: Demand | None
+    demand: ModelDemand | None
     reason: str | None = None
 
 
@@ -155,7 +155,7 @@ def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profile
     if not costs:
         return _Asked(model, None, joined(reasons))
     rate_rps = model.rate_rps or 0.0
-    return _Asked(model, Demand(place, model.slo_ms, inflated_rps(rate_rps), rate_rps, costs, memory))
+    return _Asked(model, ModelDemand(place, model.slo_ms, inflated_rps(rate_rps), rate_rps, costs, memory))
 
 
 def _never_in_time(model: PlacedModelInput, profile: ModelProfile) -> str | None:
@@ -177,7 +177,7 @@ def _memory_bytes(model: PlacedModelInput, profile: ModelProfile) -> int:
     return profile.memory_bytes(max(1, largest_batch(table, model.slo_ms)))
 
 
-def _served_rps(board: Board, demand: Demand) -> float:
+def _served_rps(board: Board, demand: ModelDemand) -> float:
     """The part of the stated rate that is served: all of it, or as much as of the inflated one is carried."""
     if board.is_served(demand):
         return demand.stated_rps

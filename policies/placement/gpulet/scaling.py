@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.placement.gpulet.board import Board, Demand, Kind
+from policies.placement.gpulet.board import Board, Kind, ModelDemand
 from policies.placement.gpulet.exhaustive import exhaustive, refuse_too_many
 from policies.placement.gpulet.partition import elastic, in_order
 from policies.placement.gpulet.time_sharing import whole_gpus
@@ -21,7 +21,7 @@ SEARCHES: dict[str, Callable[..., bool]] = {
 
 
 def scaled(
-    demands: Sequence[Demand],
+    demands: Sequence[ModelDemand],
     kinds: Sequence[Kind],
     memory_bytes: Sequence[int],
     *,
@@ -44,7 +44,7 @@ def scaled(
 
 
 def as_much_as_fits(
-    demands: Sequence[Demand],
+    demands: Sequence[ModelDemand],
     kinds: Sequence[Kind],
     memory_bytes: Sequence[int],
     *,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.placement.gpulet.board import Demand, Gpulet, Load
+from policies.placement.gpulet.board import Gpulet, GpuletLoad, ModelDemand
 from policies.placement.gpulet.quantities import NO_PRESSURE, SizeCosts
 
 _ROUNDING = 1e-9
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 class Member(NamedTuple):
     """A model that takes part, and the rate it brings."""
 
-    demand: Demand
+    demand: ModelDemand
     costs: SizeCosts
     rps: float
 
@@ -68,9 +68,9 @@ def one_round(
 
 def _loads(
     members: Sequence[Member], duty_ms: float, pressure: float
-) -> tuple[tuple[Load, ...], float] | None:
+) -> tuple[tuple[GpuletLoad, ...], float] | None:
     """What each member runs per cycle, and what a round takes; None where a batch is too large."""
-    loads: list[Load] = []
+    loads: list[GpuletLoad] = []
     round_ms = 0.0
     for member in members:
         batch = max(1, math.ceil(duty_ms * member.rps / 1000 - _ROUNDING))
@@ -78,7 +78,7 @@ def _loads(
             return None
         exec_ms = member.costs.exec_ms(batch, pressure)
         round_ms += exec_ms
-        loads.append(Load(member.demand, member.costs, batch, exec_ms, member.rps))
+        loads.append(GpuletLoad(member.demand, member.costs, batch, exec_ms, member.rps))
     return tuple(loads), round_ms
 
 

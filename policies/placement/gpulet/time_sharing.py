@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placement.gpulet.board import Board, Demand, Gpulet, Load, Spot
+from policies.placement.gpulet.board import Board, Gpulet, GpuletLoad, ModelDemand, Spot
 from policies.placement.gpulet.quantities import WHOLE, residue, saturated
 from policies.placement.gpulet.sharing import Member, shared
 
 
-def whole_gpus(demands: Sequence[Demand], board: Board, *, is_partial: bool = False) -> bool:
+def whole_gpus(demands: Sequence[ModelDemand], board: Board, *, is_partial: bool = False) -> bool:
     """Place all on uncut GPUs; False where one of them is not served."""
     is_served = True
     for demand in demands:
@@ -27,7 +27,7 @@ def whole_gpus(demands: Sequence[Demand], board: Board, *, is_partial: bool = Fa
     return is_served
 
 
-def _saturate(board: Board, demand: Demand) -> None:
+def _saturate(board: Board, demand: ModelDemand) -> None:
     for spot, _ in board.empty_spots():
         costs = board.costs(demand, spot.gpu).get(WHOLE)
         if costs is None or not board.has_room(demand, spot):
@@ -35,11 +35,11 @@ def _saturate(board: Board, demand: Demand) -> None:
         full = saturated(costs, demand.slo_ms)
         if not full.is_in_time or full.rps > board.missing_rps(demand):
             continue
-        load = Load(demand, costs, full.batch, full.exec_ms, full.rps)
+        load = GpuletLoad(demand, costs, full.batch, full.exec_ms, full.rps)
         board.put(spot, Gpulet(WHOLE, full.exec_ms, (load,), is_saturated=True))
 
 
-def _alone_occupancy(board: Board, demand: Demand) -> float:
+def _alone_occupancy(board: Board, demand: ModelDemand) -> float:
     """How full the fastest GPU would be with the model's rest alone."""
     missing = board.missing_rps(demand)
     if missing == 0:
@@ -52,7 +52,7 @@ def _alone_occupancy(board: Board, demand: Demand) -> float:
     return min((one.exec_ms / one.duty_ms for one in found if one is not None), default=0.0)
 
 
-def _join_or_open(board: Board, demand: Demand) -> bool:
+def _join_or_open(board: Board, demand: ModelDemand) -> bool:
     """Best fit among the GPUs in use, else the first free one."""
     missing = board.missing_rps(demand)
     best: tuple[float, Spot, Gpulet] | None = None
@@ -71,7 +71,7 @@ def _join_or_open(board: Board, demand: Demand) -> bool:
         costs = board.costs(demand, spot.gpu).get(WHOLE)
         found = residue(costs, demand.slo_ms, missing) if costs is not None else None
         if costs is not None and found is not None and board.has_room(demand, spot):
-            load = Load(demand, costs, found.batch, found.exec_ms, missing)
+            load = GpuletLoad(demand, costs, found.batch, found.exec_ms, missing)
             board.put(spot, Gpulet(WHOLE, found.duty_ms, (load,)))
             return True
     return False

@@ -24,7 +24,7 @@ from policies.placement.common.base import (
     Unplaced,
     cannot_host,
 )
-from policies.placement.igniter.plan import KindPlan, Outcome, placement_of
+from policies.placement.igniter.plan import KindPlan, PackedCluster, placement_of
 from policies.placement.igniter.workload import GpuKind
 from profiles.igniter.coefficients import IgniterProfile
 
@@ -116,7 +116,7 @@ def _no_coefficients(model: PlacedModelInput, gpu_type: str, profiles: Profiles)
 
 
 def _unplaced(
-    models: Sequence[PlacedModelInput], outcome: Outcome, no_data: Sequence[str], profiles: Profiles
+    models: Sequence[PlacedModelInput], outcome: PackedCluster, no_data: Sequence[str], profiles: Profiles
 ) -> list[Unplaced]:
     """What found no place; `no_data` are the types of GPU without any coefficients."""
     unplaced = []
@@ -175,10 +175,10 @@ def _cost_alone(
 
 def _follow(
     order: _Order, models: Sequence[PlacedModelInput], profiles: Profiles, hosts: _Hosts, planner: Planner
-) -> Outcome:
+) -> PackedCluster:
     """Fill the kinds one after the other; what a kind cannot serve, or has no GPU left for, goes on."""
     _, kinds, starts = order
-    outcome = Outcome()
+    outcome = PackedCluster()
     reasons: dict[ModelId, list[str]] = {model.model_id: [] for model in models}
     left = {model.model_id: model.rate_rps or 0.0 for model in models}
     for place, kind in enumerate(kinds):
@@ -217,8 +217,8 @@ def _explain(plan: KindPlan, kind: GpuKind, reasons: dict[ModelId, list[str]]) -
                 reasons[replica.model.model_id].append(short)
 
 
-def _type_decision(orders: Sequence[_Order], outcomes: Sequence[Outcome], best: int) -> Decision:
-    def metrics(outcome: Outcome) -> dict[str, float]:
+def _type_decision(orders: Sequence[_Order], outcomes: Sequence[PackedCluster], best: int) -> Decision:
+    def metrics(outcome: PackedCluster) -> dict[str, float]:
         return {
             "price_per_hour": outcome.price_per_hour,
             "gpus": len(outcome.slices),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.placement.igniter.workload import GpuKind, Workload, power_slowness
+from policies.placement.igniter.workload import GpuKind, IgniterWorkload, power_slowness
 
 _Terms = tuple[tuple[tuple[float, float, float], ...], float, float, float, float]
 """Of a workload, what a prediction reads: rows, launch delay, kernels, slowdown by cache, time left on the GPU."""
@@ -19,7 +19,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TrialFailed:
     """The trial ended when the shares had grown by so much: over 100 %, or as much as another GPU's."""
 
     growth: int
@@ -44,7 +44,7 @@ class SharedGpu:
     def __init__(self, kind: GpuKind, place: int) -> None:
         self.kind = kind
         self.place = place
-        self.workloads: list[Workload] = []
+        self.workloads: list[IgniterWorkload] = []
         self.units: list[int] = []
         self.used = 0
         self.memory_bytes = 0
@@ -57,14 +57,14 @@ class SharedGpu:
         """For people."""
         return self.kind.name(self.place)
 
-    def has_room(self, newcomer: Workload) -> bool:
+    def has_room(self, newcomer: IgniterWorkload) -> bool:
         """Whether its memory and the newcomer's r_lower fit beside what is there."""
         return (
             self.used + newcomer.units <= self.kind.units_max
             and self.memory_bytes + newcomer.memory_bytes <= self.kind.memory_bytes
         )
 
-    def trial(self, newcomer: Workload, growth_limit: int) -> Joined | Refused:
+    def trial(self, newcomer: IgniterWorkload, growth_limit: int) -> Joined | TrialFailed:
         """Algorithm 2: one prediction, one unit more for everybody who is late, until nobody is.
 
         All late ones grow together, as in the authors' code (the pseudo-code can be read as one after the
@@ -92,7 +92,7 @@ class SharedGpu:
                 return Joined(tuple(units), growth)
             growth += len(late)
             if growth > left:
-                return Refused(growth, is_full=True)
+                return TrialFailed(growth, is_full=True)
             for place in late:
                 rows, own = everybody[place][0], units[place]
                 _, cache_before, power_before = rows[own]
@@ -100,9 +100,9 @@ class SharedGpu:
                 cache_percent += cache_after - cache_before
                 power_w += power_after - power_before
                 units[place] = own + 1
-        return Refused(growth, is_full=False)
+        return TrialFailed(growth, is_full=False)
 
-    def take(self, newcomer: Workload, units: tuple[int, ...]) -> None:
+    def take(self, newcomer: IgniterWorkload, units: tuple[int, ...]) -> None:
         """Host the newcomer with these shares; the sums are made anew, so that nothing drifts."""
         self.workloads.append(newcomer)
         self.units = list(units)
@@ -114,7 +114,7 @@ class SharedGpu:
         self.power_w = sum(row[2] for row in rows)
 
 
-def _terms(workload: Workload) -> _Terms:
+def _terms(workload: IgniterWorkload) -> _Terms:
     curves = workload.curves
     budget_ms = workload.objective_ms - curves.pcie_ms
     return curves.rows, curves.sched_ms, curves.kernels, curves.cache_slowdown, budget_ms

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 from policies.placement.common.base import Decision, Rejected
-from policies.placement.igniter.gpu import Joined, Refused, SharedGpu
-from policies.placement.igniter.workload import GpuKind, Workload, by_need
+from policies.placement.igniter.gpu import Joined, SharedGpu, TrialFailed
+from policies.placement.igniter.workload import GpuKind, IgniterWorkload, by_need
 
 _SHOWN = 4  # rejected options in a decision
-_Looked = tuple[SharedGpu, Joined | Refused]
-Choose = Callable[[Iterable[SharedGpu], Workload], tuple[SharedGpu | None, tuple[int, ...], list[_Looked]]]
+_Looked = tuple[SharedGpu, Joined | TrialFailed]
+Choose = Callable[
+    [Iterable[SharedGpu], IgniterWorkload], tuple[SharedGpu | None, tuple[int, ...], list[_Looked]]
+]
 """Among GPUs with room in plan order: the one, everybody's shares there, and what was tried."""
 
 
@@ -24,7 +26,9 @@ class Packing:
     decisions: tuple[Decision, ...]
 
 
-def pack(workloads: Sequence[Workload], kind: GpuKind, choose: Choose, *, is_new_checked: bool) -> Packing:
+def pack(
+    workloads: Sequence[IgniterWorkload], kind: GpuKind, choose: Choose, *, is_new_checked: bool
+) -> Packing:
     """Place the workloads by r_lower descending; who finds no GPU gets a new one.
 
     A new GPU starts with r_lower, as in the paper; with `is_new_checked` with what the workload takes alone,
@@ -52,7 +56,7 @@ def pack(workloads: Sequence[Workload], kind: GpuKind, choose: Choose, *, is_new
 
 
 def least_growth(
-    gpus: Iterable[SharedGpu], workload: Workload
+    gpus: Iterable[SharedGpu], workload: IgniterWorkload
 ) -> tuple[SharedGpu | None, tuple[int, ...], list[_Looked]]:
     """Algorithm 1, lines 5 to 12: where the shares grow least, the first of equals."""
     chosen: SharedGpu | None = None
@@ -70,7 +74,7 @@ def least_growth(
 
 
 def first_fit(
-    gpus: Iterable[SharedGpu], workload: Workload
+    gpus: Iterable[SharedGpu], workload: IgniterWorkload
 ) -> tuple[SharedGpu | None, tuple[int, ...], list[_Looked]]:
     """FFD+: the first GPU with room for r_lower; nobody's share grows."""
     first = next(iter(gpus), None)
@@ -78,7 +82,7 @@ def first_fit(
 
 
 def first_growth(
-    gpus: Iterable[SharedGpu], workload: Workload
+    gpus: Iterable[SharedGpu], workload: IgniterWorkload
 ) -> tuple[SharedGpu | None, tuple[int, ...], list[_Looked]]:
     """FFD++: the first GPU on which algorithm 2 succeeds."""
     looked: list[_Looked] = []
@@ -91,7 +95,7 @@ def first_growth(
 
 
 def _decision(
-    workload: Workload,
+    workload: IgniterWorkload,
     chosen: SharedGpu,
     growth: int,
     looked: list[_Looked],
@@ -132,10 +136,10 @@ def percent_sum(kind: GpuKind, units: int) -> float:
 
 def _distance(looked: _Looked) -> tuple[bool, int]:
     _, result = looked
-    return isinstance(result, Refused) and result.is_full, result.growth
+    return isinstance(result, TrialFailed) and result.is_full, result.growth
 
 
-def _why_not(result: Joined | Refused, chosen: SharedGpu) -> str:
+def _why_not(result: Joined | TrialFailed, chosen: SharedGpu) -> str:
     if isinstance(result, Joined):
         return f"the shares there grow more than on {chosen.name}"
     if result.is_full:

@@ -48,7 +48,7 @@ class KindPlan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PackedCluster:
     """A plan on the cluster: its GPUs with their places among the slots, and what rate is missing, and why."""
 
     slices: list[tuple[GpuKind, int, tuple[Replica, ...]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Outcome:
         return sum(kind.slots[place].price_per_hour or 0.0 for kind, place, _ in self.slices)
 
 
-def placement_of(outcome: Outcome, unplaced: Iterable[Unplaced]) -> Placement:
+def placement_of(outcome: PackedCluster, unplaced: Iterable[Unplaced]) -> Placement:
     """The placement with every replica's latency beside its neighbours, and the promises that breaks."""
     slices: list[PlannedSlice] = []
     violations: list[str] = []

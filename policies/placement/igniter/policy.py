@@ -15,7 +15,7 @@ from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.gpu import SharedGpu
 from policies.placement.igniter.packing import Choose, least_growth, pack
 from policies.placement.igniter.plan import KindPlan, Replica
-from policies.placement.igniter.workload import GpuKind, Workload, demand_of
+from policies.placement.igniter.workload import GpuKind, IgniterWorkload, demand_of
 from profiles.igniter.coefficients import IgniterProfile
 
 
@@ -51,7 +51,7 @@ def shared_plan(
     is_new_checked: bool,
 ) -> KindPlan:
     """Theorem 1 for every model, then packing by that rule."""
-    workloads: list[Workload] = []
+    workloads: list[IgniterWorkload] = []
     unplaced: list[Unplaced] = []
     profile_of = {model.model_id: profile for model, profile in models}
     for model, profile in models:

@@ -81,7 +81,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class IgniterWorkload:
     """A model, or one replica's part of its rate, ready to be packed. `units` is r_lower.
 
     `alone_units`: what it takes on a GPU of its own, the drop of the frequency included.
@@ -99,19 +99,19 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class GpuDemand:
     """What a model wants of a kind of GPU; `missing_rps` is more than all of them could carry."""
 
-    workloads: tuple[Workload, ...]
+    workloads: tuple[IgniterWorkload, ...]
     missing_rps: float = 0.0
 
 
-def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -> Demand | str:
+def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -> GpuDemand | str:
     """Theorem 1 for a model with a rate over 0, or why no share of such a GPU serves it."""
     rate_rps = model.rate_rps or 0.0
     one = _workload(model, profile, kind, rate_rps, profile.batch_size_max)
     if one is not None:
-        return Demand((one,))
+        return GpuDemand((one,))
     batch_size = _largest_batch(profile, model.slo_ms / 2)
     if batch_size == 0:
         return (
@@ -124,12 +124,12 @@ def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -
     count = min(wanted, len(kind.slots))
     whole = _whole(model, profile, kind, capacity_rps, batch_size)
     if count < wanted:
-        return Demand((whole,) * count, rate_rps - count * capacity_rps)
+        return GpuDemand((whole,) * count, rate_rps - count * capacity_rps)
     rest_rps = rate_rps - count * capacity_rps
     rest = _workload(model, profile, kind, rest_rps, profile.batch_size_max) or _workload(
         model, profile, kind, rest_rps, batch_size
     )
-    return Demand((whole,) * count + ((rest,) if rest is not None else ()))
+    return GpuDemand((whole,) * count + ((rest,) if rest is not None else ()))
 
 
 def throughput_rps(profile: IgniterProfile, batch_size: int, latency_ms: float) -> float:
@@ -148,14 +148,14 @@ def modelled_ms(profile: IgniterProfile, batch_size: int, share_percent: float =
     return predict_ms(profile.hardware, [Resident(profile.coefficients, batch_size, share_percent)])[0]
 
 
-def by_need(workloads: Sequence[Workload]) -> list[Workload]:
+def by_need(workloads: Sequence[IgniterWorkload]) -> list[IgniterWorkload]:
     """The order in which they are placed: r_lower descending, equals as they came (algorithm 1, line 3)."""
     return sorted(workloads, key=lambda workload: -workload.units)
 
 
 def _workload(
     model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size_max: int
-) -> Workload | None:
+) -> IgniterWorkload | None:
     """Theorem 1 with batches up to that size; None where a whole GPU is not enough."""
     own, hardware = profile.coefficients, profile.hardware
     objective_ms, rate_per_ms, pcie = model.slo_ms / 2, rate_rps / 1000, hardware.pcie_bytes_per_ms
@@ -177,16 +177,16 @@ def _workload(
     if alone is None:
         return None
     memory_bytes = memory_of(model, profile, batch_size)
-    return Workload(model, own, curves, rate_rps, batch_size, objective_ms, units, alone, memory_bytes)
+    return IgniterWorkload(model, own, curves, rate_rps, batch_size, objective_ms, units, alone, memory_bytes)
 
 
 def _whole(
     model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size: int
-) -> Workload:
+) -> IgniterWorkload:
     """A dedicated GPU."""
     curves = curves_of(profile.hardware, profile.coefficients, batch_size, kind.units_max)
     memory_bytes = memory_of(model, profile, batch_size)
-    return Workload(
+    return IgniterWorkload(
         model,
         profile.coefficients,
         curves,

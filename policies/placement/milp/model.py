@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.placement.common.demands import Demand, GpuClass
-from policies.placement.milp.packing import Packing, Pattern, packing_of
+from policies.placement.common.demands import GpuClass, ResourceDemand
+from policies.placement.milp.packing import Pattern, ReplicaPacking, packing_of
 from policies.solver import Solved, quiet_pulp, solve
 
 # In requests per second, ms, GPUs and replicas: below what any of them can differ by in earnest.
@@ -28,7 +28,7 @@ _SLACK = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MilpProblem:
     """What to solve. `rates_rps` by model; `offers[k][m]` is what model m may run as on GPUs of class k.
 
     `replicas_max[m][batch]` bounds the replicas of a model with that batch size, over all classes.
@@ -36,14 +36,14 @@ class Task:
 
     rates_rps: Sequence[float]
     classes: Sequence[GpuClass]
-    offers: Sequence[Mapping[int, Sequence[Demand]]]
+    offers: Sequence[Mapping[int, Sequence[ResourceDemand]]]
     replicas_max: Sequence[Mapping[int, int]]
     time_limit_s: float
     has_second_stage: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MilpSolution:
     """What each used GPU of each class carries. `bound_rps` is over the goodput where it is not proven best."""
 
     patterns: tuple[tuple[Pattern, ...], ...]
@@ -59,7 +59,7 @@ class Answer:
         return self.bound_rps - self.goodput_rps
 
 
-def solve_task(task: Task) -> Answer | None:
+def solve_task(task: MilpProblem) -> MilpSolution | None:
     """Solve; None where the time was too short for any solution.
 
     Raises ConfigError where PuLP or its solvers are not installed.
@@ -75,11 +75,11 @@ def solve_task(task: Task) -> Answer | None:
 class _Program:
     """The variables of a task in PuLP's words."""
 
-    def __init__(self, pulp: Any, task: Task) -> None:
+    def __init__(self, pulp: Any, task: MilpProblem) -> None:
         self._pulp = pulp
         self._task = task
         self._program = pulp.LpProblem("placement", pulp.LpMaximize)
-        self._packings: list[Packing] = [
+        self._packings: list[ReplicaPacking] = [
             packing_of(pulp, self._program, gpus, offers, f"c{k}")
             for k, (gpus, offers) in enumerate(zip(task.classes, task.offers, strict=True))
         ]
@@ -96,7 +96,7 @@ class _Program:
         for m in range(len(task.rates_rps)):
             self._constrain(m)
 
-    def run(self) -> Answer | None:
+    def run(self) -> MilpSolution | None:
         """Goodput first, then the rest in what time is left."""
         self._program.setObjective(self._pulp.lpSum(self._served))
         solved = solve(self._pulp, self._program, self._task.time_limit_s, _GAP)
@@ -110,7 +110,7 @@ class _Program:
         if self._task.has_second_stage and solved.is_proven:
             left_s = self._task.time_limit_s - solved.time_s
             patterns, is_tidied = self._tidied(patterns, goodput_rps, left_s)
-        return Answer(
+        return MilpSolution(
             patterns,
             self._goodput_rps(patterns),
             self._bound_rps(solved, goodput_rps),
@@ -178,7 +178,7 @@ class _Program:
         return ideal_rps if solved.bound is None else max(goodput_rps, min(ideal_rps, abs(solved.bound)))
 
 
-def _fits(patterns: Sequence[Sequence[Pattern]], task: Task) -> bool:
+def _fits(patterns: Sequence[Sequence[Pattern]], task: MilpProblem) -> bool:
     """Whether what a clock stopped is a placement at all: GPUs enough, one batch size a model."""
     batches: dict[int, set[int]] = {}
     for offers, gpus, taken in zip(task.offers, task.classes, patterns, strict=True):

@@ -13,18 +13,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.placement.common.demands import WHOLE_UNITS, Demand, GpuClass
+from policies.placement.common.demands import WHOLE_UNITS, GpuClass, ResourceDemand
 
 PATTERNS_MAX = 4000
 Item = tuple[int, int]
 """(model, option): places in the program's lists."""
 
 Pattern = tuple[Item, ...]
-Offers = Mapping[int, Sequence[Demand]]
+Offers = Mapping[int, Sequence[ResourceDemand]]
 """By model, what it may run as on a class of GPUs."""
 
 
-class Packing(ABC):
+class ReplicaPacking(ABC):
     """The replicas on one class of GPUs, as expressions of a program."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Packing(ABC):
         """The solution: what each used GPU carries, most compute first."""
 
 
-def packing_of(pulp: Any, program: Any, gpus: GpuClass, offers: Offers, name: str) -> Packing:
+def packing_of(pulp: Any, program: Any, gpus: GpuClass, offers: Offers, name: str) -> ReplicaPacking:
     """The variables and constraints of a class of GPUs, added to `program`."""
     patterns = feasible_patterns(offers, PATTERNS_MAX)
     if patterns is not None:
@@ -74,7 +74,7 @@ def feasible_patterns(offers: Offers, limit: int) -> list[Pattern] | None:
     return sorted(found)
 
 
-class _Counted(Packing):
+class _Counted(ReplicaPacking):
     """z[pattern]: how many GPUs carry it."""
 
     def __init__(
@@ -106,7 +106,7 @@ class _Counted(Packing):
         ]
 
 
-class _Ordered(Packing):
+class _Ordered(ReplicaPacking):
     """x[model, batch, gpu] as the thesis has it (section 5.4.3), a GPU carries no more compute than the one before."""
 
     def __init__(self, pulp: Any, program: Any, gpus: GpuClass, offers: Offers, name: str) -> None:

@@ -28,16 +28,16 @@ from policies.placement.common.base import (
     Unplaced,
 )
 from policies.placement.common.demands import (
-    Demand,
     GpuClass,
     Metric,
+    ResourceDemand,
     gpu_classes,
     profiled_demands,
     rate_of,
     why_unservable,
     within_slo,
 )
-from policies.placement.milp.model import Answer, Task, solve_task
+from policies.placement.milp.model import MilpProblem, MilpSolution, solve_task
 from policies.solver import TIME_LIMIT_S
 
 OPTIONS: Schema = {
@@ -91,7 +91,9 @@ class Milp:
         replicas_max = [
             self._replicas_max(model, offered, len(gpus)) for model, offered in _by_model(models, offers)
         ]
-        task = Task(rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage)
+        task = MilpProblem(
+            rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage
+        )
         answer = solve_task(task) if any(offers) else None
         if answer is None:
             late = f"the solver found no placement within {self._time_limit_s:g} s"
@@ -101,10 +103,10 @@ class Milp:
 
     def _offers(
         self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
-    ) -> tuple[list[dict[int, tuple[Demand, ...]]], dict[ModelId, str]]:
+    ) -> tuple[list[dict[int, tuple[ResourceDemand, ...]]], dict[ModelId, str]]:
         """By class of GPUs and model what may run there; why not, for models that may run nowhere."""
         has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
-        offers: list[dict[int, tuple[Demand, ...]]] = [{} for _ in classes]
+        offers: list[dict[int, tuple[ResourceDemand, ...]]] = [{} for _ in classes]
         reasons: dict[ModelId, str] = {}
         for m, model in enumerate(models):
             why_not: list[str] = []
@@ -136,7 +138,7 @@ class Milp:
 
 
 def _by_model(
-    models: Sequence[PlacedModelInput], offers: Sequence[Mapping[int, Sequence[Demand]]]
+    models: Sequence[PlacedModelInput], offers: Sequence[Mapping[int, Sequence[ResourceDemand]]]
 ) -> list[tuple[PlacedModelInput, list[int]]]:
     """Each model with the batch sizes it is offered anywhere."""
     return [
@@ -146,10 +148,13 @@ def _by_model(
 
 
 def _placement(
-    models: Sequence[PlacedModelInput], task: Task, answer: Answer, reasons: Mapping[ModelId, str]
+    models: Sequence[PlacedModelInput],
+    task: MilpProblem,
+    answer: MilpSolution,
+    reasons: Mapping[ModelId, str],
 ) -> Placement:
     """The answer as slices: each replica alone on its slice, fullest GPUs first."""
-    replicas: dict[int, list[tuple[GpuSlot, Demand]]] = {m: [] for m in range(len(models))}
+    replicas: dict[int, list[tuple[GpuSlot, ResourceDemand]]] = {m: [] for m in range(len(models))}
     for gpus, offers, patterns in zip(task.classes, task.offers, answer.patterns, strict=True):
         for gpu, pattern in zip(gpus.gpus, patterns, strict=False):  # the GPUs left over stay empty
             for m, option in pattern:
@@ -176,12 +181,12 @@ def _placement(
     return Placement(tuple(slices), tuple(unplaced), (), answer.goodput_rps, tuple(decisions))
 
 
-def _offered(task: Task, m: int) -> list[Demand]:
+def _offered(task: MilpProblem, m: int) -> list[ResourceDemand]:
     by_batch = {demand.batch: demand for offers in reversed(task.offers) for demand in offers.get(m, ())}
     return [by_batch[batch] for batch in sorted(by_batch)]
 
 
-def _shortfall(placed: Sequence[Demand]) -> str:
+def _shortfall(placed: Sequence[ResourceDemand]) -> str:
     if not placed:
         return "other models bring more goodput on these GPUs"
     carried_rps = sum(demand.throughput_rps for demand in placed)
@@ -191,7 +196,7 @@ def _shortfall(placed: Sequence[Demand]) -> str:
     )
 
 
-def _overall(task: Task, answer: Answer) -> Decision:
+def _overall(task: MilpProblem, answer: MilpSolution) -> Decision:
     """What the solver came to; the gap is 0 where the optimum is proven."""
     if not answer.is_proven:
         chosen = f"the best that {answer.solver} found in {task.time_limit_s:g} s"
@@ -203,7 +208,9 @@ def _overall(task: Task, answer: Answer) -> Decision:
     return Decision("placement", chosen, metrics)
 
 
-def _choice(model: PlacedModelInput, placed: Sequence[Demand], offered: Sequence[Demand]) -> Decision:
+def _choice(
+    model: PlacedModelInput, placed: Sequence[ResourceDemand], offered: Sequence[ResourceDemand]
+) -> Decision:
     """The model's batch size beside the others within its SLO, those nearest in goodput per Creq first."""
     chosen = placed[0] if placed else None
     rejected = [
@@ -222,7 +229,7 @@ def _choice(model: PlacedModelInput, placed: Sequence[Demand], offered: Sequence
     )
 
 
-def _metrics(demand: Demand) -> dict[str, float]:
+def _metrics(demand: ResourceDemand) -> dict[str, float]:
     return {
         "throughput_rps": demand.throughput_rps,
         "exec_ms": demand.exec_ms,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 
 from policies.placement.tenuto.goodput import USABLE, Cluster, GoodputModel, Pattern
-from policies.placement.tenuto.task import Task
+from policies.placement.tenuto.task import PlacementTask
 from policies.solver import quiet_pulp, solve
 
 GPUS_MAX = 16
@@ -23,7 +23,7 @@ _GAP = 1e-3
 _TIME_LIMIT_S = 10.0
 
 
-def exact_cluster(task: Task, model: GoodputModel) -> Cluster | None:
+def exact_cluster(task: PlacementTask, model: GoodputModel) -> Cluster | None:
     """A proven optimum over those patterns; None for larger clusters, without a solver or without a proof in time."""
     gpu_count = sum(len(gpus.gpus) for gpus in task.classes)
     if gpu_count > GPUS_MAX or len(task.models) > _MODELS_MAX or not all(task.items):
@@ -61,7 +61,7 @@ def exact_cluster(task: Task, model: GoodputModel) -> Cluster | None:
         )
 
 
-def _patterns(task: Task, model: GoodputModel, k: int) -> list[Pattern]:
+def _patterns(task: PlacementTask, model: GoodputModel, k: int) -> list[Pattern]:
     items, memory_bytes = task.items[k], task.classes[k].slot.memory_bytes
     kept = sorted(
         {
@@ -80,7 +80,7 @@ def _patterns(task: Task, model: GoodputModel, k: int) -> list[Pattern]:
     ]
 
 
-def _best(task: Task, model: GoodputModel, k: int, m: int, copies: int) -> list[int]:
+def _best(task: PlacementTask, model: GoodputModel, k: int, m: int, copies: int) -> list[int]:
     """The place of the model's item that brings most beside copies of itself that never idle."""
 
     def brings_rps(place: int) -> float:
@@ -90,7 +90,7 @@ def _best(task: Task, model: GoodputModel, k: int, m: int, copies: int) -> list[
     return [max(mine, key=brings_rps)] if mine else []
 
 
-def _capacities(task: Task, model: GoodputModel, k: int, pattern: Pattern) -> dict[int, float]:
+def _capacities(task: PlacementTask, model: GoodputModel, k: int, pattern: Pattern) -> dict[int, float]:
     found: dict[int, float] = {}
     for item, _, rps in model.replicas(k, pattern, [1.0] * len(task.models)):
         found[item.model] = found.get(item.model, 0.0) + rps

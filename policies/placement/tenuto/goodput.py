@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.placement.tenuto.task import Item, Task
+from policies.placement.tenuto.task import Item, PlacementTask
 
 Pattern = tuple[int, ...]
 """Places in the class's items, ascending."""
@@ -71,7 +71,7 @@ class Forecast:
 class GoodputModel:
     """Forecasts for one task; what patterns do to each other is remembered."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PlacementTask) -> None:
         self._task = task
         self._rates = task.rates_rps
         self._has_fixed_batches = task.conditions.has_fixed_batches

@@ -18,12 +18,12 @@ from policies.placement.common.base import (
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import Cluster, GoodputModel
-from policies.placement.tenuto.task import Item, Task, fillable, worthwhile_batches
+from policies.placement.tenuto.task import Item, PlacementTask, fillable, worthwhile_batches
 
 _CALM = 0.85  # of the time, batches are made larger until the GPUs are no busier than this
 
 
-def placement_of(task: Task, model: GoodputModel, cluster: Cluster) -> Placement:
+def placement_of(task: PlacementTask, model: GoodputModel, cluster: Cluster) -> Placement:
     """Fullest GPUs first. A replica's part of the rate is its part of the model's capacity."""
     forecast = model.forecast(cluster)
     busy = [min(1.0, one) for one in forecast.busy]

@@ -42,7 +42,7 @@ from policies.placement.tenuto.forecast import forecast_of, worst_fraction
 from policies.placement.tenuto.goodput import GoodputModel
 from policies.placement.tenuto.plans import placement_of, with_batches
 from policies.placement.tenuto.search import Search, empty_cluster
-from policies.placement.tenuto.task import Task, task_of
+from policies.placement.tenuto.task import PlacementTask, task_of
 
 OPTIONS: Schema = {
     "fairness_cost": Number(0.01, maximum=1.0, is_minimum_allowed=True),
@@ -128,7 +128,7 @@ class Tenuto:
         ]
         return self._answer(candidates, models, reasons)
 
-    def _searched(self, task: Task) -> dict[str, Placement]:
+    def _searched(self, task: PlacementTask) -> dict[str, Placement]:
         model = GoodputModel(task)
         found = {}
         for fairness in _FAIRNESS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from policies.placement.tenuto.goodput import Cluster, Forecast, GoodputModel, Pattern
-from policies.placement.tenuto.task import Task
+from policies.placement.tenuto.task import PlacementTask
 
 # Requests per second that a step must bring, in parts of the total rate: less is noise of the iteration.
 _STEP = 1e-4
@@ -19,7 +19,7 @@ _STEP = 1e-4
 class Search:
     """From a cluster to a better one. `fairness`: what the worst served fraction weighs, of the total rate."""
 
-    def __init__(self, task: Task, model: GoodputModel, fairness: float, floor: float) -> None:
+    def __init__(self, task: PlacementTask, model: GoodputModel, fairness: float, floor: float) -> None:
         self._task = task
         self._model = model
         self._ideal_rps = sum(task.rates_rps)
@@ -93,7 +93,7 @@ class Search:
                 yield tuple(sorted(pattern))
 
 
-def empty_cluster(task: Task) -> Cluster:
+def empty_cluster(task: PlacementTask) -> Cluster:
     """Nothing on any GPU."""
     return tuple({(): len(gpus.gpus)} for gpus in task.classes)
 

@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlacementTask:
     """Models, GPUs, and by class of GPUs the items that may run there."""
 
     models: tuple[PlacedModelInput, ...]
@@ -55,7 +55,7 @@ def task_of(
     profiles: Profiles,
     conditions: Conditions,
     slices_max: int,
-) -> Task | None:
+) -> PlacementTask | None:
     """The task of sharing GPUs in space, or None where nobody knows what that costs.
 
     Slices without a limit side by side cost something in the model `sm` only: `none` would let any number
@@ -66,7 +66,7 @@ def task_of(
     if len(known) < len(classes) or not classes or any(not gpus.slot.is_emulated for gpus in classes):
         return None
     items = tuple(_items(models, gpus, profiles, conditions) for gpus in classes)
-    return Task(tuple(models), tuple(classes), items, known, conditions, slices_max)
+    return PlacementTask(tuple(models), tuple(classes), items, known, conditions, slices_max)
 
 
 def worthwhile_batches(profile: ModelProfile, limit_ms: float, size_max: float) -> list[int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from policies.placement.common.base import Decision, PlacedModelInput, Rejected
-from policies.placement.usher.configurations import Option
+from policies.placement.usher.configurations import ReplicaOption
 from policies.placement.usher.grouping import Group
-from policies.placement.usher.search import Found, Tried
+from policies.placement.usher.search import FoundConfiguration, Tried
 
 
-def shortfall(option: Option, placed: int) -> str:
+def shortfall(option: ReplicaOption, placed: int) -> str:
     """Why a part of a model's rate is not placed."""
     if not placed:
         return f"none of its {option} fits what the models before it left"
@@ -21,7 +21,7 @@ def shortfall(option: Option, placed: int) -> str:
     )
 
 
-def group_decision(group: Group, gpu_type: str, found: Found) -> Decision:
+def group_decision(group: Group, gpu_type: str, found: FoundConfiguration) -> Decision:
     """The configuration of a group beside the best of the others."""
     metrics = {
         "expected_goodput_rps": found.tried.goodput_rps,

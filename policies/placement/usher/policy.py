@@ -31,9 +31,9 @@ from policies.placement.common.base import (
     Unplaced,
 )
 from policies.placement.common.demands import (
-    Demand,
     GpuClass,
     Metric,
+    ResourceDemand,
     gpu_classes,
     profiled_demands,
     rate_of,
@@ -41,8 +41,8 @@ from policies.placement.common.demands import (
     within_slo,
 )
 from policies.placement.usher.configurations import (
-    Candidate,
-    Option,
+    ModelOptions,
+    ReplicaOption,
     options_of,
     smallest_degree,
     usher_batches,
@@ -50,7 +50,7 @@ from policies.placement.usher.configurations import (
 from policies.placement.usher.explain import group_decision, shortfall, type_decision
 from policies.placement.usher.grouping import Group, balanced_groups, given_groups
 from policies.placement.usher.interleaving import Room
-from policies.placement.usher.search import Found, best_configuration
+from policies.placement.usher.search import FoundConfiguration, best_configuration
 
 OPTIONS: Schema = {
     "groups": Free(),
@@ -141,7 +141,7 @@ class Usher:
         reasons: dict[ModelId, str] = {}
         decisions: list[Decision] = []
         for model in models:
-            offers: list[tuple[float, int, _Home, Candidate]] = []
+            offers: list[tuple[float, int, _Home, ModelOptions]] = []
             why_not: list[str] = []
             for home in homes:
                 reason = why_unservable(
@@ -164,7 +164,7 @@ class Usher:
                     continue
                 home.balance[model.model_id] = _balance(profiled)
                 cost = min(needed, gpu_count) * (home.gpus.slot.price_per_hour or 0.0)
-                offers.append((cost, needed, home, Candidate(model, options)))
+                offers.append((cost, needed, home, ModelOptions(model, options)))
             if not offers:
                 reasons[model.model_id] = joined(why_not)
                 continue
@@ -195,7 +195,7 @@ class Usher:
             groups.sort(key=lambda group: min(places[model_id] for model_id in group))
         return groups
 
-    def _place_group(self, home: _Home, group: Group) -> Found:
+    def _place_group(self, home: _Home, group: Group) -> FoundConfiguration:
         candidates = [home.candidates[model_id] for model_id in group]
         found = best_configuration(candidates, home.room, is_growing=self._is_growing)
         home.room = found.room
@@ -211,11 +211,11 @@ class _Home:
 
     gpus: GpuClass
     room: Room
-    candidates: dict[ModelId, Candidate] = field(default_factory=dict)
+    candidates: dict[ModelId, ModelOptions] = field(default_factory=dict)
     balance: dict[ModelId, int] = field(default_factory=dict)
 
 
-def _balance(profiled: Sequence[Demand]) -> int:
+def _balance(profiled: Sequence[ResourceDemand]) -> int:
     return round(sum(d.compute_units - d.memory_units for d in profiled) / len(profiled))
 
 
@@ -231,7 +231,7 @@ def _achievable_rps(home: _Home, group: Group) -> float:
 
 
 def _slices(
-    candidate: Candidate, option: Option, places: Sequence[int], gpus: GpuClass, served_rps: float
+    candidate: ModelOptions, option: ReplicaOption, places: Sequence[int], gpus: GpuClass, served_rps: float
 ) -> list[PlannedSlice]:
     """One slice per replica. All have the same batch, so the router's shares of the load are equal."""
     demand = option.demand

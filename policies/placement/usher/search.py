@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.placement.common.demands import WHOLE_UNITS
-from policies.placement.usher.configurations import Candidate, Option
+from policies.placement.usher.configurations import ModelOptions, ReplicaOption
 from policies.placement.usher.interleaving import Placed, Room, Rows, Units, place_rows
 
 CONFIGURATIONS_MAX = 36**4
@@ -43,13 +43,13 @@ Values = npt.NDArray[np.int64]
 class Tried:
     """A configuration and what it came to. `goodput_rps` is the group's; `added_gpus` were not used before."""
 
-    options: tuple[Option, ...]
+    options: tuple[ReplicaOption, ...]
     goodput_rps: float
     added_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundConfiguration:
     """The configuration chosen, where its replicas go (one set of GPU places per model), and the next best."""
 
     tried: Tried
@@ -60,7 +60,9 @@ class Found:
     placed: int
 
 
-def best_configuration(candidates: Sequence[Candidate], room: Room, *, is_growing: bool) -> Found:
+def best_configuration(
+    candidates: Sequence[ModelOptions], room: Room, *, is_growing: bool
+) -> FoundConfiguration:
     """The first of the best. Every candidate has an option; their product is at most CONFIGURATIONS_MAX.
 
     In a fixed cluster the best is the highest expected goodput, in a growing one the fewest added GPUs
@@ -90,7 +92,7 @@ def best_configuration(candidates: Sequence[Candidate], room: Room, *, is_growin
 class _Table:
     """A group's configurations as numbers: configuration → options → arrays."""
 
-    def __init__(self, candidates: Sequence[Candidate], room: Room, *, is_growing: bool) -> None:
+    def __init__(self, candidates: Sequence[ModelOptions], room: Room, *, is_growing: bool) -> None:
         self._candidates = candidates
         self._room = room
         self._is_growing = is_growing
@@ -125,7 +127,7 @@ class _Table:
         is_met = self._is_met(placed.replicas, rps)
         return np.where(is_met, _ALL_MET - self._added(placed), goodput)
 
-    def found(self, configurations: Sequence[int], placed_count: int) -> Found:
+    def found(self, configurations: Sequence[int], placed_count: int) -> FoundConfiguration:
         """The first of `configurations` with its places, the others beside it."""
         chosen = np.array(configurations, dtype=np.int64)
         rows, rps = self._rows(chosen)
@@ -142,7 +144,9 @@ class _Table:
             self._room.is_used | hosts.any(axis=0),
         )
         places = tuple(tuple(int(gpu) for gpu in np.flatnonzero(row)) for row in hosts)
-        return Found(tried[0], places, room, tuple(tried[1:]), math.prod(self._shape), placed_count)
+        return FoundConfiguration(
+            tried[0], places, room, tuple(tried[1:]), math.prod(self._shape), placed_count
+        )
 
     def _rows(self, configurations: Units) -> tuple[Rows, npt.NDArray[np.float64]]:
         chosen = np.unravel_index(configurations, self._shape)
@@ -151,7 +155,7 @@ class _Table:
             [values[places] for values, places in zip(self._rps, chosen, strict=True)], axis=1
         )
 
-    def _options(self, configuration: int) -> tuple[Option, ...]:
+    def _options(self, configuration: int) -> tuple[ReplicaOption, ...]:
         chosen = np.unravel_index(configuration, self._shape)
         return tuple(c.options[int(place)] for c, place in zip(self._candidates, chosen, strict=True))
 

@@ -35,7 +35,7 @@ class Job:
 
 
 @dataclass(slots=True, frozen=True)
-class Rejected:
+class RejectedRow:
     """A row that did not fit the model's signature and was left out."""
 
     row: int
@@ -74,7 +74,7 @@ class JobRan:
     slice_id: SliceId
     batch_id: BatchId
     outputs: Sequence[NamedTensor]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedRow, ...]
     exec_ms: float
 
 
@@ -175,14 +175,14 @@ def sort_out(
     parts: Sequence[JobPart],
     inputs: Sequence[TensorInfo],
     bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
-) -> tuple[list[dict[str, Tensor]], list[Rejected]]:
+) -> tuple[list[dict[str, Tensor]], list[RejectedRow]]:
     """Rows that fit the signature, and the others with what is wrong.
 
     The frontend has checked the same before; this guards the neighbours in the batch against a frontend that
     is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know.
     """
     fitting: list[dict[str, Tensor]] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedRow] = []
     row = 0
     for part in parts:
         width, odd = divmod(len(part.tensors), part.count)
@@ -196,7 +196,7 @@ def sort_out(
             if reason is None:
                 fitting.append({tensor.name: tensor.array for tensor in tensors})
             else:
-                rejected.append(Rejected(row, reason))
+                rejected.append(RejectedRow(row, reason))
             row += 1
     return fitting, rejected
 

@@ -19,7 +19,7 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
-from roles.gpu_worker.executors.base import JobPart, Rejected, sort_out
+from roles.gpu_worker.executors.base import JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders import LoadedModel, NotAModel
 from roles.gpu_worker.executors.slots import InputSlots, Slot
@@ -30,7 +30,7 @@ MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is 
 NUMPY_HAS_NOT = (torch.bfloat16,)
 
 
-class HostedModel:
+class DeviceReplica:
     """A loaded model with its buffers. Made, warmed and run on the executor's thread; `stage` on another.
 
     `capture` stands in for CUDA's in tests.
@@ -78,7 +78,7 @@ class HostedModel:
         if 0 < len(rows) <= self._batch_size_max:
             self.slots.stage(parts, rows, rejected)
 
-    def run_parts(self, parts: Sequence[JobPart]) -> tuple[list[NamedTensor], list[Rejected]]:
+    def run_parts(self, parts: Sequence[JobPart]) -> tuple[list[NamedTensor], list[RejectedRow]]:
         """Infer for the rows that fit the signature. Raises NotAModel, and whatever the model raises."""
         slot = self.slots.staged(parts)
         if slot is None:
@@ -176,7 +176,7 @@ class HostedModel:
             took_ms.append(self._clock.now_ms() - began_ms)
         return statistics.median(took_ms)
 
-    def _put(self, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> Slot:
+    def _put(self, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> Slot:
         if len(rows) > self._batch_size_max:
             raise NotAModel(f"a batch of {len(rows)} is over the model's largest, {self._batch_size_max}")
         return self.slots.take(rows, rejected)

@@ -32,7 +32,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     loaded,
 )
-from roles.gpu_worker.executors.input_counts import Crowds
+from roles.gpu_worker.executors.colocation import ColocatedSlices
 
 OUTPUTS = (TensorInfo("output", "float32", (1,)),)
 
@@ -51,7 +51,7 @@ class SleepExecutor:
 
     def __init__(self) -> None:
         self._exec_ms: dict[SliceId, dict[ModelId, tuple[float, ...]]] = {}
-        self._crowds = Crowds()
+        self._colocated = ColocatedSlices()
         self._free_at_ms: dict[SliceId, float] = {}
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
@@ -72,7 +72,7 @@ class SleepExecutor:
             )
             left_out.append(LeftOut(spec.slice_id, model.model_id, reason))
         try:
-            self._crowds.add(spec)
+            self._colocated.add(spec)
         except ProfileError as error:
             self._ready.append(LoadFailed(spec.slice_id, str(error)))
             return
@@ -82,7 +82,7 @@ class SleepExecutor:
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it; one that failed to load was never kept."""
-        self._crowds.remove(slice_id)
+        self._colocated.remove(slice_id)
         self._exec_ms.pop(slice_id, None)
         self._free_at_ms.pop(slice_id, None)
 
@@ -96,7 +96,7 @@ class SleepExecutor:
             return
         self._copy_inputs(job)
         beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
-        slowdown = self._crowds.slowdown(job.slice_id, job.model_id, batch_size, beside)
+        slowdown = self._colocated.slowdown(job.slice_id, job.model_id, batch_size, beside)
         took_ms = exec_ms[batch_size - 1] * slowdown
         finish_at_ms = max(now_ms, self._free_at_ms[job.slice_id]) + took_ms
         self._free_at_ms[job.slice_id] = finish_at_ms

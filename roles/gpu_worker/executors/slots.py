@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fabric.link import Tensor as Array
-from roles.gpu_worker.executors.base import JobPart, Rejected
+from roles.gpu_worker.executors.base import JobPart, RejectedRow
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Slot:
     on_device: dict[str, Tensor]
     copied: torch.cuda.Event | None
     batch_size: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
     parts: Sequence[JobPart] = ()
     """Of the batch that was put together ahead of its run; empty: free, or running."""
 
@@ -51,7 +51,7 @@ class InputSlots:
         """Batches that found their inputs in place."""
 
     def stage(
-        self, parts: Sequence[JobPart], rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]
+        self, parts: Sequence[JobPart], rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]
     ) -> None:
         """Put the next batch together, in the place of the one that was staged before."""
         with self._lock:
@@ -73,7 +73,7 @@ class InputSlots:
                     return slot
             return None
 
-    def take(self, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> Slot:
+    def take(self, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> Slot:
         """Put a batch together that nobody staged; one that was staged keeps its slot. It runs from now on."""
         with self._lock:
             slot = min(self._slots, key=lambda slot: len(slot.parts))
@@ -95,7 +95,7 @@ class InputSlots:
             for buffer in slot.host.values()
         )
 
-    def _fill(self, slot: Slot, rows: Sequence[Mapping[str, Array]], rejected: list[Rejected]) -> None:
+    def _fill(self, slot: Slot, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> None:
         slot.parts = ()
         slot.batch_size, slot.rejected = len(rows), rejected
         for key, buffer in slot.host.items():

@@ -11,7 +11,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import Job, JobRan
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import LoaderError, load_model
 
 log = logging.getLogger("tenuto")
@@ -24,14 +24,14 @@ class TorchDevice:
         # Workers share a host's cores: torch's default, every core for each of them, makes all of them slow.
         torch.set_num_threads(threads)
         self._clock = clock
-        self._hosted: dict[SliceId, dict[ModelId, HostedModel]] = {}
+        self._hosted: dict[SliceId, dict[ModelId, DeviceReplica]] = {}
         self._uses_cuda = False
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
         """Load, warm and measure these models of the slice; all or none of them."""
         device = self._device(spec)
         replicas = []
-        hosted: dict[ModelId, HostedModel] = {}
+        hosted: dict[ModelId, DeviceReplica] = {}
         for model in spec.models:
             hosted[model.model_id], replica = self._load(model, device)
             replicas.append(replica)
@@ -104,18 +104,18 @@ class TorchDevice:
         torch.cuda.set_device(device)  # for users' code that says just "cuda"
         return device
 
-    def _load(self, spec: ModelSpec, device: torch.device) -> tuple[HostedModel, ReplicaInfo]:
+    def _load(self, spec: ModelSpec, device: torch.device) -> tuple[DeviceReplica, ReplicaInfo]:
         if spec.loader is None:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
         loaded = load_model(spec.loader, device)
-        hosted = HostedModel(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
+        hosted = DeviceReplica(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
         hosted.warm(spec.slo_ms)
         _tell(spec.model_id, hosted)
         return hosted, _replica(spec, hosted, loaded.image, _memory_bytes(device))
 
 
 def _replica(
-    spec: ModelSpec, hosted: HostedModel, image: ImagePreprocess | None, memory_bytes: int
+    spec: ModelSpec, hosted: DeviceReplica, image: ImagePreprocess | None, memory_bytes: int
 ) -> ReplicaInfo:
     return ReplicaInfo(
         model_id=spec.model_id,
@@ -133,7 +133,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _tell(model_id: ModelId, hosted: HostedModel) -> None:
+def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:
     """Once a load: how its batches run, where that is not what was asked for."""
     if hosted.buckets.sizes:
         log.info("cuda_graphs model=%s batch_sizes=%s", model_id, list(hosted.buckets.sizes))

@@ -54,7 +54,7 @@ SCHEDULERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class WorkloadModel:
     """A model of a workload: its shipped profile and its SLO."""
 
     model_id: ModelId
@@ -68,7 +68,7 @@ def gpus(count: int) -> list[GpuSlot]:
     return [GpuSlot(index, GPU_TYPE, memory_bytes, NodeId("node0"), index) for index in range(count)]
 
 
-def profiles_of(members: Sequence[Member]) -> Profiles:
+def profiles_of(members: Sequence[WorkloadModel]) -> Profiles:
     """The shipped profiles of a workload."""
     return {
         (member.model_id, GPU_TYPE): shipped_profile(f"gpulet-2080ti/{member.profile}") for member in members
@@ -107,7 +107,9 @@ def grid_scenario(number: int) -> list[PlacedModelInput]:
 def gpus_needed(numbers: Sequence[int], gpu_count: int, scheduler: Scheduler) -> dict[int, int]:
     """The fewest GPUs that serve each scenario, for those that `gpu_count` GPUs can serve."""
     data = shipped_data("gpulet_2080ti")
-    members = [Member(ModelId(model), model, 0.0) for model in data["schedulability_grid"]["model_order"]]
+    members = [
+        WorkloadModel(ModelId(model), model, 0.0) for model in data["schedulability_grid"]["model_order"]
+    ]
     slots, known, policy = gpus(gpu_count), profiles_of(members), scheduler.policy
     found = {number: policy.gpus_needed(grid_scenario(number), slots, known) for number in numbers}
     return {number: needed for number, needed in found.items() if needed is not None}
@@ -146,13 +148,13 @@ _PAPER_ORDER = {
 # ---------------------------------------------------------------- SLO-preserved throughput (slides, figure 13)
 
 
-def workloads() -> dict[str, list[Member]]:
+def workloads() -> dict[str, list[WorkloadModel]]:
     """The two applications and five scenarios; all models of one get the same rate."""
     data = shipped_data("gpulet_2080ti")
     found = {}
     game = data["applications"]["game"]
     found["game"] = [
-        Member(
+        WorkloadModel(
             ModelId(name),
             "lenet1" if name.startswith("lenet") else name,
             game["slo_ms_in_scheduling_scripts"],
@@ -161,16 +163,18 @@ def workloads() -> dict[str, list[Member]]:
     ]
     traffic = data["applications"]["traffic"]
     found["traffic"] = [
-        Member(ModelId(name), name, traffic["slo_ms_in_scheduling_scripts"][name])
+        WorkloadModel(ModelId(name), name, traffic["slo_ms_in_scheduling_scripts"][name])
         for name in traffic["models"]
     ]
     for name, models in data["scenarios_table4"].items():
         if name.startswith("scen"):
-            found[name] = [Member(ModelId(model), model, data["models"][model]["slo_ms"]) for model in models]
+            found[name] = [
+                WorkloadModel(ModelId(model), model, data["models"][model]["slo_ms"]) for model in models
+            ]
     return found
 
 
-def highest_rps(members: Sequence[Member], gpu_count: int, scheduler: Scheduler) -> float:
+def highest_rps(members: Sequence[WorkloadModel], gpu_count: int, scheduler: Scheduler) -> float:
     """The highest rate of every model, in requests per second, that is schedulable; 0 if none is.
 
     Schedulability is not monotone in the rate, so there is nothing to bisect: rates are doubled until twice in a

@@ -33,7 +33,7 @@ from roles.lab.reproduce.thesis_settings import (
     FIGURE_6_15,
     GPU_TYPE,
     WAO_GROUPS,
-    Setting,
+    FigureSetting,
 )
 
 _TIDY = "the solver's choice among equal optima; our second stage takes the least run time"
@@ -253,7 +253,7 @@ def _efficientnet_rows(small: Played, large: Played) -> tuple[Row, ...]:
 
 def _filling_rows(rate_rps: float, build_ms: float, reached: str) -> tuple[Row, Row]:
     """densenet121 alone, as it had a GPU of its own."""
-    alone = Setting("6.19", "figure 6.19, section 6.3", (("densenet121", rate_rps),), 250, 1)
+    alone = FigureSetting("6.19", "figure 6.19, section 6.3", (("densenet121", rate_rps),), 250, 1)
     played = play_slices(alone, [{"gpu": 0, "models": [{"model": "densenet121", "batch": 64}]}])
     mean = played.outcomes["fixed"].models[ModelId("densenet121")].batch_mean
     return (
@@ -266,7 +266,7 @@ def _filling_rows(rate_rps: float, build_ms: float, reached: str) -> tuple[Row, 
     )
 
 
-def _slowdown(setting: Setting, running: Running, neighbours: Sequence[Running]) -> float:
+def _slowdown(setting: FigureSetting, running: Running, neighbours: Sequence[Running]) -> float:
     device = setting.config().device_model(GPU_TYPE)
     alone = Running(running.model_id, running.batch_size)
     return device.exec_ms(running, neighbours) / device.exec_ms(alone)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from roles.lab.parallel import executor_of
 from roles.lab.reproduce.report import Grid, Reproduction, Row
 from roles.lab.reproduce.thesis_runs import Contender, Played, contenders, play
-from roles.lab.reproduce.thesis_settings import FIGURE_6_1, FIGURE_6_10, FIGURE_6_15, Setting
+from roles.lab.reproduce.thesis_settings import FIGURE_6_1, FIGURE_6_10, FIGURE_6_15, FigureSetting
 
 _Bars = dict[tuple[str, str], Played]
 """By setting and label."""
@@ -130,8 +130,8 @@ def figure_6_15() -> Reproduction:
     )
 
 
-def _play_all(settings: Sequence[Setting], without: Sequence[str] = ()) -> _Bars:
-    jobs: list[tuple[Setting, Contender]] = [
+def _play_all(settings: Sequence[FigureSetting], without: Sequence[str] = ()) -> _Bars:
+    jobs: list[tuple[FigureSetting, Contender]] = [
         (setting, contender)
         for setting in settings
         for contender in contenders(setting)

@@ -18,7 +18,7 @@ from roles.lab.reproduce.thesis_settings import (
     PROFILE_FAMILY,
     VISION_MODELS,
     WAO_GROUPS,
-    Setting,
+    FigureSetting,
 )
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import simulate
@@ -43,7 +43,7 @@ class Contender:
 class Played:
     """A contender in a setting: its plan, and what came of it under each discipline."""
 
-    setting: Setting
+    setting: FigureSetting
     contender: Contender
     plan: Placement
     outcomes: Mapping[str, Outcome]
@@ -65,7 +65,7 @@ _UNHURRIED = {"time_limit_s": 120.0}
 IGNITER = Contender("iGniter", "igniter", family="thesis-v100-estimate")
 
 
-def contenders(setting: Setting) -> tuple[Contender, ...]:
+def contenders(setting: FigureSetting) -> tuple[Contender, ...]:
     """The thesis' five; Usher's two with the groups of its figures where they are known."""
     is_vision = {model for model, _ in setting.loads} == set(VISION_MODELS)
     usher = {"groups": [list(group) for group in AO_GROUPS]} if is_vision else {}
@@ -80,7 +80,7 @@ def contenders(setting: Setting) -> tuple[Contender, ...]:
 
 
 def play(
-    setting: Setting,
+    setting: FigureSetting,
     contender: Contender,
     batchings: Sequence[str] = ("fixed", "deferred"),
     strength: float = 1.0,
@@ -96,7 +96,9 @@ def play(
     return Played(setting, contender, plan, outcomes)
 
 
-def play_slices(setting: Setting, slices: Sequence[Mapping[str, Any]], batching: str = "fixed") -> Played:
+def play_slices(
+    setting: FigureSetting, slices: Sequence[Mapping[str, Any]], batching: str = "fixed"
+) -> Played:
     """Play a placement that is written down."""
     return play(setting, Contender("given", "given", {"slices": list(slices)}), (batching,))
 
@@ -111,7 +113,7 @@ def describe(plan: Placement) -> str:
     return "; ".join(f"GPU {gpu}: {' + '.join(models)}" for gpu, models in sorted(hosted.items()))
 
 
-def expected(setting: Setting, policy: str, **options: Any) -> Placement:
+def expected(setting: FigureSetting, policy: str, **options: Any) -> Placement:
     """The plan alone."""
     unhurried = _UNHURRIED if policy.endswith("-milp") else {}
     return setting.config(policy, {**unhurried, **options}).place()

@@ -36,7 +36,7 @@ WAO_GROUPS = (("alexnet", "resnet50", "vgg19"), ("densenet121", "efficientnet_b7
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FigureSetting:
     """One bar of a figure. `loads` is (model, requests per second) in the thesis' order.
 
     `source` names figure and section; `requests_per_model` is how many each client sends, None where the
@@ -106,12 +106,12 @@ def _equal(models: tuple[str, ...], rate_rps: float) -> tuple[tuple[str, float],
     return tuple((model, rate_rps) for model in models)
 
 
-FIGURE_5_5 = Setting(
+FIGURE_5_5 = FigureSetting(
     "5.5", "figure 5.5, section 5.4.1", _equal(("alexnet", "gpt2", "resnet50", "t5"), 400), 200, 4
 )
 """Usher's order within a group; figure 5.8 has the same setting with AO-MILP."""
 
-FIGURE_5_6 = Setting(
+FIGURE_5_6 = FigureSetting(
     "5.6",
     "figure 5.6, section 5.4.1 (text)",
     _equal(("resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert"), 400),
@@ -120,7 +120,7 @@ FIGURE_5_6 = Setting(
 )
 """Usher's order across groups; figure 5.9 has the same setting with AO-MILP."""
 
-FIGURE_5_7 = Setting(
+FIGURE_5_7 = FigureSetting(
     "5.7",
     "figure 5.7, section 5.4.2",
     _equal(("resnet50", "alexnet", "mobilenet_v2", "bert"), 500),
@@ -132,7 +132,7 @@ FIGURE_5_7 = Setting(
 VISION_MODELS = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 
 FIGURE_6_1 = tuple(
-    Setting(
+    FigureSetting(
         f"6.1/{gpu_count}-gpus", "figure 6.1, section 6.2.1", _equal(VISION_MODELS, 500), 200, gpu_count, 4000
     )
     for gpu_count in range(1, 7)
@@ -140,7 +140,7 @@ FIGURE_6_1 = tuple(
 """Five vision models on one to six GPUs."""
 
 FIGURE_6_10 = tuple(
-    Setting(
+    FigureSetting(
         f"6.10/{gpu_count}-gpus",
         "figure 6.10, section 6.2.2",
         _equal(("resnet50", "mobilenet_v2", "bert", "gpt2"), 300),
@@ -153,7 +153,7 @@ FIGURE_6_10 = tuple(
 """Two vision and two language models on one to eight GPUs."""
 
 FIGURE_6_15 = tuple(
-    Setting(
+    FigureSetting(
         f"6.15/{slo_ms}-ms/{total_rps}-rps",
         "figure 6.15, section 6.3",
         _equal(VISION_MODELS, total_rps / len(VISION_MODELS)),
@@ -166,7 +166,7 @@ FIGURE_6_15 = tuple(
 """Total rate by SLO, five vision models on four GPUs, the rate shared equally."""
 
 FIGURE_A_2 = tuple(
-    Setting(
+    FigureSetting(
         f"A.2/{gpu_count}-gpus",
         "figure A.2, appendix A.2.2",
         _equal(VISION_MODELS, 1000),

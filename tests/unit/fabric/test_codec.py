@@ -16,6 +16,7 @@ from fabric.messages import (
     WIRE_VERSION,
     AnyMessage,
     Arrivals,
+    DesiredSlices,
     Done,
     Envelope,
     ModelSpec,
@@ -28,7 +29,6 @@ from fabric.messages import (
     SliceSpec,
     SliceStatus,
     StatusListed,
-    Want,
     Withdraw,
 )
 
@@ -137,7 +137,7 @@ def test_an_overlong_reason_is_cut_not_refused() -> None:
 def test_messages_about_a_whole_cluster_may_be_larger_than_others() -> None:
     model = ModelSpec(ModelId("m"), 25.0, 512, exec_ms=tuple(float(b) + 0.1 for b in range(512)))
     slices = tuple(SliceSpec(SliceId(f"n/gpu{i}/0"), i, "emulated", None, (model,) * 40) for i in range(8))
-    want = envelope(Want(1, slices))
+    want = envelope(DesiredSlices(1, slices))
     header = codec.encode(want)
     assert len(header) > codec.HEADER_BYTES_MAX
     assert codec.decode(header) == want

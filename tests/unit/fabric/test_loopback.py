@@ -9,7 +9,7 @@ import pytest
 from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId
 from fabric.link import NamedTensor
-from fabric.loopback import Conditions, LoopbackLink, LoopbackNetwork
+from fabric.loopback import LinkConditions, LoopbackLink, LoopbackNetwork
 from fabric.messages import Ping
 
 LEFT, RIGHT = PeerId("left/1"), PeerId("right/1")
@@ -24,7 +24,7 @@ class HandClock:
 
 
 def pair(
-    conditions: Conditions, queue_messages_max: int = 1_000
+    conditions: LinkConditions, queue_messages_max: int = 1_000
 ) -> tuple[HandClock, LoopbackLink, LoopbackLink]:
     clock = HandClock()
     network = LoopbackNetwork(clock, random.Random(7), conditions, queue_messages_max)
@@ -36,7 +36,7 @@ def numbers(link: LoopbackLink) -> list[int]:
 
 
 def test_a_message_arrives_after_its_delay_and_not_before() -> None:
-    clock, left, right = pair(Conditions(delay_ms=5))
+    clock, left, right = pair(LinkConditions(delay_ms=5))
     assert left.send(RIGHT, Ping(1))
     assert right.next_arrival_at_ms == 5
     assert right.receive(10) == []
@@ -46,7 +46,7 @@ def test_a_message_arrives_after_its_delay_and_not_before() -> None:
 
 
 def test_queueing_shows_as_lateness() -> None:
-    clock, left, right = pair(Conditions())
+    clock, left, right = pair(LinkConditions())
     left.send(RIGHT, Ping(1))
     right.receive(1)
     left.send(RIGHT, Ping(2))
@@ -55,13 +55,13 @@ def test_queueing_shows_as_lateness() -> None:
 
 
 def test_jitter_keeps_the_order_and_reordering_breaks_it() -> None:
-    clock, left, right = pair(Conditions(delay_ms=1, jitter_ms=3))
+    clock, left, right = pair(LinkConditions(delay_ms=1, jitter_ms=3))
     for number in range(50):
         left.send(RIGHT, Ping(number))
     clock.at_ms = 100
     assert numbers(right) == list(range(50))
 
-    clock, left, right = pair(Conditions(delay_ms=1, reordered_share=0.3))
+    clock, left, right = pair(LinkConditions(delay_ms=1, reordered_share=0.3))
     for number in range(50):
         left.send(RIGHT, Ping(number))
     clock.at_ms = 100
@@ -71,19 +71,19 @@ def test_jitter_keeps_the_order_and_reordering_breaks_it() -> None:
 
 
 def test_lost_messages_are_accepted_and_never_arrive() -> None:
-    _, left, right = pair(Conditions(lost_share=0.5))
+    _, left, right = pair(LinkConditions(lost_share=0.5))
     assert all(left.send(RIGHT, Ping(number)) for number in range(100))
     assert 20 < len(numbers(right)) < 80
 
 
 def test_a_full_queue_refuses() -> None:
-    _, left, _ = pair(Conditions(), queue_messages_max=3)
+    _, left, _ = pair(LinkConditions(), queue_messages_max=3)
     assert [left.send(RIGHT, Ping(number)) for number in range(5)] == [True] * 3 + [False] * 2
     assert left.counters["full_out"] == 2
 
 
 def test_a_closed_peer_is_refused_and_reported() -> None:
-    _, left, right = pair(Conditions())
+    _, left, right = pair(LinkConditions())
     right.close()
     right.close()
     assert not left.send(RIGHT, Ping(1))
@@ -93,7 +93,7 @@ def test_a_closed_peer_is_refused_and_reported() -> None:
 
 
 def test_garbage_is_counted() -> None:
-    _, _, right = pair(Conditions())
+    _, _, right = pair(LinkConditions())
     right.arrive((0.0, 0, LEFT, [b"garbage"]))
     assert right.receive(10) == []
     assert right.counters["garbage_in"] == 1
@@ -110,6 +110,6 @@ def test_an_anonymous_sender_is_not_named() -> None:
 
 
 def test_what_cannot_be_encoded_fails_here_too() -> None:
-    _, left, _ = pair(Conditions())
+    _, left, _ = pair(LinkConditions())
     with pytest.raises(LocalProtocolError):
         left.send(RIGHT, Ping(-1))

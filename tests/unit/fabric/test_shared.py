@@ -24,7 +24,7 @@ from fabric.shared import (
     EPOCHS_KEPT,
     Arena,
     Borrowed,
-    Place,
+    Region,
     is_shared_with,
     memory_address,
 )
@@ -37,7 +37,7 @@ NAME = "tenuto-" + 32 * "0"  # such as arenas have
 LARGE = np.arange(100_000, dtype=np.float32)
 
 
-def as_bytes(place: Place) -> bytes:
+def as_bytes(place: Region) -> bytes:
     return bytes(Borrowed().place(place.at, len(place.data)).data)
 
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused_and_a_dropped_place_makes_room() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5 * ALIGNMENT), st.integers(0, 5)), max_size=60))
 def test_places_in_use_never_overlap_and_all_room_comes_back(steps: list[tuple[int, int]]) -> None:
     arena = Arena(16 * ALIGNMENT)
-    kept: list[tuple[Place, bytes]] = []
+    kept: list[tuple[Region, bytes]] = []
     for number, (size, dropped) in enumerate(steps):
         data = bytes([number % 256]) * size
         place = arena.put(memoryview(data))

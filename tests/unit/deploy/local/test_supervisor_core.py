@@ -7,7 +7,6 @@ import pytest
 from deploy.local.core import (
     Announce,
     KillRole,
-    Outcome,
     RolePlan,
     RoleServes,
     Settled,
@@ -15,6 +14,7 @@ from deploy.local.core import (
     SupervisorAction,
     SupervisorCore,
     SupervisorEvent,
+    SupervisorOutcome,
     TerminateRole,
     Warn,
 )
@@ -91,7 +91,7 @@ def test_a_line_of_its_log_does_not_explain_an_end() -> None:
     up.exit(FRONTEND, 1, "2026-07-01 10:00:00,123 level=INFO role=frontend-0 listening address=x\n")
     up.exit(AGENT, 0)
     up.exit(SCHEDULER, 0)
-    assert up.core.outcome == Outcome(1, "frontend-0 did not start: it ended with code 1")
+    assert up.core.outcome == SupervisorOutcome(1, "frontend-0 did not start: it ended with code 1")
 
 
 def test_a_cluster_that_serves_no_model_ends_with_the_reason() -> None:
@@ -101,7 +101,7 @@ def test_a_cluster_that_serves_no_model_ends_with_the_reason() -> None:
     assert terminated(up.feed(Settled("slice x failed: no weights"))) == [FRONTEND]
     for role_id in (FRONTEND, AGENT, SCHEDULER):
         up.exit(role_id, 0)
-    assert up.core.outcome == Outcome(1, "no model can be served: slice x failed: no weights")
+    assert up.core.outcome == SupervisorOutcome(1, "no model can be served: slice x failed: no weights")
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (3, 3), (0, 1), (127, 1)])
@@ -113,7 +113,7 @@ def test_a_role_that_ends_before_it_served_ends_everything_with_its_words(code: 
     assert terminated(actions) == [AGENT]
     assert terminated(up.exit(AGENT, 0)) == [SCHEDULER]
     up.exit(SCHEDULER, 0)
-    assert up.core.outcome == Outcome(
+    assert up.core.outcome == SupervisorOutcome(
         exit_code, "frontend-0 did not start: cannot bind tcp://127.0.0.1:1: it is in use"
     )
 
@@ -167,7 +167,7 @@ def test_five_deaths_within_a_minute_end_everything_with_a_reason() -> None:
     assert terminated(up.exit(FRONTEND, 1, "boom")) == [AGENT]
     up.exit(AGENT, 0)
     up.exit(SCHEDULER, 0)
-    assert up.core.outcome == Outcome(
+    assert up.core.outcome == SupervisorOutcome(
         1, "frontend-0 is given up after 5 failures within 60 s: frontend-0 ended with code 1 (boom)"
     )
 
@@ -188,7 +188,7 @@ def test_a_stop_ends_frontends_then_agents_then_the_scheduler() -> None:
     assert up.core.outcome is None
     assert terminated(up.exit(AGENT, 0)) == [SCHEDULER]
     up.exit(SCHEDULER, 0)
-    assert up.core.outcome == Outcome(0, "")
+    assert up.core.outcome == SupervisorOutcome(0, "")
 
 
 def test_a_stop_is_bounded_whatever_the_children_do() -> None:
@@ -201,7 +201,7 @@ def test_a_stop_is_bounded_whatever_the_children_do() -> None:
         AGENT,
         SCHEDULER,
     ]
-    assert up.core.outcome == Outcome(0, "")
+    assert up.core.outcome == SupervisorOutcome(0, "")
     assert up.core.wake_at_ms is None
 
 
@@ -209,14 +209,14 @@ def test_a_stop_during_the_start_ends_what_has_been_started() -> None:
     up = Up()
     assert terminated(up.feed(StopAsked())) == [SCHEDULER]
     up.exit(SCHEDULER, -15)
-    assert up.core.outcome == Outcome(0, "")
+    assert up.core.outcome == SupervisorOutcome(0, "")
     assert up.until(60_000.0) == []
 
 
 def test_a_stop_before_anything_was_started_is_over_at_once() -> None:
     core = SupervisorCore(PLANS)
     assert core.handle(StopAsked(), 0.0) == []
-    assert core.outcome == Outcome(0, "")
+    assert core.outcome == SupervisorOutcome(0, "")
 
 
 def test_a_stop_while_a_role_waits_for_its_restart_does_not_start_it() -> None:
@@ -236,4 +236,4 @@ def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
     up.exit(FRONTEND, 1, "could not flush")
     up.exit(AGENT, -9)
     up.exit(SCHEDULER, 1)
-    assert up.core.outcome == Outcome(0, "")
+    assert up.core.outcome == SupervisorOutcome(0, "")

@@ -7,7 +7,7 @@ import pytest
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, BatchSlice, HostedModel
 from policies.batching.classes import SpeedClasses
-from policies.batching.fleet import Fleet
+from policies.batching.fleet import SlicePools
 from policies.batching.pools import Pool, Slice
 from tests.batching_stage import hosted, linear
 
@@ -91,7 +91,7 @@ def batch_slice(name: str, *models: HostedModel, order: int = 0) -> BatchSlice:
 
 
 def test_slices_with_equal_models_and_speeds_share_a_pool() -> None:
-    fleet = Fleet(is_lowest=True)
+    fleet = SlicePools(is_lowest=True)
     a, b = hosted("a", linear(1, 5, 8)), hosted("b", linear(2, 9, 8))
     assert fleet.put(batch_slice("s0", a, b)) == {"a", "b"}
     assert fleet.put(batch_slice("s1", b, a)) == set()
@@ -102,7 +102,7 @@ def test_slices_with_equal_models_and_speeds_share_a_pool() -> None:
 
 
 def test_a_pool_goes_with_its_last_slice() -> None:
-    fleet = Fleet(is_lowest=True)
+    fleet = SlicePools(is_lowest=True)
     fleet.put(batch_slice("s0", hosted("a", linear(1, 5, 8))))
     fleet.put(batch_slice("s1", hosted("a", linear(1, 5, 8))))
     assert fleet.drop(SliceId("s0")) == set()
@@ -112,7 +112,7 @@ def test_a_pool_goes_with_its_last_slice() -> None:
 
 
 def test_a_correction_of_a_few_percent_leaves_the_slice_in_its_pool() -> None:
-    fleet = Fleet(is_lowest=True)
+    fleet = SlicePools(is_lowest=True)
     table = linear(1, 5, 8)
     fleet.put(batch_slice("s0", hosted("a", table)))
     fleet.put(batch_slice("s1", hosted("a", table)))

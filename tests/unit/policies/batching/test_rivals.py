@@ -10,7 +10,7 @@ from fabric.ids import ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import Delay
 from policies.batching.moments import exec_table
-from policies.batching.squishy import Bin, Load, pack, saturated_size, spread
+from policies.batching.squishy import Bin, ModelLoad, pack, saturated_size, spread
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)  # l(b) = b + 5
@@ -188,7 +188,7 @@ def test_shepherd_with_a_higher_ratio_is_more_patient() -> None:
 
 # ---------------------------------------------------------------- nexus
 
-LOAD = Load(ModelId("m"), 40.0, 1.0)
+LOAD = ModelLoad(ModelId("m"), 40.0, 1.0)
 
 
 def bins(count: int, **tables: tuple[float, ...]) -> list[Bin]:
@@ -213,7 +213,7 @@ def test_a_load_is_packed_into_dedicated_slices_and_a_residue() -> None:
 
 
 def test_residues_share_a_slice_while_their_batches_fit_into_the_shorter_duty_cycle() -> None:
-    loads = [Load(ModelId("a"), 60.0, 0.1), Load(ModelId("b"), 50.0, 0.05)]
+    loads = [ModelLoad(ModelId("a"), 60.0, 0.1), ModelLoad(ModelId("b"), 50.0, 0.05)]
     plan = pack(loads, bins(2, a=TABLE, b=TABLE), 1.0)
     assert plan is not None
     assert list(plan.shares) == ["s0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.batching.base import Delay
-from policies.batching.candidate import Plan
+from policies.batching.candidate import ModelPlan
 from policies.batching.clockwork import Clockwork
 from policies.batching.deferred import Deferred
 from policies.batching.eager import Eager
@@ -50,7 +50,7 @@ class Planned(Tenuto):
     def _plan(self, now_ms: float) -> None:
         self._plan_at_ms = now_ms + 1e9
         for state in self._models.values():
-            state.follow(Plan(0.0, 1, spares_reserve=True))
+            state.follow(ModelPlan(0.0, 1, spares_reserve=True))
             for candidate in state.candidates:
                 for pool in candidate.pools:
                     pool.reserve = 1 if pool.size > 1 else 0

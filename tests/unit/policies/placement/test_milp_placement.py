@@ -14,7 +14,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.common.base import Placement
-from policies.placement.common.demands import Demand, GpuClass
+from policies.placement.common.demands import GpuClass, ResourceDemand
 from policies.placement.milp.packing import feasible_patterns
 from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
 
@@ -108,7 +108,7 @@ def test_a_model_profiled_for_one_type_only_stays_there() -> None:
 
 
 def test_patterns_are_every_set_that_fits_and_stop_at_the_limit() -> None:
-    half, most = Demand(4, 1, 50_000_000, 0), Demand(8, 1, 60_000_000, 0)
+    half, most = ResourceDemand(4, 1, 50_000_000, 0), ResourceDemand(8, 1, 60_000_000, 0)
     offers = {0: (half, most), 1: (half,)}
     assert feasible_patterns(offers, 10) == [((0, 0),), ((0, 0), (1, 0)), ((0, 1),), ((1, 0),)]
     assert feasible_patterns(offers, 3) is None

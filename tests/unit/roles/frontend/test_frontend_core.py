@@ -37,7 +37,7 @@ from roles.frontend.events import (
     Preprocess,
     Preprocessed,
     PreprocessFailed,
-    Push,
+    PushInputs,
     Release,
     Reply,
     Report,
@@ -90,7 +90,7 @@ def answers(actions: Sequence[FrontendAction]) -> list[int]:
 
 
 def pushed(actions: Sequence[FrontendAction]) -> list[Inputs]:
-    return [push.message for push in of_type(Push, actions)]
+    return [push.message for push in of_type(PushInputs, actions)]
 
 
 def dropped(*runs: tuple[int, int], code: str = "Overloaded") -> SchedulerSaid:
@@ -127,7 +127,7 @@ def test_a_granted_request_is_pushed_and_its_output_row_answers_it() -> None:
     core.handle(first, 0.0)
     core.handle(second, 0.0)
     core.handle(TurnEnded(), 0.0)
-    [push] = of_type(Push, core.handle(grant((0, 2), waited_ms=5.0), 20.0))
+    [push] = of_type(PushInputs, core.handle(grant((0, 2), waited_ms=5.0), 20.0))
     assert push.payloads == (first.payload, second.payload)
     assert push.names == ("image",)
     assert push.message.live_seqs == (0, 1)
@@ -691,7 +691,7 @@ def test_a_picture_is_decoded_beside_the_hold() -> None:
     [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))
     assert run.ready_in_ms == 10.0
     core.handle(Preprocessed(request.payload), 7.0)
-    [push] = of_type(Push, core.handle(grant((0, 1), model_id="resnet50"), 20.0))
+    [push] = of_type(PushInputs, core.handle(grant((0, 1), model_id="resnet50"), 20.0))
     assert push.payloads == (request.payload,)
     [reply] = of_type(Reply, core.handle(computed(0, model_id="resnet50"), 30.0))
     assert reply.message.ledger.preprocess_ms == 7.0  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from fabric.ids import ModelId
 from fabric.messages import SeqRun, Withdraw
 from roles.frontend.admission import budget_left_ms, way_kept_ms
 from roles.frontend.measures import PreprocessTimes, ReturnPath, less_return
-from roles.frontend.requests import NEXT, Stage, Step
+from roles.frontend.requests import NEXT, RequestState, RequestTransition
 from roles.frontend.runs import AnnouncedRun, coded
 from tests.builders import asked, model_info
 
@@ -99,11 +99,11 @@ def test_the_preprocessing_time_is_the_p95_of_the_last_ones() -> None:
 
 
 def test_every_stage_leads_to_an_answer_and_an_answer_leads_nowhere() -> None:
-    for stage in Stage:
-        if stage is Stage.ANSWERED:
+    for stage in RequestState:
+        if stage is RequestState.ANSWERED:
             assert not any(left is stage for left, _ in NEXT)
         else:
-            assert NEXT[stage, Step.ANSWER] is Stage.ANSWERED
+            assert NEXT[stage, RequestTransition.ANSWER] is RequestState.ANSWERED
 
 
 def test_the_way_of_the_client_is_not_ours_to_spend_up_to_a_quarter() -> None:

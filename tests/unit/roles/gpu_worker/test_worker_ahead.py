@@ -5,7 +5,7 @@ from __future__ import annotations
 from fabric.ids import BatchId, ModelId
 from fabric.messages import SliceReady
 from roles.gpu_worker.core import WorkerCore
-from roles.gpu_worker.events import Execute, Stage
+from roles.gpu_worker.events import Execute, StageInputs
 from roles.gpu_worker.executors.base import RunAborted, Shrunk
 from roles.runtime.core import SCHEDULER, Send, Tick
 from tests.worker_builders import (
@@ -25,25 +25,27 @@ def cpu_core() -> WorkerCore:
     return serving_core(slice_spec(models=[model_spec()], device="cpu"))
 
 
-def grant(core: WorkerCore, batch_id: int, at_ms: float, start_in_ms: float = 0.0) -> list[Stage | Execute]:
+def grant(
+    core: WorkerCore, batch_id: int, at_ms: float, start_in_ms: float = 0.0
+) -> list[StageInputs | Execute]:
     actions = [
         *core.handle(run_batch(batch_id=batch_id, start_in_ms=start_in_ms, latest_in_ms=50.0), at_ms),
         *core.handle(inputs(0, 1, batch_id=batch_id), at_ms),
     ]
-    return [action for action in actions if isinstance(action, Stage | Execute)]
+    return [action for action in actions if isinstance(action, StageInputs | Execute)]
 
 
 def test_the_next_complete_batch_is_staged_once_while_another_runs() -> None:
     core = cpu_core()
     assert [type(action) for action in grant(core, 1, 0.0)] == [Execute]
     (staged,) = grant(core, 2, 1.0)
-    assert isinstance(staged, Stage)
+    assert isinstance(staged, StageInputs)
     assert staged.run.batch_id == 2
     assert [part.live_seqs for part in staged.parts] == [(0, 1)]
     assert grant(core, 3, 2.0) == []  # second in line: its turn comes
     actions = core.handle(RunAborted(SLICE, BatchId(1)), 5.0)
     assert [action.run.batch_id for action in actions_of(Execute, actions)] == [2]
-    assert [action.run.batch_id for action in actions_of(Stage, actions)] == [3]
+    assert [action.run.batch_id for action in actions_of(StageInputs, actions)] == [3]
 
 
 def test_nothing_is_staged_while_the_device_is_free_or_only_emulated() -> None:
@@ -59,7 +61,7 @@ def test_nothing_is_staged_while_the_device_is_free_or_only_emulated() -> None:
 def test_a_batch_that_lacks_inputs_is_not_staged() -> None:
     core = cpu_core()
     grant(core, 1, 0.0)
-    assert actions_of(Stage, core.handle(run_batch(batch_id=2, latest_in_ms=50.0), 1.0)) == []
+    assert actions_of(StageInputs, core.handle(run_batch(batch_id=2, latest_in_ms=50.0), 1.0)) == []
 
 
 def test_the_scheduler_hears_of_a_smaller_largest_batch_at_once() -> None:

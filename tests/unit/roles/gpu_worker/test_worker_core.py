@@ -35,11 +35,11 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
-    Load,
-    Push,
+    LoadSlice,
+    PushOutputs,
     Release,
     SchedulerAnswers,
-    Unload,
+    UnloadSlice,
     WorkerAction,
 )
 from roles.gpu_worker.executors.base import (
@@ -47,7 +47,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     LoadFailed,
-    Rejected,
+    RejectedRow,
     RunAborted,
     RunFailed,
 )
@@ -77,7 +77,7 @@ from tests.worker_builders import (
 OUTPUTS = Handle(77)
 
 
-def ran(batch_id: int = 1, rejected: tuple[Rejected, ...] = (), exec_ms: float = 7.0) -> BatchRan:
+def ran(batch_id: int = 1, rejected: tuple[RejectedRow, ...] = (), exec_ms: float = 7.0) -> BatchRan:
     return BatchRan(SLICE, BatchId(batch_id), OUTPUTS, rejected, exec_ms)
 
 
@@ -122,7 +122,7 @@ def test_a_worker_whose_agent_never_answers_ends() -> None:
 def test_a_slice_is_announced_to_both_when_it_is_warm() -> None:
     core = worker_core()
     spec = slice_spec()
-    assert core.handle(host(spec), 0.0) == [JoinScheduler(("tcp://127.0.0.1:1",)), Load(spec)]
+    assert core.handle(host(spec), 0.0) == [JoinScheduler(("tcp://127.0.0.1:1",)), LoadSlice(spec)]
     assert core.handle(SchedulerAnswers(), 1.0) == []
     actions = core.handle(loaded(spec), 2_000.0)
     assert [action.peer for action in actions_of(Send, actions)] == [AGENT, SCHEDULER]
@@ -153,9 +153,9 @@ def test_a_slice_no_longer_wanted_is_unloaded_and_a_changed_one_loaded_anew() ->
     core = serving_core(first, second)
     changed = slice_spec("n/gpu1/0", [model_spec("bert")])
     assert core.handle(host(changed), 1.0) == [
-        Unload(first.slice_id),
-        Unload(second.slice_id),
-        Load(changed),
+        UnloadSlice(first.slice_id),
+        UnloadSlice(second.slice_id),
+        LoadSlice(changed),
     ]
 
 
@@ -171,14 +171,14 @@ def test_a_slice_no_longer_wanted_first_finishes_what_was_granted() -> None:
     assert len(actions_of(Execute, core.handle(ran(), 7.0))) == 1
     actions = core.handle(ran(batch_id=2), 14.0)
     assert sent(Done, actions)[0].status == "ok"
-    assert actions[-1] == Unload(SLICE)
+    assert actions[-1] == UnloadSlice(SLICE)
 
 
 def test_a_slice_unwanted_while_it_loads_is_unloaded_when_that_has_ended() -> None:
     core = worker_core()
     core.handle(host(slice_spec(), slice_spec("n/gpu1/0")), 0.0)
     assert core.handle(host(slice_spec("n/gpu1/0")), 1.0) == []
-    assert core.handle(loaded(), 2.0) == [Unload(SLICE)]
+    assert core.handle(loaded(), 2.0) == [UnloadSlice(SLICE)]
 
 
 # ---------------------------------------------------------------- batches
@@ -326,7 +326,7 @@ def test_the_scheduler_hears_for_how_long_a_missing_part_was_waited_for() -> Non
     actions = core.handle(ran(), 17.0)
     (done,) = sent(Done, actions)
     assert done.transfer_ms == 10.0
-    (outputs,) = [push.message for push in actions_of(Push, actions)]
+    (outputs,) = [push.message for push in actions_of(PushOutputs, actions)]
     assert isinstance(outputs, Outputs)
     assert outputs.transfer_ms == 1.0, "those that ran did not wait for it on the way"
 
@@ -433,7 +433,7 @@ def test_each_frontend_gets_its_rows_and_the_scheduler_the_times() -> None:
     other = inputs(1, number=1, frontend_id=OTHER_FRONTEND)
     core.handle(other, 3.0)
     actions = core.handle(ran(), 10.0)
-    first, second = actions_of(Push, actions)
+    first, second = actions_of(PushOutputs, actions)
     assert (first.frontend_id, first.outputs, first.first_row) == (FRONTEND, OUTPUTS, 0)
     assert first.message == Outputs(run.message.batch_id, SLICE, MODEL, (4, 6), 3, 3.0, 0.0, 7.0)  # type: ignore[union-attr]
     assert (second.frontend_id, second.first_row) == (OTHER_FRONTEND, 2)
@@ -447,11 +447,11 @@ def test_a_request_that_does_not_fit_is_refused_and_the_others_answered() -> Non
     core.handle(inputs(4, 5, 6), 0.0)
     core.handle(run_batch(part((4, 3)), part((1, 1), frontend_id=OTHER_FRONTEND)), 0.0)
     core.handle(inputs(1, number=1, frontend_id=OTHER_FRONTEND), 0.0)
-    actions = core.handle(ran(rejected=(Rejected(1, "wrong shape"),)), 7.0)
-    messages = [push.message for push in actions_of(Push, actions)]
+    actions = core.handle(ran(rejected=(RejectedRow(1, "wrong shape"),)), 7.0)
+    messages = [push.message for push in actions_of(PushOutputs, actions)]
     assert [type(message) for message in messages] == [Outputs, BatchFailed, Outputs]
     assert [message.seqs for message in messages] == [(4, 6), (5,), (1,)]
-    assert [push.first_row for push in actions_of(Push, actions)] == [0, 0, 2]
+    assert [push.first_row for push in actions_of(PushOutputs, actions)] == [0, 0, 2]
     assert isinstance(messages[1], BatchFailed)
     assert (messages[1].code, messages[1].reason) == ("InvalidInput", "wrong shape")
     assert sent(Done, actions)[0].ran == 3
@@ -486,7 +486,8 @@ def test_only_the_request_that_the_model_raises_on_fails() -> None:
             seqs = [seq for piece in running[0].parts for seq in piece.live_seqs]
             actions = core.handle(failed() if guilty in seqs else ran(), 6.0 * run_no)
             fates += [
-                (push.message.seqs, getattr(push.message, "code", "ok")) for push in actions_of(Push, actions)
+                (push.message.seqs, getattr(push.message, "code", "ok"))
+                for push in actions_of(PushOutputs, actions)
             ]
         assert [seqs for seqs, code in fates if code == "Internal"] == [(guilty,)]
         served = [seq for seqs, code in fates if code == "ok" for seq in seqs]
@@ -540,7 +541,7 @@ def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
     core.handle(run_batch(part((9, 1)), batch_id=2), 0.0)
     actions = core.handle(DeviceBroken("CUDA error: illegal address"), 5.0)
     assert [done.status for done in sent(Done, actions)] == ["failed", "expired"]
-    assert len(actions_of(Push, actions)) == 1
+    assert len(actions_of(PushOutputs, actions)) == 1
     assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "CUDA error: illegal address")]
     assert actions[-1] == End(1, "CUDA error: illegal address")
 
@@ -605,7 +606,7 @@ def test_models_that_are_left_out_are_not_loaded_and_reported_with_their_reasons
     out = LeftOut(SLICE, bad.model_id, "hung 3 times")
     core.handle(Tick(), 0.0)
     actions = core.handle(Heard(AGENT, Host(NodeId("node-0"), (spec,), SCHEDULER_AT, left_out=(out,))), 0.0)
-    assert actions_of(Load, actions) == [Load(replaced(spec, models=(good, worse)))]
+    assert actions_of(LoadSlice, actions) == [LoadSlice(replaced(spec, models=(good, worse)))]
     assert core.handle(LoadBegins(SLICE, good.model_id), 0.0) == [Send(AGENT, Loading(SLICE, good.model_id))]
     raised = LeftOut(SLICE, worse.model_id, "it raised")
     replicas = loaded(slice_spec(models=[good])).replicas
@@ -629,7 +630,7 @@ def failed() -> RunFailed:
 
 
 def told(actions: Sequence[WorkerAction]) -> list[tuple[tuple[int, ...], str, str]]:
-    messages = [push.message for push in actions_of(Push, actions)]
+    messages = [push.message for push in actions_of(PushOutputs, actions)]
     return [(one.seqs, one.code, one.reason) for one in messages if isinstance(one, BatchFailed)]
 
 

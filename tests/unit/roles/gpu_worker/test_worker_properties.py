@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from fabric.messages import BatchFailed, Done, Outputs, RunBatch
 from roles.gpu_worker.core import WorkerCore
-from roles.gpu_worker.events import BatchRan, Execute, InputsCame, Push, Release, WorkerAction, WorkerEvent
-from roles.gpu_worker.executors.base import Rejected, RunFailed
+from roles.gpu_worker.events import (
+    BatchRan,
+    Execute,
+    InputsCame,
+    PushOutputs,
+    Release,
+    WorkerAction,
+    WorkerEvent,
+)
+from roles.gpu_worker.executors.base import RejectedRow, RunFailed
 from roles.runtime.core import Handle, Heard, Send, Tick
 from tests.worker_builders import inputs, part, run_batch, serving_core, slice_spec
 
@@ -114,7 +122,7 @@ class World:
                     for handle in payloads:
                         assert handle in self.kept, "released twice, or never kept"
                         self.kept.remove(handle)
-                case Push(outputs=outputs):
+                case PushOutputs(outputs=outputs):
                     assert outputs == 0 or outputs in self.kept
                 case _:
                     pass
@@ -129,7 +137,9 @@ class World:
         if any(seq in plan.poison for of_part in seqs for seq in of_part):
             self.plan(now_ms + plan.exec_ms, RunFailed(run.slice_id, run.batch_id, "it raised"))
             return
-        rejected = tuple(Rejected(row, "bad") for row in sorted(plan.rejected) if row < sum(map(len, seqs)))
+        rejected = tuple(
+            RejectedRow(row, "bad") for row in sorted(plan.rejected) if row < sum(map(len, seqs))
+        )
         outputs = Handle(next(self.handles))
         self.kept.add(outputs)
         ended = BatchRan(run.slice_id, run.batch_id, outputs, rejected, plan.exec_ms)
@@ -181,7 +191,7 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
     fates: Counter[tuple[int, str, int]] = Counter()
     for action in world.actions:
         match action:
-            case Push(frontend_id, Outputs() | BatchFailed() as message):
+            case PushOutputs(frontend_id, Outputs() | BatchFailed() as message):
                 fates.update((message.batch_id, frontend_id, seq) for seq in message.seqs)
                 poison = planned[message.batch_id].poison
                 is_error = isinstance(message, BatchFailed) and message.code == "Internal"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
+    DesiredSlices,
     GpuInfo,
     GpuSample,
     GpuSharing,
@@ -17,10 +18,9 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Telemetry,
-    Want,
     WorkerHello,
 )
-from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.daemons import GUARD_REFUSED
 from roles.node_agent.events import (
     AgentAction,
@@ -59,7 +59,7 @@ class Agent:
         self, *, plan: SharingPlan = MPS, orphans: Sequence[Orphan] = (), daemons: Sequence[int] = ()
     ) -> None:
         gpus = [GpuInfo(gpu, "a100", "cuda", uid=f"GPU-{gpu}") for gpu in range(2)]
-        found = Found(gpus, {0: plan, 1: MPS}, orphans, daemons)
+        found = FoundDevices(gpus, {0: plan, 1: MPS}, orphans, daemons)
         self.core = NodeAgentCore(
             AgentSelf(NodeId("a"), Incarnation("new"), pid=1, outlives=True), found, LIMITS
         )
@@ -82,7 +82,7 @@ class Agent:
         return done
 
     def want(self, *specs: SliceSpec) -> list[AgentAction]:
-        return self.feed(Heard(SCHEDULER, Want(1, specs)))
+        return self.feed(Heard(SCHEDULER, DesiredSlices(1, specs)))
 
     def checked(self, gpu: int = 0, problem: str = "", *servers: int) -> list[AgentAction]:
         return self.feed(DaemonChecked(gpu, problem, servers))

@@ -7,6 +7,7 @@ import pytest
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
+    DesiredSlices,
     Directory,
     GpuInfo,
     Host,
@@ -23,10 +24,9 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Stop,
-    Want,
     WorkerHello,
 )
-from roles.node_agent.core import AgentSelf, Found, NodeAgentCore
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate, Warn
 from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
 from roles.node_agent.suspects import FORGIVEN_AFTER_MS
@@ -47,7 +47,7 @@ class Agent:
 
     def __init__(self, device: str = "cpu", gpus: int = 4) -> None:
         infos = [GpuInfo(gpu, "generic", device) for gpu in range(gpus)]
-        self.core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), Found(infos), LIMITS)
+        self.core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), FoundDevices(infos), LIMITS)
         self.now_ms = 0.0
         self.silent: set[PeerId] = set()
         """Who does not answer pings; everybody else does at once."""
@@ -60,7 +60,7 @@ class Agent:
         return self.core.handle(event, self.now_ms)
 
     def want(self, *specs: SliceSpec) -> Sequence[AgentAction]:
-        return self.feed(Heard(SCHEDULER, Want(1, specs)))
+        return self.feed(Heard(SCHEDULER, DesiredSlices(1, specs)))
 
     def hear(self, worker_id: str, message: AnyMessage) -> Sequence[AgentAction]:
         return self.feed(Heard(peer(worker_id), message))
@@ -137,7 +137,7 @@ def sent(actions: Sequence[AgentAction]) -> list[tuple[PeerId, AnyMessage]]:
 
 
 def test_the_first_word_to_a_scheduler_says_what_is_there() -> None:
-    found = Found([GpuInfo(0, "v100", "emulated")])
+    found = FoundDevices([GpuInfo(0, "v100", "emulated")])
     core = NodeAgentCore(AgentSelf(NODE, Incarnation("boot")), found, LIMITS)
     (hello,) = core.handle(SchedulerFound(("ipc://s",)), 0.0)
     assert hello == Send(

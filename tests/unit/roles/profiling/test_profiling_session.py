@@ -17,7 +17,7 @@ from profiles.occupancy import LaunchGaps
 from profiles.requirements import Requirements
 from profiles.store import shipped_data
 from roles.node_agent.mps import MpsMissing
-from roles.profiling.process import ProfilingFailed, Request
+from roles.profiling.process import MeasuringRequest, ProfilingFailed
 from roles.profiling.sensors import Sensors
 from roles.profiling.session import Ask, Session, Surroundings
 from roles.profiling.shares import Environment
@@ -70,7 +70,7 @@ class Played:
 
     started: ClassVar[Counter[str]] = Counter()
 
-    def __init__(self, gpu: Gpu, request: Request, share: float, limit: int | None = None) -> None:
+    def __init__(self, gpu: Gpu, request: MeasuringRequest, share: float, limit: int | None = None) -> None:
         self._gpu = gpu
         self._request = request
         self._answers = self._group() if request.is_group else self._alone(share, limit)
@@ -149,7 +149,7 @@ def no_shares(gpu: int, gpu_type: str) -> Iterator[Environment]:
 def session(ask: Ask, warned: list[str], *, has_shares: bool = True, limit: int | None = None) -> Session:
     gpu = Gpu()
 
-    def start(request: Request, environment: Mapping[str, str]) -> Played:
+    def start(request: MeasuringRequest, environment: Mapping[str, str]) -> Played:
         share = float(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
         return Played(gpu, request, share, limit)
 

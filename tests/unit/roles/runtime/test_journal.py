@@ -13,6 +13,7 @@ from fabric.errors import ConfigError
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
+    DesiredSlices,
     Dropped,
     FrontendHello,
     ModelSpec,
@@ -20,7 +21,6 @@ from fabric.messages import (
     Ping,
     Pong,
     SliceSpec,
-    Want,
 )
 from roles.cli.replay import replay as replay_command
 from roles.cli.replay import show
@@ -146,7 +146,7 @@ def test_a_scheduler_is_made_again_from_its_journal(tmp_path: Path) -> None:
     (want,) = again.handle(hello.event, hello.now_ms)
     assert again.handle(greeting.event, greeting.now_ms)
     (dropped,) = again.handle(arrival.event, arrival.now_ms)
-    assert isinstance(want.message, Want)
+    assert isinstance(want.message, DesiredSlices)
     assert want.message.slices == (SETTINGS.slices[0][1],)
     assert isinstance(dropped.message, Dropped)
 

@@ -12,6 +12,7 @@ from fabric.messages import (
     AnyMessage,
     Arrivals,
     Changed,
+    DesiredSlices,
     Directory,
     Done,
     DrainAsked,
@@ -32,7 +33,6 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
-    Want,
 )
 from roles.config.cluster import PolicyChoice
 from roles.config.load import parse_config
@@ -42,7 +42,7 @@ from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import controller_settings
 from roles.scheduler.planning import make_plan
 from roles.scheduler.recorded import about_scheduler, scheduler_from
-from roles.scheduler.saved_plan import KeptPlan
+from roles.scheduler.saved_plan import SavedPlan
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")
@@ -110,11 +110,11 @@ class Stage:
             if isinstance(action.message, PlanAsked):
                 self.asked.append(action.message)
                 self.hear(PLANNER, make_plan(action.message))
-            elif isinstance(action.message, Want):
+            elif isinstance(action.message, DesiredSlices):
                 self.obey(action.peer, action.message)
         self.is_delivering = False
 
-    def obey(self, peer: PeerId, want: Want) -> None:
+    def obey(self, peer: PeerId, want: DesiredSlices) -> None:
         node_id = NodeId(peer.partition("/")[0].removeprefix("node-"))
         wanted = {spec.slice_id: spec for spec in want.slices}
         hosted = self.running[node_id]
@@ -336,10 +336,10 @@ def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path
     controller = stage.scheduler.controller
     assert controller is not None
     about = about_scheduler(stage.scheduler.settings(), PolicyChoice("eager"), controller.settings())
-    kept = KeptPlan(tmp_path / "plan", {"of": "this"})
+    kept = SavedPlan(tmp_path / "plan", {"of": "this"})
     assert kept.read() is None
     kept.write(about, 1, 0.0)
-    assert KeptPlan(tmp_path / "plan", {"of": "that"}).read() is None
+    assert SavedPlan(tmp_path / "plan", {"of": "that"}).read() is None
     read = kept.read()
     assert read is not None
     settings, planning = read

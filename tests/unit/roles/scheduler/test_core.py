@@ -12,6 +12,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    DesiredSlices,
     Directory,
     Done,
     Dropped,
@@ -30,7 +31,6 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
-    Want,
     Withdraw,
 )
 from policies.batching import make_discipline
@@ -105,7 +105,7 @@ def of_type(sends: Sequence[Send], kind: type[MessageT]) -> list[MessageT]:
 
 def test_an_agent_hears_what_should_exist_on_its_node() -> None:
     core = new_core(slices=2)
-    wants = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ())), Want)
+    wants = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ())), DesiredSlices)
     assert [spec.slice_id for spec in wants[0].slices] == [slice_id(0), slice_id(1)]
 
 
@@ -295,7 +295,7 @@ def test_an_agent_that_was_only_silent_is_told_and_its_hello_is_taken() -> None:
     core = serving_core()
     sends = core.handle(Lost(AGENT, "silent"), 50.0)
     assert of_type([send for send in sends if send.peer == AGENT], Directory)
-    (want,) = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ()), 60.0), Want)
+    (want,) = of_type(hear(core, AGENT, NodeHello(NODE, FIRST, (), ()), 60.0), DesiredSlices)
     assert [spec.slice_id for spec in want.slices] == [slice_id()]
 
 

@@ -28,7 +28,7 @@ from policies.batching import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.fleet import Hosting, SliceRecord
-from roles.scheduler.run_time_watch import PromiseWatch
+from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.settings import SchedulerSettings
 from tests.unit.roles.scheduler.test_core import (
     AGENT,
@@ -187,7 +187,7 @@ def test_a_batch_larger_than_those_a_slice_runs_now_says_nothing_of_its_promise(
     """It was sent before the slice ran out of memory."""
     hosting = Hosting((), {MODEL: EXEC_MS[:2]})
     record = SliceRecord(SliceSpec(slice_id(), 0, "emulated", 40.0, ()), NODE, 0, hosting=hosting)
-    watch = PromiseWatch()
+    watch = RunTimeWatch()
     for _ in range(20):
         watch.note(record, MODEL, 8, 1_000.0)
         watch.note(record, OTHER_MODEL, 1, 1_000.0)

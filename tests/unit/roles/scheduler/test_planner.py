@@ -13,7 +13,7 @@ from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import Heard
 from roles.runtime.drive import Driver, Role
 from roles.scheduler.planner import PLAN_COMMAND, Planner
-from tests.integration.proc import CLOCK, PATIENCE_MS
+from tests.integration.proc import CLOCK, WAIT_MS
 from tests.scarcity import no_descriptors
 
 DOCUMENT = {
@@ -41,7 +41,7 @@ class Answers:
 def answer(command: Sequence[str] = PLAN_COMMAND, limit_s: float = 60.0) -> PlanMade:
     planner, core = Planner(limit_s, command), Answers()
     driver = Driver([Role[Heard, None](core, [planner], lambda _: None)], CLOCK)
-    until_ms = CLOCK.now_ms() + PATIENCE_MS
+    until_ms = CLOCK.now_ms() + WAIT_MS
     try:
         planner.start(ASKED)
         driver.run(lambda: bool(core.made) or CLOCK.now_ms() > until_ms)
@@ -84,8 +84,8 @@ def test_what_a_policy_or_a_solver_prints_is_no_part_of_the_plan() -> None:
 def test_a_plan_process_that_began_anew_still_answers() -> None:
     """As on a host that lets it import nothing gently."""
     code = """
-        from roles.runtime.idle_import import import_gently
-        import_gently.__defaults__ = (0.0,)
+        from roles.runtime.idle_import import import_at_idle_priority
+        import_at_idle_priority.__defaults__ = (0.0,)
         from roles.scheduler.plan_process import main
         main()
     """

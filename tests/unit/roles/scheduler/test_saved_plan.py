@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.scheduler.saved_plan import AGAIN_AFTER_MS, KeptPlan
+from roles.scheduler.saved_plan import AGAIN_AFTER_MS, SavedPlan
 from tests.scarcity import full_disk
 
 
@@ -24,7 +24,7 @@ def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, path = HandClock(), tmp_path / "plan"
-    kept = KeptPlan(path, {"of": "this"})
+    kept = SavedPlan(path, {"of": "this"})
     assert not kept.is_due(0, clock)
     assert kept.is_due(1, clock)
     kept.write(b"first", 1, clock.at_ms)

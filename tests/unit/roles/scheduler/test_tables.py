@@ -34,15 +34,15 @@ def test_it_holds_no_more_after_many_restarts_than_after_few(name: str) -> None:
         on.slice_shrinks(slice_id, 0.5)
         on.stranger_comes_and_goes()
         added = ModelId(f"added-{count}")
-        on.core._hands.put_model(added, 50.0, 1, on.now_ms)
+        on.core._actuator.put_model(added, 50.0, 1, on.now_ms)
         for peer in on.frontends.values():
             for model_id in (A, B, added):
                 on.arrive(peer, model_id, 1 + count % 6, 60.0, 0.0, 0.0)
         on.wait(3.0)
         for peer in on.frontends.values():
             on.withdraw(peer, A, 2, 1)
-        on.core._hands.remove_model(added, on.now_ms)
-        on.deliver(on.core._hands.take())
+        on.core._actuator.remove_model(added, on.now_ms)
+        on.deliver(on.core._actuator.take())
         if count in (FEW, MANY):
             on.wait(150_000.0)  # longer than any history of loads, which is cut when somebody looks at it
             on.ask_status()

@@ -14,7 +14,7 @@ from policies.batching import DISCIPLINES
 from roles.config.load import ClusterConfig, parse_config
 from roles.simulator.replanning import simulate_replanning
 from roles.simulator.simulation import SimulatedRun
-from roles.workload.arrivals import Source, Workload
+from roles.workload.arrivals import ArrivalSource, Workload
 from roles.workload.outcomes import Window
 
 GROWS, STEADY = ModelId("grows"), ModelId("steady")
@@ -49,8 +49,8 @@ def test_when_a_rate_triples_the_plan_follows_and_nobody_else_notices() -> None:
     workload = Workload(
         7,
         (
-            Source(GROWS, "uniform", ((0.0, 300.0), (STEP_AT_MS, 900.0))),
-            Source(STEADY, "uniform", ((0.0, 50.0),)),
+            ArrivalSource(GROWS, "uniform", ((0.0, 300.0), (STEP_AT_MS, 900.0))),
+            ArrivalSource(STEADY, "uniform", ((0.0, 50.0),)),
         ),
     )
     run = played(document, workload, Window(0.0, UNTIL_MS))
@@ -69,7 +69,7 @@ def test_a_rate_that_falls_gives_gpus_back() -> None:
         "placement": {"gpulet": {"interference": False}},
     }
     steps = ((0.0, 300.0), (30_000.0, 900.0), (100_000.0, 100.0))
-    run = played(document, Workload(7, (Source(GROWS, "uniform", steps),)), Window(0.0, 220_000.0))
+    run = played(document, Workload(7, (ArrivalSource(GROWS, "uniform", steps),)), Window(0.0, 220_000.0))
     used = {
         at_ms: {one.slice_id for one in run.batches if at_ms <= one.started_at_ms < at_ms + 10_000}
         for at_ms in (10_000, 85_000, 200_000)
@@ -93,7 +93,9 @@ def test_a_slice_that_breaks_its_promise_gives_way_to_a_larger_one() -> None:
         "batching": "eager",
         "placement": {"given": {"slices": slices}},
     }
-    sources = tuple(Source(ModelId(name), "uniform", ((0.0, rate),)) for name, (_, rate) in rates.items())
+    sources = tuple(
+        ArrivalSource(ModelId(name), "uniform", ((0.0, rate),)) for name, (_, rate) in rates.items()
+    )
     run = played(document, Workload(3, sources), Window(0.0, 20_000.0))
     assert any("moved: local/gpu0/4 for local/gpu0/1" in line for line in run.log), "\n".join(run.log)
     (share,) = {one.share_percent for one in run.batches if one.slice_id == "local/gpu0/4"}
@@ -119,7 +121,7 @@ def test_every_discipline_takes_new_slices_and_lets_old_ones_go(discipline: str)
         "placement": {"gpulet": {"interference": False}},
     }
     steps = ((0.0, 60.0), (3_000.0, 450.0))
-    sources = (Source(GROWS, "uniform", steps), Source(STEADY, "uniform", ((0.0, 60.0),)))
+    sources = (ArrivalSource(GROWS, "uniform", steps), ArrivalSource(STEADY, "uniform", ((0.0, 60.0),)))
     run = played(document, Workload(3, sources), Window(0.0, 60_000.0))
     assert any(line.startswith("moved") for line in run.log), "\n".join(run.log)
     for model_id in (GROWS, STEADY):

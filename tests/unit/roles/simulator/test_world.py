@@ -12,6 +12,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    DesiredSlices,
     Done,
     Dropped,
     FrontendHello,
@@ -25,14 +26,13 @@ from fabric.messages import (
     SeqRun,
     SliceReady,
     SliceSpec,
-    Want,
 )
 from profiles.device import DeviceModel
 from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import Hardware, ModelTraffic, SimulatedNode, World
+from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
 
 MODEL = ModelId("m")
 NODE = NodeId("n")
@@ -66,7 +66,7 @@ class Scripted:
         assert isinstance(event, Heard)
         message = event.message
         if isinstance(message, NodeHello):
-            return [Send(event.peer, Want(1, self.slices))]
+            return [Send(event.peer, DesiredSlices(1, self.slices))]
         if isinstance(message, SliceReady):
             self.workers[message.slice_id] = event.peer
         elif not isinstance(message, FrontendHello):
@@ -136,7 +136,7 @@ def play(
     infos = tuple(GpuInfo(gpu, "generic", "emulated") for gpu in range(gpus))
     node = SimulatedNode(NODE, infos, (device or DeviceModel({MODEL: PROFILE}),) * gpus)
     network = network or NetworkModel()
-    world = World(scheduler, Hardware((node,), Network(network, 1), frontends), [traffic])
+    world = World(scheduler, SimulatedHardware((node,), Network(network, 1), frontends), [traffic])
     world.run()
     return world, traffic
 

@@ -9,16 +9,18 @@ from numpy.testing import assert_allclose, assert_array_equal
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from roles.config.load import parse_config
-from roles.workload.arrivals import Source, Trace, Workload, read_trace, workload_of
+from roles.workload.arrivals import ArrivalSource, Trace, Workload, read_trace, workload_of
 
 A, B = ModelId("a"), ModelId("b")
 
 
-def source(process: str = "poisson", rate_rps: float = 1000.0, **more: object) -> Source:
-    return Source(A, process, ((0.0, rate_rps),), **more)  # type: ignore[arg-type]
+def source(process: str = "poisson", rate_rps: float = 1000.0, **more: object) -> ArrivalSource:
+    return ArrivalSource(A, process, ((0.0, rate_rps),), **more)  # type: ignore[arg-type]
 
 
-def gaps(one: Source, until_ms: float = 200_000.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def gaps(
+    one: ArrivalSource, until_ms: float = 200_000.0
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     return np.diff(one.arrivals(7, until_ms))
 
 
@@ -69,7 +71,7 @@ def test_the_first_arrival_is_what_is_left_of_a_gap_under_way(process: str, shap
 
 
 def test_many_rare_models_offer_the_sum_of_their_rates() -> None:
-    rare = tuple(Source(ModelId(f"rare-{n}"), "poisson", ((0.0, 0.1),)) for n in range(2000))
+    rare = tuple(ArrivalSource(ModelId(f"rare-{n}"), "poisson", ((0.0, 0.1),)) for n in range(2000))
     offered = np.concatenate(Workload(1, rare).arrivals(10_000.0))
     assert offered.size == pytest.approx(2000, rel=0.1)
     assert np.count_nonzero(offered < 1000) == pytest.approx(200, rel=0.3)
@@ -94,7 +96,7 @@ def test_a_longer_run_begins_with_the_shorter_one() -> None:
 
 def test_another_model_changes_nobody_elses_arrivals() -> None:
     alone = Workload(1, (source(),)).arrivals(1000.0)
-    both = Workload(1, (Source(B, "poisson", ((0.0, 50.0),)), source())).arrivals(1000.0)
+    both = Workload(1, (ArrivalSource(B, "poisson", ((0.0, 50.0),)), source())).arrivals(1000.0)
     assert_array_equal(alone[0], both[1])
 
 
@@ -104,7 +106,7 @@ def test_scaling_keeps_the_pattern() -> None:
 
 
 def test_a_rate_step_takes_effect_at_its_moment() -> None:
-    stepped = Source(A, "uniform", ((0.0, 100.0), (1000.0, 0.0), (3000.0, 1000.0)), phase=0.0)
+    stepped = ArrivalSource(A, "uniform", ((0.0, 100.0), (1000.0, 0.0), (3000.0, 1000.0)), phase=0.0)
     arrived = stepped.arrivals(1, 4000.0)
     assert np.count_nonzero(arrived < 1000) == 100
     assert np.count_nonzero((arrived >= 1000) & (arrived < 3000)) == 0
@@ -114,7 +116,7 @@ def test_a_rate_step_takes_effect_at_its_moment() -> None:
 
 
 def test_steps_that_start_late_are_silent_before() -> None:
-    arrived = Source(A, "poisson", ((2000.0, 1000.0),)).arrivals(1, 3000.0)
+    arrived = ArrivalSource(A, "poisson", ((2000.0, 1000.0),)).arrivals(1, 3000.0)
     assert arrived[0] >= 2000
     assert arrived.size == pytest.approx(1000, rel=0.15)
 
@@ -122,7 +124,7 @@ def test_steps_that_start_late_are_silent_before() -> None:
 def test_zero_rate_and_no_time_give_no_arrivals() -> None:
     assert source(rate_rps=0.0).arrivals(1, 1000.0).size == 0
     assert source().arrivals(1, 0.0).size == 0
-    assert Source(A, "poisson", ()).arrivals(1, 1000.0).size == 0
+    assert ArrivalSource(A, "poisson", ()).arrivals(1, 1000.0).size == 0
 
 
 # ---------------------------------------------------------------- traces
@@ -137,7 +139,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_trace_is_played_as_recorded_and_repeats_after_one_mean_gap(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, "at_ms\n10\n20\n40\n"), [A])
     assert trace.period_ms == 55
-    played = Source(A, "trace", trace=trace)
+    played = ArrivalSource(A, "trace", trace=trace)
     assert_array_equal(played.arrivals(1, 100.0), [10, 20, 40, 65, 75, 95])
     assert_array_equal(played.scaled(2.0).arrivals(1, 50.0), [5, 10, 20, 32.5, 37.5, 47.5])
     assert played.expected(15.0, 70.0) == 3
@@ -145,7 +147,7 @@ def test_a_trace_is_played_as_recorded_and_repeats_after_one_mean_gap(tmp_path: 
 
 def test_a_trace_that_repeats_without_end_is_counted_before_it_is_played(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, "at_ms\n0.000001\n"), [A])
-    assert Source(A, "trace", trace=trace).expected(0.0, 60_000.0) == pytest.approx(6e10)
+    assert ArrivalSource(A, "trace", trace=trace).expected(0.0, 60_000.0) == pytest.approx(6e10)
 
 
 def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
 def test_what_of_a_trace_is_not_played_as_recorded_is_said(tmp_path: Path) -> None:
     rows = "".join(f"{5 + n},{name}\n" for n, name in enumerate(["other", "other", "third"]))
     trace = read_trace(written(tmp_path, f"at_ms,model\n1,a\n{rows}11,b\n"), [A, B])
-    workload = Workload(1, (Source(A, "trace", trace=trace), Source(B, "trace", trace=trace)))
+    workload = Workload(1, (ArrivalSource(A, "trace", trace=trace), ArrivalSource(B, "trace", trace=trace)))
     left_out = "trace.csv: 3 rows are not played: no model of the file with this trace is called other (2), third (1)"
     assert workload.remarks(13.0) == [left_out]
     assert trace.period_ms == 13.5
@@ -169,7 +171,7 @@ def test_what_of_a_trace_is_not_played_as_recorded_is_said(tmp_path: Path) -> No
 
 
 def test_a_trace_of_a_single_moment_is_played_once() -> None:
-    played = Source(A, "trace", trace=Trace({A: np.array([0.0])}, 0.0))
+    played = ArrivalSource(A, "trace", trace=Trace({A: np.array([0.0])}, 0.0))
     assert_array_equal(played.arrivals(1, 100.0), [0])
 
 

@@ -16,7 +16,7 @@ from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
-from roles.gpu_worker.executors.hosted import HostedModel, stepped
+from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
 from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
@@ -50,9 +50,9 @@ def stand_in(made: list[Replayed]) -> Capture:
     return capture
 
 
-def hosted(name: str = "Doubler", batch_size_max: int = 8, capture: Capture | None = None) -> HostedModel:
+def hosted(name: str = "Doubler", batch_size_max: int = 8, capture: Capture | None = None) -> DeviceReplica:
     loaded = load_model(LoaderSpec(python=f"{MODELS}:{name}"), CPU)
-    model = HostedModel("m", loaded, batch_size_max, CPU, MonotonicClock(), capture)
+    model = DeviceReplica("m", loaded, batch_size_max, CPU, MonotonicClock(), capture)
     model.warm(60_000.0)
     return model
 
@@ -61,7 +61,7 @@ def part(*values: float) -> JobPart:
     return JobPart(len(values), [NamedTensor("x", np.full(3, value, np.float32)) for value in values])
 
 
-def totals(model: HostedModel, *parts: JobPart) -> list[float]:
+def totals(model: DeviceReplica, *parts: JobPart) -> list[float]:
     outputs, _ = model.run_parts(parts)
     return [float(value) for value in by_name(outputs)["total"]]
 

@@ -26,7 +26,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     LoadFailed,
-    Rejected,
+    RejectedRow,
     RunAborted,
     RunFailed,
     sort_out,
@@ -80,9 +80,9 @@ def test_rows_that_do_not_fit_are_sorted_out_of_their_part() -> None:
     rows, rejected = sort_out(parts, PIXELS)
     assert [float(row["x"][0]) for row in rows] == [1.0, 4.0]
     assert rejected == [
-        Rejected(1, "input 'x' has shape [4], not [3]"),
-        Rejected(2, "input 'x' has dtype float64, not float32"),
-        Rejected(4, "inputs ['y'] are not ['x']"),
+        RejectedRow(1, "input 'x' has shape [4], not [3]"),
+        RejectedRow(2, "input 'x' has dtype float64, not float32"),
+        RejectedRow(4, "inputs ['y'] are not ['x']"),
     ]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import (
     IMAGENET,
     LoaderError,
@@ -91,7 +91,7 @@ def test_a_worker_answers_what_the_plain_call_would_bit_for_bit(channels_last: b
     net = models_module().squeezenet1_1(weights=None)
     net.load_state_dict(drawn_state())
     net = net.eval().to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    hosted = HostedModel("m", load_model(spec, CPU), 2, CPU, MonotonicClock())
+    hosted = DeviceReplica("m", load_model(spec, CPU), 2, CPU, MonotonicClock())
     pictures = picture_batch()["image"]
     (logits,) = hosted.run([{"image": picture.numpy()} for picture in pictures])
     with torch.inference_mode():

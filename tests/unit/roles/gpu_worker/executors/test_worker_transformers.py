@@ -15,7 +15,7 @@ from fabric.clock import MonotonicClock
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import JobPart
-from roles.gpu_worker.executors.hosted import HostedModel
+from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import UnknownModel, WeightsError, load_model
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ def small(kind: str, tokens: int = TOKENS, top_k: int | None = None, **config: A
     return LoaderSpec(zoo="transformers", arch=kind, sequence_length=tokens, top_k=top_k, config=pairs)
 
 
-def hosted(spec: LoaderSpec) -> HostedModel:
-    model = HostedModel("m", load_model(spec, CPU), 2, CPU, MonotonicClock())
+def hosted(spec: LoaderSpec) -> DeviceReplica:
+    model = DeviceReplica("m", load_model(spec, CPU), 2, CPU, MonotonicClock())
     model.warm(60_000.0)
     return model
 
@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_plain_call_bit_for_bit() -> None:
         {"input_ids": row.numpy(), "attention_mask": seen.numpy()}
         for row, seen in zip(ids, mask, strict=True)
     ]
-    (logits,) = HostedModel("m", loaded, 2, CPU, MonotonicClock()).run(rows)
+    (logits,) = DeviceReplica("m", loaded, 2, CPU, MonotonicClock()).run(rows)
     with torch.inference_mode():
         plain = loaded.model._net(input_ids=ids, attention_mask=mask).logits  # type: ignore[attr-defined]  # the wrapper's own
     assert np.array_equal(logits.array, plain.numpy())

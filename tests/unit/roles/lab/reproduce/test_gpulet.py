@@ -5,7 +5,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.placement.common.base import PlacedModelInput
 from roles.lab.reproduce import EXPERIMENTS, gpulet
-from roles.lab.reproduce.gpulet import SCHEDULERS, Member
+from roles.lab.reproduce.gpulet import SCHEDULERS, WorkloadModel
 
 
 def rates(number: int) -> dict[str, float | None]:
@@ -49,7 +49,7 @@ def test_the_workloads_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("scheduler", [one for one in SCHEDULERS if one.search != "exhaustive"])
 def test_the_highest_rate_is_schedulable(scheduler: gpulet.Scheduler) -> None:
-    member = Member(ModelId("bert"), "bert", 22)
+    member = WorkloadModel(ModelId("bert"), "bert", 22)
     rate_rps = gpulet.highest_rps([member], 1, scheduler)
     asked = [PlacedModelInput(ModelId("bert"), 22, rate_rps)]
     assert rate_rps > 500
@@ -57,7 +57,7 @@ def test_the_highest_rate_is_schedulable(scheduler: gpulet.Scheduler) -> None:
 
 
 def test_a_model_that_is_too_slow_has_no_rate() -> None:
-    too_slow = [Member(ModelId("vgg16"), "vgg16", 10)]
+    too_slow = [WorkloadModel(ModelId("vgg16"), "vgg16", 10)]
     assert gpulet.highest_rps(too_slow, 1, SCHEDULERS[0]) == 0
 
 

@@ -14,16 +14,15 @@ import pytest
 from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.link import Received
-from fabric.liveness import Patience
+from fabric.liveness import HeartbeatTiming
 from fabric.messages import Directory, Ping, Pong, StatusAsked
 from fabric.sockets import RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
-from roles.gpu_worker.scheduler_connection import SchedulerDoor
+from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.local_scheduler import REFUSED
-from roles.runtime.local_scheduler import SchedulerDoor as AgentDoor
+from roles.runtime.local_scheduler import REFUSED, LocalScheduler
 from roles.runtime.process import RunFile, write_run_file
-from roles.runtime.server_connection import ServerDoor
+from roles.runtime.server_connection import ServerConnection
 
 OWN = PeerId("worker-0/1")
 NEWS = Directory(1, (), (), ())
@@ -47,7 +46,7 @@ class Stage:
 
     def until(
         self,
-        door: SchedulerDoor | AgentDoor | ServerDoor,
+        door: SchedulerConnection | LocalScheduler | ServerConnection,
         is_so: Callable[[Sequence[object]], bool],
         *,
         answers: bool = True,
@@ -75,8 +74,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
-def worker_door(stage: Stage) -> SchedulerDoor:
-    door = SchedulerDoor(OWN, stage.clock)
+def worker_door(stage: Stage) -> SchedulerConnection:
+    door = SchedulerConnection(OWN, stage.clock)
     stage.stack.callback(door.close)
     return door
 
@@ -119,7 +118,7 @@ def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_addr
 
 
 def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:
-    door = ServerDoor(OWN, SCHEDULER, stage.clock, Patience(20.0, 60.0, 200.0))
+    door = ServerConnection(OWN, SCHEDULER, stage.clock, HeartbeatTiming(20.0, 60.0, 200.0))
     stage.stack.callback(door.close)
     stage.serve()
     door.open([stage.address])
@@ -133,7 +132,7 @@ def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answe
 
 
 def test_a_server_that_moves_is_heard_by_the_same_descriptor(stage: Stage) -> None:
-    door = ServerDoor(OWN, SCHEDULER, stage.clock)
+    door = ServerConnection(OWN, SCHEDULER, stage.clock)
     stage.stack.callback(door.close)
     descriptor = door.fileno()
     for address in (stage.address, f"{stage.address}.moved"):
@@ -151,7 +150,7 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
     stage: Stage, tmp_path: Path
 ) -> None:
     write_run_file(tmp_path, RunFile("scheduler-0", 1, "one", {"control": [stage.address]}))
-    door = AgentDoor(OWN, tmp_path, stage.clock)
+    door = LocalScheduler(OWN, tmp_path, stage.clock)
     stage.stack.callback(door.close)
     stage.until(door, bool)  # it knows the place, where nobody is yet
     assert not door.send(StatusAsked())
@@ -168,10 +167,10 @@ from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.messages import Ping
 from fabric.sockets import RouterLink
-from roles.runtime.server_connection import ServerDoor
+from roles.runtime.server_connection import ServerConnection
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])
-door = ServerDoor(PeerId("a/1"), PeerId("b/1"), clock)
+door = ServerConnection(PeerId("a/1"), PeerId("b/1"), clock)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
 try:

@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os, sys
-from roles.runtime.idle_import import import_gently
-import_gently("asked_for", patience_s=float(sys.argv[1]))
+from roles.runtime.idle_import import import_at_idle_priority
+import_at_idle_priority("asked_for", limit_s=float(sys.argv[1]))
 import asked_for
 print(asked_for.THREAD, asked_for.POLICY, os.sched_getscheduler(0), "TENUTO_AT_ONCE" in os.environ, *sys.argv[2:])
 """
@@ -22,12 +22,12 @@ POLICY = os.sched_getscheduler(0)
 """
 
 
-def run(tmp_path: Path, asked_for: str, patience_s: float) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, asked_for: str, limit_s: float) -> subprocess.CompletedProcess[str]:
     (tmp_path / "asked_for.py").write_text(asked_for, encoding="utf-8")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
     return subprocess.run(
-        [sys.executable, str(script), str(patience_s), "an argument"],
+        [sys.executable, str(script), str(limit_s), "an argument"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from profiles.store import shipped_profile
 from roles.gpu_worker.executors.base import Job
 
 
-class Crowds:
+class ColocatedSlices:
     """The emulated GPUs of this process, by their numbers."""
 
     def __init__(self) -> None:
