@@ -30,9 +30,8 @@ class Matchmaker:
     target's `armed_at_ms`.
     """
 
-    # Of a model that loses everything: 3 ms for each percent. From 30 to 3000 the goodput of mixes in overload
-    # differs by 1 %; without it a model may fall to a third of what it got at capacity (ADR 0011).
-    CREDIT_MS: ClassVar[float] = 300.0
+    CREDIT_MS: ClassVar[float] = 0.0
+    """Credit of a model that loses everything. The papers' disciplines have none (ADR 0011)."""
 
     def __init__(self, want: SendRule, *, is_window_drop: bool) -> None:
         self._want = want
@@ -360,7 +359,7 @@ class Matchmaker:
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
         """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
         state.drops.add(sum(run.count for run in runs), now_ms)
-        if state.armed_at_ms == NEVER_MS:
+        if self.CREDIT_MS and state.armed_at_ms == NEVER_MS:
             self._arm(state, now_ms + SAMPLE_MS)
         limit_at_ms = now_ms + state.alone_ms
         expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]

@@ -24,24 +24,6 @@ TARGET, WAIT_MS = 4, 9.0
 EPOCH_MS = 190.0  # no multiple of a rate's sample, whose end would be its own by the last bit of a float
 
 
-class PlainDeferred(Deferred):
-    """Without the credit of models that lose more than others (ADR 0011)."""
-
-    CREDIT_MS = 0.0
-
-
-class PlainEager(Eager):
-    """Without the credit."""
-
-    CREDIT_MS = 0.0
-
-
-class PlainTimeout(Timeout):
-    """Without the credit."""
-
-    CREDIT_MS = 0.0
-
-
 @dataclass(frozen=True)
 class Pair:
     """`classes`: of how many speeds the slices may be (None: several).
@@ -88,19 +70,17 @@ def _nexus(setting: Setting) -> Reference:
 
 
 PAIRS: Mapping[str, Pair] = {
-    "deferred simple": _central(
-        lambda: PlainDeferred(is_window_drop=False), central.deferred, is_window=False
-    ),
-    "deferred window": _central(PlainDeferred, central.deferred, is_window=True),
-    "eager simple": _central(PlainEager, central.eager, is_window=False),
-    "eager window": _central(lambda: PlainEager(is_window_drop=True), central.eager, is_window=True),
+    "deferred simple": _central(lambda: Deferred(is_window_drop=False), central.deferred, is_window=False),
+    "deferred window": _central(Deferred, central.deferred, is_window=True),
+    "eager simple": _central(Eager, central.eager, is_window=False),
+    "eager window": _central(lambda: Eager(is_window_drop=True), central.eager, is_window=True),
     "timeout simple": _central(
-        lambda: PlainTimeout(lambda _: TIMEOUT_MS, is_window_drop=False),
+        lambda: Timeout(lambda _: TIMEOUT_MS, is_window_drop=False),
         central.timeout(TIMEOUT_MS),
         is_window=False,
     ),
     "timeout window": _central(
-        lambda: PlainTimeout(lambda _: TIMEOUT_MS), central.timeout(TIMEOUT_MS), is_window=True
+        lambda: Timeout(lambda _: TIMEOUT_MS), central.timeout(TIMEOUT_MS), is_window=True
     ),
     "clockwork": Pair(Clockwork, backlog.Clockwork, has_ties=True),
     "shepherd": Pair(Shepherd, backlog.Shepherd, has_ties=True),

@@ -317,7 +317,7 @@ def test_a_timeout_that_is_too_long_never_passes_the_latest_moment() -> None:
 
 def test_in_overload_losses_fall_on_all_models_alike() -> None:
     """A cheap model and a dear one, both at three times what the slice can do."""
-    to = Stage(make_discipline("deferred"))
+    to = Stage(make_discipline("tenuto"))
     tables = {"cheap": linear(0.2, 4, 64), "dear": linear(6, 4, 64)}
     for name in tables:
         to.model(name, 60.0)
