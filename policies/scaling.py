@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fabric.ids import ModelId
+from policies.rounding import ROUNDING
 
 BAD_RATE_ALLOWED = 0.01  # p99 within the SLO
 # Advice once given stands until things are clearly better than what raised it.
@@ -26,7 +27,6 @@ ASK_WINDOW_MS = 10_000.0
 RELEASE_WINDOW_MS = 120_000.0
 _SAMPLES_MAX = 1_200  # observed ten times a second; more often, and the oldest are forgotten sooner
 _REQUESTS_MIN = 100  # of fewer than these one bad request would be more than 1 %
-_ROUNDING = 1e-9
 
 
 def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
@@ -39,8 +39,8 @@ def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
     if gpus == 0:
         return 0
     if bad_rate >= BAD_RATE_ALLOWED:
-        return gpus + math.ceil(gpus * bad_rate / (1 - bad_rate) - _ROUNDING)
-    return max(1, gpus - math.floor(gpus * idle_fraction + _ROUNDING))
+        return gpus + math.ceil(gpus * bad_rate / (1 - bad_rate) - ROUNDING)
+    return max(1, gpus - math.floor(gpus * idle_fraction + ROUNDING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class ScaleAdvisor:
             self._is_releasing = False
             missing = self._gpus * _missing_fraction(total) if is_asking else 0.0
             missing = max(missing, sum(lacking.values()))
-            return ScaleAdvice(self._gpus + math.ceil(missing - _ROUNDING), lacking)
+            return ScaleAdvice(self._gpus + math.ceil(missing - ROUNDING), lacking)
         idle_fraction = self._idle_fraction(now_ms)
         if idle_fraction == 0.0:
             return ScaleAdvice(self._gpus, {})

@@ -28,7 +28,7 @@ from fabric.ids import new_incarnation, peer_id
 from fabric.messages import SliceReport, StatusAsked, StatusListed
 from roles.config.cluster import ClusterConfig, role_id_of_node
 from roles.runtime.children import Processes
-from roles.runtime.core import Heard
+from roles.runtime.core import SCHEDULER_ID, Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
 from roles.runtime.local_scheduler import LocalScheduler, LocalSchedulerEvent
@@ -74,7 +74,7 @@ def role_plans(
     tenuto = (sys.executable, "-m", "roles.cli")
     common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
-    scheduler = RolePlan("scheduler-0", (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
     agents = [
         RolePlan(
             role_id_of_node(node.host),

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId
-
-ROUNDING = 1e-9
+from policies.rounding import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

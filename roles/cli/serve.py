@@ -15,6 +15,8 @@ from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
 from roles.config.cluster import role_id_of_node
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
+from roles.runtime.core import SCHEDULER_ID
+from roles.runtime.local_scheduler import RUN_FILE
 from roles.runtime.process import (
     StopSignal,
     die_with_parent,
@@ -58,9 +60,9 @@ def scheduler(
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
     from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
-    from roles.scheduler.shell import ROLE_ID, Recording, Written, run_scheduler  # noqa: PLC0415  likewise
+    from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
-    with _role(ROLE_ID, run_dir_option) as (home, stop):
+    with _role(SCHEDULER_ID, run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         document = read_document(config)
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
@@ -127,7 +129,7 @@ def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, Sto
 
 
 def _scheduler_addresses(home: Path) -> list[str]:
-    path = home / "scheduler-0.json"
+    path = home / RUN_FILE
     run_file = read_run_file(path)
     if run_file is None:
         raise ConfigError(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from fabric.errors import FabricError
+from fabric.ipc import PATH_BYTES_MAX
 from fabric.messages import GpuInfo, SliceSpec
 
 BINARY: Final = "nvidia-cuda-mps-control"
@@ -30,7 +31,6 @@ MARK: Final = "TENUTO_MPS_DIRECTORY"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 CONTROL_LIMIT_S: Final = 3.0
 LONGEST_NAME_IN_PIPE: Final = len("/control_privileged")
-SOCKET_PATH_BYTES_MAX: Final = 107
 OLDEST, OLDEST_WITH_SHARES = (3, 5), (7, 0)
 CONTEXT_BYTES: Final = 1 << 30  # a CUDA context with its libraries' kernels and work space, generously
 
@@ -180,9 +180,9 @@ class MpsPlace:
     def make(self) -> None:
         """Make what is missing. Raises MpsWrongUser where it is not ours, MpsError where it cannot be."""
         size = len(os.fsencode(self.pipe)) + LONGEST_NAME_IN_PIPE
-        if size > SOCKET_PATH_BYTES_MAX:
+        if size > PATH_BYTES_MAX:
             raise MpsError(
-                f"{self.pipe} is too long for sockets in it ({size} bytes of at most {SOCKET_PATH_BYTES_MAX}); "
+                f"{self.pipe} is too long for sockets in it ({size} bytes of at most {PATH_BYTES_MAX}); "
                 "set TENUTO_RUN_DIR to a shorter directory"
             )
         for path in (self.directory.parent, self.directory, self.pipe, self.log):

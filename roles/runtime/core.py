@@ -22,6 +22,8 @@ Handle = NewType("Handle", int)
 
 NO_PAYLOAD = Handle(0)
 
+SCHEDULER_ID: Final = "scheduler-0"
+"""The role id, which its run file and its plan file bear."""
 SCHEDULER: Final = PeerId("scheduler")
 """The scheduler's name on the links that lead to it, whatever its incarnation. Nobody else can have it."""
 

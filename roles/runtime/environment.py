@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fabric.errors import ConfigError
-
-IPC_PATH_BYTES_MAX = 107  # sun_path of a Unix socket on Linux, less its final zero
+from fabric.ipc import PATH_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,9 @@ class RunDir:
         """The ``ipc://`` address of a socket in here; ConfigError where the path is too long for one."""
         path = self.path / name
         size = len(os.fsencode(path))
-        if size > IPC_PATH_BYTES_MAX:
+        if size > PATH_BYTES_MAX:
             raise ConfigError(
-                f"{path}: a socket's path has at most {IPC_PATH_BYTES_MAX} bytes, this one {size}; "
+                f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes, this one {size}; "
                 "set TENUTO_RUN_DIR to a shorter directory"
             )
         return f"ipc://{path}"

@@ -16,14 +16,14 @@ from pathlib import Path
 from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage
-from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
 from roles.runtime.server_connection import ServerConnection
 from roles.runtime.sources import Layer
 
 LOOK_EVERY_MS = 100.0
-RUN_FILE = "scheduler-0.json"
+RUN_FILE = f"{SCHEDULER_ID}.json"
 REFUSED = "it could not be told something"
 
 LocalSchedulerEvent = Heard | Lost | SchedulerFound

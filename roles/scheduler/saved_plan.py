@@ -15,12 +15,13 @@ from typing import Any
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
+from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.process import log, write_whole
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.recorded import settings_of
 from roles.scheduler.settings import SchedulerSettings
 
-PLAN_FILE = "scheduler-0.plan"
+PLAN_FILE = f"{SCHEDULER_ID}.plan"
 AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
 
 

@@ -13,6 +13,7 @@ from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from profiles.device import DeviceModel
 from roles.config.cluster import ClusterConfig, ModelConfig
+from roles.runtime.core import SCHEDULER_ID
 
 BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
 
@@ -38,7 +39,7 @@ class SchedulerSettings:
     """What to think of our own timer's lateness before it was measured."""
     transfer_ms: float = 0.0
     """What inputs take besides the configured delay before that was measured."""
-    role_id: str = "scheduler-0"
+    role_id: str = SCHEDULER_ID
     pid: int = 0
 
 

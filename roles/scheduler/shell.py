@@ -16,7 +16,7 @@ from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
-from roles.runtime.core import PLANNER, SCHEDULER, Heard, Lost, Send
+from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
@@ -30,7 +30,6 @@ from roles.scheduler.recorded import about_scheduler
 from roles.scheduler.saved_plan import PLAN_FILE, SavedPlan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
-ROLE_ID = "scheduler-0"
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS = 2.0
 FIRST_TRANSFER_MS = 5.0
@@ -77,7 +76,7 @@ class SchedulerShell:
         assert self._core.controller is not None, "it was made with one"
         self._controller = self._core.controller
         self._clock = clock = MonotonicClock()
-        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{ROLE_ID}.control"), *control_addresses])
+        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"), *control_addresses])
         self.link = HubLink(router, SCHEDULER, clock)
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         core: MessageCore = self._core
@@ -92,9 +91,9 @@ class SchedulerShell:
             core, [LinkSource(self.link, clock), self._planner], self._perform, self._end_turn
         )
         journal = None if recording is None else kept_aside(recording.path)
-        self.on_defect = DefectReport(ROLE_ID, run_dir, journal, self._keep_journal)
+        self.on_defect = DefectReport(SCHEDULER_ID, run_dir, journal, self._keep_journal)
         self._run_file = RunFile(
-            ROLE_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
+            SCHEDULER_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
         )
 
     def announce(self) -> None:

@@ -36,14 +36,14 @@ from fabric.messages import (
 from profiles.device import DeviceModel
 from roles.config.cluster import role_id_of_node
 from roles.frontend.measures import ReturnPath
-from roles.runtime.core import PLANNER, Core, Heard, Lost, Send, Tick
+from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning import make_plan
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.network import KnownReturn, Network
 from roles.workload.outcomes import BatchRecord
 
 FIRST = Incarnation("00000000")  # nothing restarts here
-SCHEDULER = peer_id("scheduler-0", FIRST)
+SCHEDULER = peer_id(SCHEDULER_ID, FIRST)
 BLOCK = 1024  # arrivals made from numpy's columns at a time: few enough to stay in the cache
 TICKS_AT_ONE_MOMENT = 10_000  # more is a scheduler that asks to be woken for nothing
 IDLE_END_MS = (

@@ -44,7 +44,9 @@ def pressed_at_ms(candidate: Candidate) -> float:
 class Watched(Central):
     """Checks every batch before it goes. `seen`: how many had somebody to be compared with."""
 
-    CREDIT_MS = 300.0  # of `tenuto`; the papers' disciplines have none, but what gives it could serve all of them
+    CREDIT_MS = (
+        300.0  # of `tenuto`; the papers' disciplines have none, but what gives it could serve all of them
+    )
     seen: Counter[str]
 
     def _dispatch(

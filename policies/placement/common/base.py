@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fabric.ids import ModelId, NodeId
+from policies.rounding import ROUNDING
 from profiles.model import ModelProfile
 
 Profiles = Mapping[tuple[ModelId, str], ModelProfile]
 """By model and GPU type; a pair that is absent cannot be placed by its run time."""
 
 WHOLE_PERCENT = 100.0
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def largest_batch(exec_ms: Sequence[float], limit_ms: float) -> int:
     low, high = 0, len(exec_ms)
     while low < high:
         middle = (low + high + 1) // 2
-        if exec_ms[middle - 1] <= limit_ms * (1 + _ROUNDING):
+        if exec_ms[middle - 1] <= limit_ms * (1 + ROUNDING):
             low = middle
         else:
             high = middle - 1
@@ -201,7 +201,7 @@ def share_violations(slices: Iterable[PlannedSlice]) -> tuple[str, ...]:
     return tuple(
         f"GPU {gpu}: the shares sum to {percent:g} %, over 100 %"
         for gpu, percent in sorted(total.items())
-        if percent > WHOLE_PERCENT * (1 + _ROUNDING)
+        if percent > WHOLE_PERCENT * (1 + ROUNDING)
     )
 
 

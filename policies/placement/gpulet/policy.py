@@ -32,9 +32,8 @@ from policies.placement.gpulet.quantities import (
     size_costs,
 )
 from policies.placement.gpulet.scaling import as_much_as_fits, scaled
+from policies.rounding import ROUNDING
 from profiles.model import ModelProfile
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ def _violations(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) 
         latency_ms = gpulet.duty_ms + sum(load.exec_ms for load in gpulet.loads)
         for load in gpulet.loads:
             slo_ms = load.demand.slo_ms
-            if latency_ms > slo_ms * (1 + _ROUNDING):
+            if latency_ms > slo_ms * (1 + ROUNDING):
                 violations.append(
                     f"{asked[load.demand.place].model.model_id} on GPU {gpus[spot.gpu].index}: planned for up to "
                     f"{latency_ms:.2f} ms beside its neighbour, its SLO is {slo_ms:g} ms"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from policies.rounding import ROUNDING
 from profiles.gpu import MIB
 from profiles.model import ModelProfile
 
@@ -44,14 +45,13 @@ INFLATION_ABOVE: Final = 1.1
 INFLATION_QUANTILE: Final = 0.99
 
 NO_PRESSURE: Final = -math.inf
-_ROUNDING: Final = 1e-9
 
 
 @lru_cache(maxsize=4096)
 def inflated_rps(rate_rps: float) -> float:
     """The rate that is planned for: Poisson's 99th percentile plus one, above 550 a whole 1.1 R."""
     if rate_rps > INFLATION_LIMIT_RPS:
-        return math.floor(INFLATION_ABOVE * rate_rps + _ROUNDING)
+        return math.floor(INFLATION_ABOVE * rate_rps + ROUNDING)
     count, mass = 0, math.exp(-rate_rps)
     total = mass
     while total < INFLATION_QUANTILE:

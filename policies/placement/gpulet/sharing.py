@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from policies.placement.gpulet.board import Gpulet, GpuletLoad, ModelDemand
 from policies.placement.gpulet.quantities import NO_PRESSURE, SizeCosts
-
-_ROUNDING = 1e-9
+from policies.rounding import ROUNDING
 
 
 class Member(NamedTuple):
@@ -40,7 +39,7 @@ def shared(
     duties = {duty_max_ms}
     for member in members:
         one_ms = 1000 / member.rps
-        count = min(member.costs.batch_max, int(duty_max_ms / one_ms + _ROUNDING))
+        count = min(member.costs.batch_max, int(duty_max_ms / one_ms + ROUNDING))
         duties.update(one_ms * batch for batch in range(1, count + 1))
     for duty_ms in sorted(duties, reverse=True):
         gpulet = one_round(size, members, duty_ms, pressure, slack)
@@ -73,7 +72,7 @@ def _loads(
     loads: list[GpuletLoad] = []
     round_ms = 0.0
     for member in members:
-        batch = max(1, math.ceil(duty_ms * member.rps / 1000 - _ROUNDING))
+        batch = max(1, math.ceil(duty_ms * member.rps / 1000 - ROUNDING))
         if batch > member.costs.batch_max:
             return None
         exec_ms = member.costs.exec_ms(batch, pressure)
@@ -90,7 +89,7 @@ def joined(gpulet: Gpulet, newcomer: Member, pressure: float = NO_PRESSURE) -> G
     """
     members = [*(Member(load.demand, load.costs, load.rps) for load in gpulet.loads), newcomer]
     one_ms = 1000 / newcomer.rps
-    count = min(newcomer.costs.batch_max, max(1, int(gpulet.duty_ms / one_ms + _ROUNDING)))
+    count = min(newcomer.costs.batch_max, max(1, int(gpulet.duty_ms / one_ms + ROUNDING)))
     for batch in range(count, 0, -1):
         found = one_round(gpulet.size, members, min(gpulet.duty_ms, batch * one_ms), pressure)
         if found is not None:

@@ -26,9 +26,8 @@ from policies.placement.common.base import (
 )
 from policies.placement.igniter.plan import KindPlan, PackedCluster, placement_of
 from policies.placement.igniter.workload import GpuKind
+from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile
-
-_ROUNDING = 1e-9
 
 
 class Planner(Protocol):
@@ -200,7 +199,7 @@ def _follow(
             for replica in replicas:
                 left[replica.model.model_id] -= replica.rate_rps
         for model, _ in asked:
-            if left[model.model_id] <= _ROUNDING * (model.rate_rps or 0.0):
+            if left[model.model_id] <= ROUNDING * (model.rate_rps or 0.0):
                 left[model.model_id] = 0.0
         _explain(plan, kind, reasons)
     outcome.missing = {key: (rate_rps, reasons[key]) for key, rate_rps in left.items() if rate_rps > 0}
@@ -229,7 +228,7 @@ def _type_decision(orders: Sequence[_Order], outcomes: Sequence[PackedCluster], 
     rejected = tuple(
         Rejected(
             name,
-            "it serves less" if other.missing_rps > won.missing_rps + _ROUNDING else "it is not cheaper",
+            "it serves less" if other.missing_rps > won.missing_rps + ROUNDING else "it is not cheaper",
             metrics(other),
         )
         for i, ((name, _, _), other) in enumerate(zip(orders, outcomes, strict=True))

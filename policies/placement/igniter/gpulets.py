@@ -31,12 +31,12 @@ from policies.placement.common.base import (
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.workload import GpuKind, memory_of, modelled_ms
+from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile
 
 SHARES_PERCENT = (20.0, 40.0, 50.0, 60.0, 80.0)
 WORKLOADS_PER_GPU = 2
 _GAIN_MIN = 0.05
-_ROUNDING = 1e-9
 _SHOWN = 4  # rejected GPUs in a decision
 
 
@@ -99,7 +99,7 @@ def efficient_share_percent(profile: IgniterProfile, objective_ms: float) -> flo
     for smaller, share in pairwise(SHARES_PERCENT):
         rps = _saturated(profile, share, objective_ms)[1]
         gain = (rps - before_rps) / (share - smaller)
-        if rps - before_rps >= _GAIN_MIN * before_rps and gain > best_gain * (1 + _ROUNDING):
+        if rps - before_rps >= _GAIN_MIN * before_rps and gain > best_gain * (1 + ROUNDING):
             best_gain, best = gain, share
         before_rps = rps
     return best
@@ -149,7 +149,7 @@ def _just_enough(profile: IgniterProfile, share: float, objective_ms: float, rat
         latency_ms = modelled_ms(profile, size, share)
         if latency_ms > objective_ms:
             return 0
-        if 1000 * size / latency_ms >= rate_rps * (1 - _ROUNDING):
+        if 1000 * size / latency_ms >= rate_rps * (1 - ROUNDING):
             return size
     return 0
 

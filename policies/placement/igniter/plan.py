@@ -17,9 +17,8 @@ from policies.placement.common.base import (
     share_violations,
 )
 from policies.placement.igniter.workload import GpuKind, memory_of, throughput_rps
+from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ def _violations(replica: Replica, gpu: int, latency_ms: float, rps: float) -> li
     found = []
     objective_ms = replica.model.slo_ms / 2
     where = f"GPU {gpu}: {replica.model.model_id}"
-    if latency_ms > objective_ms * (1 + _ROUNDING):
+    if latency_ms > objective_ms * (1 + ROUNDING):
         found.append(f"{where} takes {latency_ms:.2f} ms, over half its SLO, {objective_ms:g} ms")
-    if rps < replica.rate_rps * (1 - _ROUNDING):
+    if rps < replica.rate_rps * (1 - ROUNDING):
         found.append(f"{where} carries {rps:.1f} requests per second of {replica.rate_rps:g}")
     return found

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from policies.placement.common.base import WHOLE_PERCENT, GpuSlot, PlacedModelInput
+from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import (
     FREQUENCY_FRACTION_MIN,
     Coefficients,
@@ -31,7 +32,6 @@ from profiles.igniter.coefficients import (
     predict_ms,
 )
 
-_ROUNDING = 1e-9
 _DEDICATED_LOAD = 0.9  # of a whole GPU's throughput, as the authors' code has it
 
 
@@ -50,7 +50,7 @@ class GpuKind:
     memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        units_max = int(WHOLE_PERCENT / self.hardware.share_step_percent + _ROUNDING)
+        units_max = int(WHOLE_PERCENT / self.hardware.share_step_percent + ROUNDING)
         object.__setattr__(self, "units_max", units_max)
         object.__setattr__(self, "memory_bytes", min(slot.memory_bytes for slot in self.slots))
 
@@ -120,7 +120,7 @@ def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -
         )
     most_rps = throughput_rps(profile, batch_size, modelled_ms(profile, batch_size))
     capacity_rps = min(most_rps, math.ceil(_DEDICATED_LOAD * most_rps))
-    wanted = math.ceil(rate_rps / capacity_rps - _ROUNDING) - 1
+    wanted = math.ceil(rate_rps / capacity_rps - ROUNDING) - 1
     count = min(wanted, len(kind.slots))
     whole = _whole(model, profile, kind, capacity_rps, batch_size)
     if count < wanted:
@@ -160,7 +160,7 @@ def _workload(
     own, hardware = profile.coefficients, profile.hardware
     objective_ms, rate_per_ms, pcie = model.slo_ms / 2, rate_rps / 1000, hardware.pcie_bytes_per_ms
     wanted = objective_ms * rate_per_ms * pcie / (pcie + rate_per_ms * own.load_bytes)
-    batch_size = max(1, math.ceil(wanted - _ROUNDING))
+    batch_size = max(1, math.ceil(wanted - ROUNDING))
     if batch_size > batch_size_max:
         batch_size = batch_size_max
         objective_ms = min(objective_ms, batch_size / rate_per_ms + batch_size * own.load_bytes / pcie)
@@ -170,7 +170,7 @@ def _workload(
     if left_ms <= 0:
         return None
     work = k1 * batch_size**2 + k2 * batch_size + k3
-    units = max(1, math.ceil((work / left_ms - k4) / hardware.share_step_percent - _ROUNDING))
+    units = max(1, math.ceil((work / left_ms - k4) / hardware.share_step_percent - ROUNDING))
     alone = next(
         (u for u in range(units, kind.units_max + 1) if alone_ms(hardware, curves, u) <= objective_ms), None
     )

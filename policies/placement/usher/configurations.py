@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from policies.placement.common.base import PlacedModelInput
 from policies.placement.common.demands import ResourceDemand, rate_of
+from policies.rounding import ROUNDING
 
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)  # the Usher paper's
 DEGREE_MULTIPLES = (1, 2, 3, 4, 5, 6)
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def usher_batches(demands: Sequence[ResourceDemand]) -> tuple[ResourceDemand, ..
 def smallest_degree(model: PlacedModelInput, demands: Sequence[ResourceDemand]) -> int:
     """c_min: GPUs for the whole rate at the largest batch within the SLO. `demands` has at least one."""
     largest = max(demands, key=lambda demand: demand.batch)
-    return max(1, math.ceil(rate_of(model) / largest.throughput_rps * (1 - _ROUNDING)))
+    return max(1, math.ceil(rate_of(model) / largest.throughput_rps * (1 - ROUNDING)))
 
 
 def options_of(

@@ -165,18 +165,5 @@ FIGURE_6_15 = tuple(
 )
 """Total rate by SLO, five vision models on four GPUs, the rate shared equally."""
 
-FIGURE_A_2 = tuple(
-    FigureSetting(
-        f"A.2/{gpu_count}-gpus",
-        "figure A.2, appendix A.2.2",
-        _equal(VISION_MODELS, 1000),
-        200,
-        gpu_count,
-        8000,
-    )
-    for gpu_count in range(1, 9)
-)
-"""As figure 6.1 at twice the rate, on up to eight GPUs."""
-
 JUDGED = (*FIGURE_6_1, *FIGURE_6_10, *FIGURE_6_15)
 """The settings on which placement policies are compared with each other."""

@@ -11,7 +11,6 @@ from roles.lab.reproduce.thesis_settings import (
     FIGURE_6_1,
     FIGURE_6_10,
     FIGURE_6_15,
-    FIGURE_A_2,
     JUDGED,
 )
 
@@ -22,7 +21,7 @@ def row(found: Reproduction, start: str) -> Row:
 
 
 def test_the_settings_are_those_of_the_figures() -> None:
-    assert (len(FIGURE_6_1), len(FIGURE_6_10), len(FIGURE_6_15), len(FIGURE_A_2)) == (6, 8, 15, 8)
+    assert (len(FIGURE_6_1), len(FIGURE_6_10), len(FIGURE_6_15)) == (6, 8, 15)
     assert len({setting.name for setting in JUDGED}) == len(JUDGED) == 29
     assert {setting.ideal_rps for setting in FIGURE_6_1} == {2500}
     assert {setting.ideal_rps for setting in FIGURE_6_10} == {1200}
