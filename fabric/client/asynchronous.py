@@ -1,26 +1,14 @@
-"""The client SDK: `Client` for asyncio, `BlockingClient` for everybody else, `ask_status` for operators.
-
-    async with Client("tcp://127.0.0.1:8001") as client:
-        result = await client.infer("resnet50", {"input": image}, budget_ms=25)
-        print(result.outputs["top_k"], result.ledger)
-
-A request ends in exactly one way: its outputs, or one typed error of `fabric.errors`. The frontend answers within
-the budget; should it not, the client's own timer does (`DeadlineExceeded`), and should the frontend be gone, its
-silence does (`PeerLost`, within about a second).
-"""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import heapq
-import selectors
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,8 +42,6 @@ from fabric.messages import (
     Ping,
     Pong,
     Refusal,
-    StatusAsked,
-    StatusListed,
 )
 from fabric.outbox import Outbox
 from fabric.shared import is_shared_with
@@ -64,9 +50,7 @@ from fabric.tensors import ArenaSharing
 
 _FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
 _GREET_EVERY_S: Final = 0.05
-_JOIN_S: Final = 5.0
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
-_T = TypeVar("_T")
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
@@ -212,7 +196,7 @@ class Client:
         self._connected()
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
-        limit_ms = _limit_ms(budget_ms, self._options)
+        limit_ms = limit_ms_of(budget_ms, self._options)
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
@@ -418,120 +402,6 @@ class Client:
         return self._loop
 
 
-class BlockingClient:
-    """The same for threads: an asyncio client on a background thread. May be used from several threads."""
-
-    def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
-        self._options = options or ClientOptions()
-        self._address = address
-        self._client: Client | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def open(self) -> None:
-        """Connect. Raises PeerLost when nobody answers in time."""
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tenuto-client", daemon=True)
-        self._thread.start()
-        self._client = Client(self._address, self._options)
-        try:
-            self._call(self._client.open(), self._options.connect_timeout_ms)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give up what is pending and end the thread, within a bounded time. Safe to call twice."""
-        loop, self._loop = self._loop, None
-        if loop is None or self._thread is None or self._client is None:
-            return
-        loop.call_soon_threadsafe(self._client.close)
-        # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
-        loop.call_soon_threadsafe(lambda: loop.call_later(0.01, loop.stop))
-        self._thread.join(_JOIN_S)
-
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
-        """Send one request and wait for its answer. Errors as `Client.infer`."""
-        limit_ms = _limit_ms(budget_ms, self._options)
-        return self._call(self._opened().infer(model, inputs, budget_ms), limit_ms)
-
-    def submit(
-        self, model: str, inputs: Inputs, budget_ms: float | None = None
-    ) -> concurrent.futures.Future[InferResult]:
-        """Send one request; the future's `cancel()` tells the frontend to forget it."""
-        return self._start(self._opened().infer(model, inputs, budget_ms))
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        """What the frontend serves."""
-        return self._call(self._opened().models(), self._options.connect_timeout_ms)
-
-    def _opened(self) -> Client:
-        if self._client is None or self._loop is None:
-            raise PeerLost("the client is not open")
-        return self._client
-
-    def _start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        assert self._loop is not None, "opened"
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _call(self, work: Coroutine[Any, Any, _T], limit_ms: float) -> _T:
-        future = self._start(work)
-        try:
-            return future.result(limit_ms / 1e3 + _JOIN_S)  # the work keeps its own, shorter limit
-        except concurrent.futures.CancelledError as error:
-            raise PeerLost("the client was closed") from error
-        except TimeoutError as error:
-            future.cancel()
-            raise PeerLost("the client's thread is stuck") from error
-        except BaseException:
-            future.cancel()
-            raise
-
-
-def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> StatusListed:
-    """Ask any role how it is. Raises PeerLost if nobody answers in time, ConfigError for a bad address."""
-    clock = MonotonicClock()
-    addresses = (address,) if isinstance(address, str) else tuple(address)
-    server = PeerId("role")
-    link = DealerLink.connect(peer_id("operator", new_incarnation()), server, addresses)
-    until_ms = clock.now_ms() + timeout_ms
-    is_asked = False
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(link.fileno(), selectors.EVENT_READ)
-            while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(server, StatusAsked())
-                for received in link.receive(16):
-                    if isinstance(received.message, StatusListed):
-                        return received.message
-                if not link.has_more:
-                    selector.select(0.01)
-    finally:
-        link.close()
-    raise PeerLost(f"nobody answers at {addresses[0]}")
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-    finally:
-        loop.close()
-
-
 def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
     if isinstance(value, bytes | bytearray | memoryview):
         return np.frombuffer(value, np.uint8)
@@ -542,7 +412,7 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
     return array  # whether it can be sent is said when it is packed
 
 
-def _limit_ms(budget_ms: float | None, options: ClientOptions) -> float:
+def limit_ms_of(budget_ms: float | None, options: ClientOptions) -> float:
     """How long to wait at most. Raises InvalidInput for a budget that is none."""
     if budget_ms is None:
         return options.budget_unknown_ms + options.grace_ms

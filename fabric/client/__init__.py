@@ -1,0 +1,16 @@
+"""The client SDK: `Client` for asyncio, `BlockingClient` for everybody else, `ask_status` for operators.
+
+    async with Client("tcp://127.0.0.1:8001") as client:
+        result = await client.infer("resnet50", {"input": image}, budget_ms=25)
+        print(result.outputs["top_k"], result.ledger)
+
+A request ends in exactly one way: its outputs, or one typed error of `fabric.errors`. The frontend answers within
+the budget; should it not, the client's own timer does (`DeadlineExceeded`), and should the frontend be gone, its
+silence does (`PeerLost`, within about a second).
+"""
+
+from fabric.client.asynchronous import Client, ClientOptions, InferResult, Inputs
+from fabric.client.blocking import BlockingClient
+from fabric.client.status import ask_status
+
+__all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "ask_status"]
