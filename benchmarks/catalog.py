@@ -56,12 +56,11 @@ LONG: tuple[Long, ...] = (
     ),
     Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
-        "42 workloads, three seeds: `tenuto` has 1.007 of the best of four rivals' goodput on average, deferred 0.89,"
-        " eager 0.96 ([docs/disciplines.md](disciplines.md))",
+        "goodput of `tenuto` on 42 workloads beside four rivals: [docs/disciplines.md](disciplines.md)",
     ),
     Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
-        "24 settings of the thesis, two disciplines, each policy: [docs/placement.md](placement.md)",
+        "29 settings of the thesis, two disciplines, each policy: [docs/placement.md](placement.md)",
     ),
     Long(
         "python benchmarks/gpulet_schedulability.py",

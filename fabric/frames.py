@@ -17,7 +17,7 @@ from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolErr
 from fabric.ids import Epoch, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import TENSORS_MAX, AnyMessage, Envelope, Parcel, SharedAt, TensorSpec
-from fabric.shared import Region
+from fabric.shared_memory import Region
 
 FRAMES_MAX: Final = TENSORS_MAX + 2
 SMALL_BELOW_BYTES: Final = 65_536
@@ -31,7 +31,7 @@ _PADDING: Final = bytes(ALIGNMENT)
 
 
 class Lender(Protocol):
-    """Where a message may say that bytes lie instead of travelling; see `fabric.shared.Borrowed`."""
+    """Where a message may say that bytes lie instead of travelling; see `fabric.shared_memory.Borrowed`."""
 
     def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError if they do not."""

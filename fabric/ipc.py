@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
-from fabric.shared import SCHEME
+from fabric.shared_memory import SCHEME
 
 IPC: Final = "ipc://"
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path, less the closing zero

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
 from fabric.messages import AnyMessage, Parcel
-from fabric.shared import Region
+from fabric.shared_memory import Region
 
 NO_EPOCH = Epoch(0)
 

@@ -45,7 +45,7 @@ def replaced(struct: StructT, **fields: Any) -> StructT:
 
 
 class SharedAt(Value, frozen=True):
-    """Bytes in memory that processes of one host share (`fabric/shared.py`)."""
+    """Bytes in memory that processes of one host share (`fabric/shared_memory.py`)."""
 
     arena: str
     offset: int
@@ -340,7 +340,7 @@ class Ping(Message, frozen=True, tag=7):
 class Pong(Message, frozen=True, tag=8):
     """The answer to `Ping`. A round trip also measures the link's minimum RTT.
 
-    `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared.py`).
+    `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared_memory.py`).
     """
 
     number: int

@@ -34,7 +34,7 @@ from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IPC, IpcPath, nearest
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
-from fabric.shared import Borrowed, Region, is_shared_with, memory_address
+from fabric.shared_memory import Borrowed, Region, is_shared_with, memory_address
 from fabric.tensors import ArenaSharing
 from fabric.transit import TransitMeter
 

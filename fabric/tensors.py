@@ -13,7 +13,7 @@ from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import RANK_MAX, SharedAt, TensorSpec
-from fabric.shared import Arena
+from fabric.shared_memory import Arena
 
 DTYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
     name: np.dtype(name).newbyteorder("<")

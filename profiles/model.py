@@ -5,7 +5,7 @@ them), and a performance model (`profiles/igniter/coefficients.py`). All answer 
 grows, and refuse to guess outside what they know unless asked to extrapolate.
 
 A profile that was never measured by MPS share holds for every share: how much slower a smaller share is, is
-then the interference model's business (`profiles/interference.py`).
+then the interference model's business (`profiles/interference/base.py`).
 """
 
 from __future__ import annotations

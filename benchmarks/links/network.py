@@ -5,7 +5,7 @@ at both ends of it sets the rate. With delay or loss a host's interface is a TAP
 `relay.py`: the kernel need not have netem. The TAP's own tbf then limits what a host sends; what it receives is
 limited only by what others send. Frames on TAP devices are large (`TAP_MTU`): each is handled in Python.
 
-Every host has a boot id of its own: by that processes tell whether they share memory (`fabric/shared.py`), and those
+Every host has a boot id of its own: by that processes tell whether they share memory (`fabric/shared_memory.py`), and those
 of different hosts must not. Nothing is made outside of the namespaces, their names begin with `PREFIX` and hold our pid. They go away when the
 block is left, however that happens; those of a run that was killed are removed by the next one.
 """

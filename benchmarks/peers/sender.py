@@ -1,6 +1,6 @@
 """Sends one load after another, open loop, from a process of its own, and says what became of it.
 
-The schedule and its player are `tenuto bench`'s (`roles/load`), whoever answers: Poisson moments drawn from a seed,
+The schedule and its player are `tenuto bench`'s (`roles/workload`, `roles/benchmark`), whoever answers: Poisson moments drawn from a seed,
 bent to the rate; latency counts from the intended moment, and the sender's own lateness is reported. A load that
 cannot become good any more is cut short.
 """

@@ -44,7 +44,7 @@ from fabric.messages import (
     Refusal,
 )
 from fabric.outbox import Outbox
-from fabric.shared import is_shared_with
+from fabric.shared_memory import is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
 from fabric.tensors import ArenaSharing
 

@@ -92,18 +92,18 @@ class ModelState:
         for candidate in self.candidates:
             candidate.follow(plan)
 
-    def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], want: SendRule) -> None:
+    def set_pools(self, pools: dict[SpeedClass, list[Pool[Candidate]]], rule: SendRule) -> None:
         """The model is hosted by other pools than before."""
         known = {candidate.class_: candidate for candidate in self.candidates}
         self.candidates = []
         for class_, its_pools in pools.items():
-            candidate = known.get(class_) or Candidate(self, class_, want)
+            candidate = known.get(class_) or Candidate(self, class_, rule)
             candidate.pools = its_pools
             self.candidates.append(candidate)
         if not self.candidates:
             # Hosted nowhere: requests wait until their deadline, as for a slice that is never free.
             self.candidates = [
-                Candidate(self, SpeedClass(self.model.model_id, [0.0, 0.0, NEVER_MS], 0), want)
+                Candidate(self, SpeedClass(self.model.model_id, [0.0, 0.0, NEVER_MS], 0), rule)
             ]
         common = min(candidate.size_max for candidate in self.candidates)
         self.candidates.sort(key=lambda candidate: candidate.table[common])
@@ -172,7 +172,7 @@ class Candidate:
         "wanted_at_ms",
     )
 
-    def __init__(self, model: ModelState, class_: SpeedClass, want: SendRule) -> None:
+    def __init__(self, model: ModelState, class_: SpeedClass, rule: SendRule) -> None:
         spec = model.model
         self.model = model
         self.class_ = class_
@@ -181,9 +181,9 @@ class Candidate:
         self.size_max = len(self.table) - 2
         self.lead = lead_table(spec.delay, self.size_max)
         self.cost = cost_table(self.table, self.lead)
-        self.hold = want.hold(self.cost)
+        self.hold = rule.hold(self.cost)
         self.slope_ms = (self.table[self.size_max] - self.table[1]) / max(1, self.size_max - 1)
-        self.timeout_ms = want.timeout_ms(spec.slo_ms)
+        self.timeout_ms = rule.timeout_ms(spec.slo_ms)
         self.target = fallback_target(self.table, spec.slo_ms)
         self.target_planned = 0
         self.spares_reserve = False

@@ -28,14 +28,14 @@ NOTHING: tuple[Decision, ...] = ()
 
 
 class Central(Matchmaker):
-    """Deferred, eager and timeout scheduling in one: they differ in `want` (Symphony sections 3.2 and 3.4).
+    """Deferred, eager and timeout scheduling in one: they differ in `rule` (Symphony sections 3.2 and 3.4).
 
     `is_window_drop`: heads may be given up to protect the target size, else only what is expired.
     `is_lowest_id`: take the lowest order among the free slices, else the one that has idled longest.
     """
 
-    def __init__(self, want: SendRule, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
-        super().__init__(want, is_window_drop=is_window_drop)
+    def __init__(self, rule: SendRule, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
+        super().__init__(rule, is_window_drop=is_window_drop)
         self._models: dict[ModelId, ModelState] = {}
         self._fleet = SlicePools(is_lowest=is_lowest_id)
 
@@ -51,7 +51,7 @@ class Central(Matchmaker):
         self._reset(state, now_ms)
         state.model = model
         state.candidates = []  # their tables hold the old delay
-        state.set_pools(self._fleet.pools_of(model.model_id), self._want)
+        state.set_pools(self._fleet.pools_of(model.model_id), self._rule)
         self._start_over(state, now_ms)
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
@@ -202,7 +202,7 @@ class Central(Matchmaker):
         states = [self._models[model_id] for model_id in sorted(model_ids) if model_id in self._models]
         for state in states:
             self._reset(state, now_ms)
-            state.set_pools(self._fleet.pools_of(state.model.model_id), self._want)
+            state.set_pools(self._fleet.pools_of(state.model.model_id), self._rule)
             self._reset(state, now_ms)
         self._is_gathering = True
         for state in states:

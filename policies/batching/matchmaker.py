@@ -33,8 +33,8 @@ class Matchmaker:
     CREDIT_MS: ClassVar[float] = 0.0
     """Credit of a model that loses everything. The papers' disciplines have none (ADR 0011)."""
 
-    def __init__(self, want: SendRule, *, is_window_drop: bool) -> None:
-        self._want = want
+    def __init__(self, rule: SendRule, *, is_window_drop: bool) -> None:
+        self._rule = rule
         self._is_window_drop = is_window_drop
         self._guard_ms = 0.0
         self._timers: list[tuple[float, int, Target]] = []
@@ -93,7 +93,7 @@ class Matchmaker:
             size, limit_at_ms = self._fit(candidate, count, now_ms)
             ready_at_ms = now_ms
             if size and state.ready_at_ms > now_ms:
-                gathers = self._want.gathers_unready
+                gathers = self._rule.gathers_unready
                 size, ready_at_ms = ready_batch(candidate, size, now_ms, gathers_unready=gathers)
                 due_at_ms = ready_at_ms - candidate.lead[size]
                 if gathers and size:
@@ -316,7 +316,7 @@ class Matchmaker:
         start_at_ms = exec_at_ms(now_ms, lead[size], ready_at_ms, slice_.free_at_ms)
         exec_ms = table[size]
         waited_ms = 0.0
-        reason = self._want.reason
+        reason = self._rule.reason
         if candidate.wanted_at_ms < now_ms:
             waited_ms = now_ms - candidate.wanted_at_ms
             reason = "slice_free"

@@ -2,10 +2,10 @@
 
 Deferral with a timeout per model, planned for all models together every 100 ms (`holding.py`). While slices are
 plentiful, models are held nearly as long as deferral holds them, so that GPUs stay idle and can be released; a
-request in a cluster with next to nothing to do goes at once. As far as requests are found to *suffer*, i.e. to be
+request in a cluster with next to nothing to do goes at once. As far as requests are found to *lose by waiting*, i.e. to be
 dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
 go earlier, those first whose holding saves the least. Heads are given up to protect the batch size at which
-the slices just carry the load, and by models that suffer more than others not at all.
+the slices just carry the load, and by models that lose more than others not at all.
 
 Where full deferral is what carries the load, a few idle slices are a *reserve*: a batch that could still grow leaves
 them to those that cannot, and goes when one more is idle or it has to.
@@ -38,18 +38,18 @@ TENUTO = SendRule(reason="held", hold=frontrun_hold, timeout_ms=at_once)
 
 
 @dataclass(slots=True)
-class Suffering:
+class WaitLosses:
     """The part of the requests that lost by waiting for a slice: counted, and forgotten exponentially."""
 
     share: float = 0.0
     requests: int = 0
-    suffered: float = 0.0
+    lost: float = 0.0
 
     def roll(self, memory: float) -> float:
         """Take over what was counted since the last time."""
         if self.requests:
-            self.share += memory * (self.suffered / self.requests - self.share)
-            self.requests, self.suffered = 0, 0.0
+            self.share += memory * (self.lost / self.requests - self.share)
+            self.requests, self.lost = 0, 0.0
         return self.share
 
 
@@ -60,7 +60,7 @@ class Group:
     model_ids: list[ModelId]
     slices: int = 0
     pools: list[Pool[Candidate]] = field(default_factory=list)
-    suffering: Suffering = field(default_factory=Suffering)
+    wait_losses: WaitLosses = field(default_factory=WaitLosses)
 
 
 class Tenuto(Central):
@@ -76,12 +76,12 @@ class Tenuto(Central):
         self._plan_at_ms = 0.0
         self._groups: list[Group] = []
         self._group_of: dict[ModelId, Group] = {}
-        self._own: dict[ModelId, Suffering] = {}
+        self._own: dict[ModelId, WaitLosses] = {}
         self._is_regrouped = True
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
-        self._own.setdefault(model.model_id, Suffering())
+        self._own.setdefault(model.model_id, WaitLosses())
         self._is_regrouped = True
         super().add_model(model, now_ms)
 
@@ -118,11 +118,11 @@ class Tenuto(Central):
         self._is_regrouped = True  # also where only the number of slices has changed
         super()._repool(model_ids, now_ms, out)
 
-    def _count(self, model_id: ModelId, requests: int, suffered: float) -> None:
+    def _count(self, model_id: ModelId, requests: int, lost: float) -> None:
         own = self._own.get(model_id)
         if own is not None:
             own.requests += requests
-            own.suffered += suffered
+            own.lost += lost
 
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
@@ -131,9 +131,9 @@ class Tenuto(Central):
             self._regroup()
         for group in self._groups:
             # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's count is not.
-            group.suffering.requests = sum(self._own[model_id].requests for model_id in group.model_ids)
-            group.suffering.suffered = sum(self._own[model_id].suffered for model_id in group.model_ids)
-            mean = group.suffering.roll(_MEMORY)
+            group.wait_losses.requests = sum(self._own[model_id].requests for model_id in group.model_ids)
+            group.wait_losses.lost = sum(self._own[model_id].lost for model_id in group.model_ids)
+            mean = group.wait_losses.roll(_MEMORY)
             own = {model_id: self._own[model_id].roll(_MEMORY) for model_id in group.model_ids}
             asked: list[tuple[ModelState, float]] = []
             for model_id in group.model_ids:
@@ -187,5 +187,5 @@ class Tenuto(Central):
         self._groups = list({id(group): group for group in self._group_of.values()}.values())
         for group in self._groups:
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
-            known = [before[model_id].suffering.share for model_id in group.model_ids if model_id in before]
-            group.suffering.share = max(known, default=0.0)
+            known = [before[model_id].wait_losses.share for model_id in group.model_ids if model_id in before]
+            group.wait_losses.share = max(known, default=0.0)

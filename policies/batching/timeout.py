@@ -29,5 +29,5 @@ class Timeout(Central):
         is_window_drop: bool = True,
         is_lowest_id: bool = True,
     ) -> None:
-        want = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
-        super().__init__(want, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
+        rule = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
+        super().__init__(rule, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.placement.common.asked import joined, require_gpus
 from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
@@ -20,6 +19,7 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
+from policies.placement.common.request_checks import joined, require_gpus
 
 
 @dataclass(slots=True)

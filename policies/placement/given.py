@@ -16,7 +16,6 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from fabric.options import Free, Number, Schema, checked_options, shown, suggestion
-from policies.placement.common.asked import joined, require_gpus
 from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
@@ -30,6 +29,7 @@ from policies.placement.common.base import (
     share_violations,
     slice_memory_bytes,
 )
+from policies.placement.common.request_checks import joined, require_gpus
 from profiles.model import BATCH_SIZE_LIMIT
 
 _BATCH = Number(None, minimum=1, maximum=BATCH_SIZE_LIMIT, is_minimum_allowed=True, is_whole=True)

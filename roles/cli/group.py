@@ -1,7 +1,6 @@
 """The `tenuto` command: finds a subcommand, runs it, and turns every expected error into a line and a code.
 
-Exit codes: 0 a result, 1 failure, 2 usage, 3 configuration invalid, 4 SLO missed, 5 cluster unreachable,
-6 partial (design section 10), 70 a defect of ours, written down in a file that one line names. Subcommands are imported when they are called: `tenuto worker` must not pay for
+The exit codes are in `roles/runtime/exit_codes.py`. Subcommands are imported when they are called: `tenuto worker` must not pay for
 the simulator, nor `tenuto status` for torch.
 """
 

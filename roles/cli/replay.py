@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def replay(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Play a journal (`tenuto scheduler --journal FILE`) into a fresh scheduler and compare what it does."""
     from roles.runtime.journal import replay as play  # noqa: PLC0415  only this command needs it
-    from roles.scheduler.recorded import scheduler_from  # noqa: PLC0415  see above
+    from roles.scheduler.replay_start import scheduler_from  # noqa: PLC0415  see above
 
     _refuse_report(file)
     sys.exit(show(play(file, scheduler_from), is_json=is_json))

@@ -16,7 +16,7 @@ from fabric.inproc import HubLink, ServerLink
 from fabric.link import Link, NamedTensor
 from fabric.messages import Answer, AnyMessage, Arrivals, Refusal, StatusListed
 from fabric.outbox import Outbox
-from fabric.shared import memory_address
+from fabric.shared_memory import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding

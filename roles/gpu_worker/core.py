@@ -81,6 +81,7 @@ from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
+from roles.runtime.exit_codes import EXIT_HUNG
 from roles.runtime.peer_checks import Offences
 
 NO_MODEL: Final = ModelId("")
@@ -90,7 +91,6 @@ HELLO_EVERY_MS: Final = (
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
 LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
-EXIT_HUNG: Final = 70  # of a process whose model hung
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )

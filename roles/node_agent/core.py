@@ -22,7 +22,7 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   worker there ends with it (`daemons.py`).
 
 Here wanted and running are compared; `workers.py` brings processes through their lives, `daemons.py` those of MPS,
-`telemetry.py` has the GPUs sampled, `reports.py` keeps what the scheduler was told.
+`telemetry.py` has the GPUs sampled, `slice_reports.py` keeps what the scheduler was told.
 """
 
 from __future__ import annotations

@@ -9,4 +9,6 @@ EXIT_UNREACHABLE: Final = 5
 EXIT_PARTIAL: Final = 6
 EXIT_DEFECT: Final = 70
 """A defect of ours; a report was written (EX_SOFTWARE of sysexits.h)."""
+EXIT_HUNG: Final = 71
+"""Of a worker whose model hung: its agent starts it again."""
 EXIT_INTERRUPTED: Final = 130

@@ -26,7 +26,7 @@ from roles.runtime.sources import LinkSource
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planner import Planner
-from roles.scheduler.recorded import about_scheduler
+from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.saved_plan import PLAN_FILE, SavedPlan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 

@@ -41,7 +41,7 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
 )
-from fabric.shared import memory_address
+from fabric.shared_memory import memory_address
 from fabric.sockets import LinkOptions, RouterLink
 
 CLOCK = MonotonicClock()

@@ -23,7 +23,7 @@ import zmq
 from fabric.client import BlockingClient, Client, ClientOptions, InferResult, ask_status
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput, ModelNotFound, NoReplica, RequestError, TooLarge
-from fabric.shared import SWITCH, memory_address
+from fabric.shared_memory import SWITCH, memory_address
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 
 pytestmark = pytest.mark.timeout(180)

@@ -22,7 +22,7 @@ from fabric.ids import Epoch, Incarnation, ModelId, PeerId
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.link import Link, NamedTensor, Received
 from fabric.messages import WIRE_VERSION, Envelope, Infer, Parcel, Ping, Pong, SeqRun, Withdraw
-from fabric.shared import Arena, memory_address
+from fabric.shared_memory import Arena, memory_address
 from fabric.sockets import (
     CONTROL,
     TURN_HEADER_BYTES,

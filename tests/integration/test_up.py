@@ -19,7 +19,7 @@ from fabric.errors import FabricError, NoReplica, RequestError
 from roles.runtime.journal import replay
 from roles.runtime.process import read_run_file
 from roles.runtime.run_directory import read_up_file
-from roles.scheduler.recorded import scheduler_from
+from roles.scheduler.replay_start import scheduler_from
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
 ROOT = Path(__file__).parents[2]

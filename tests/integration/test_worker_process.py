@@ -41,7 +41,7 @@ from fabric.messages import (
     WorkerHello,
 )
 from fabric.sockets import PullLink, PushPool, RouterLink
-from roles.gpu_worker.core import EXIT_HUNG
+from roles.runtime.exit_codes import EXIT_HUNG
 from roles.runtime.process import child_environment
 from tests.worker_builders import model_spec, slice_spec
 

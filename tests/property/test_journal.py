@@ -37,7 +37,7 @@ from roles.config.cluster import PolicyChoice
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, Recorded, replay
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.recorded import about_scheduler, scheduler_from
+from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
 
 OPTIONS: dict[str, dict[str, Any]] = {"timeout": {"timeout_ms": 4}, "fixed": {"batch": 3}}

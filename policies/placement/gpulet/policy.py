@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.placement.common.asked import in_order, joined, rated, require_gpus
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -20,6 +19,7 @@ from policies.placement.common.base import (
     in_gib,
     largest_batch,
 )
+from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
 from policies.placement.gpulet.board import Board, Kind, ModelDemand
 from policies.placement.gpulet.explain import model_decision, scaling_decision
 from policies.placement.gpulet.quantities import (

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from fabric.ids import ModelId
-from policies.placement.common.asked import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -24,6 +23,7 @@ from policies.placement.common.base import (
     Unplaced,
     cannot_host,
 )
+from policies.placement.common.request_checks import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.igniter.plan import KindPlan, PackedCluster, placement_of
 from policies.placement.igniter.workload import GpuKind
 from policies.rounding import ROUNDING

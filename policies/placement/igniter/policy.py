@@ -1,8 +1,8 @@
 """iGniter (IEEE TPDS 34(3), 2023): the least share that keeps half the SLO, neighbours included.
 
-Theorem 1 gives each workload a batch and a share for itself (`igniter_workload.py`). Algorithm 1 takes them by
+Theorem 1 gives each workload a batch and a share for itself (`workload.py`). Algorithm 1 takes them by
 that share, largest first, to the GPU where all shares together grow least; algorithm 2 makes them grow, a unit
-at a time, until the performance model of section 3.1 finds nobody late (`igniter_gpu.py`).
+at a time, until the performance model of section 3.1 finds nobody late (`gpu.py`).
 """
 
 from __future__ import annotations

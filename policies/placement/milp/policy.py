@@ -15,7 +15,6 @@ from typing import Any
 
 from fabric.ids import ModelId
 from fabric.options import Flag, Number, Schema
-from policies.placement.common.asked import in_order, joined, rated, require_gpus
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -37,6 +36,7 @@ from policies.placement.common.demands import (
     why_unservable,
     within_slo,
 )
+from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
 from policies.placement.milp.model import MilpProblem, MilpSolution, solve_task
 from policies.solver import TIME_LIMIT_S
 

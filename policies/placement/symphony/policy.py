@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fabric.ids import ModelId
-from policies.placement.common.asked import joined, require_gpus
 from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
@@ -25,6 +24,7 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
+from policies.placement.common.request_checks import joined, require_gpus
 from policies.placement.symphony.subclusters import GpuKind, gpu_kind, subclusters_of
 
 _Of = tuple[int, GpuKind]

@@ -22,7 +22,6 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from fabric.options import Number, Schema
-from policies.placement.common.asked import in_order, joined, rated
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -36,6 +35,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import gpu_classes, rate_of
+from policies.placement.common.request_checks import in_order, joined, rated
 from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto.exact import exact_cluster
 from policies.placement.tenuto.forecast import forecast_of, worst_fraction

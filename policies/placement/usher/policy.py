@@ -19,7 +19,6 @@ from typing import Any
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.options import Choice, Free, Schema, suggestion
-from policies.placement.common.asked import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -40,6 +39,7 @@ from policies.placement.common.demands import (
     why_unservable,
     within_slo,
 )
+from policies.placement.common.request_checks import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.usher.configurations import (
     ModelOptions,
     ReplicaOption,

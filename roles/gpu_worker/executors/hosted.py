@@ -22,8 +22,8 @@ from fabric.messages import TensorInfo
 from roles.gpu_worker.executors.base import JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders import LoadedModel, NotAModel
+from roles.gpu_worker.executors.message_limits import travelling
 from roles.gpu_worker.executors.slots import InputSlots, Slot
-from roles.gpu_worker.executors.travel import travelling
 
 MEASUREMENTS_MAX = 5
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it

@@ -47,8 +47,8 @@ def prospect_of(
     return prospect(model, run_times, cost_table(run_times, lead_table(model.delay, 64)), rate_rps)
 
 
-def holds_ms(prospects: list[Prospect], slices: int, suffering: float = 0.0) -> list[float]:
-    planned = plan_holds(prospects, [suffering] * len(prospects), slices, suffering)
+def holds_ms(prospects: list[Prospect], slices: int, lost_share: float = 0.0) -> list[float]:
+    planned = plan_holds(prospects, [lost_share] * len(prospects), slices, lost_share)
     return [
         one.hold_max_ms if hold.hold_ms is None else hold.hold_ms
         for one, hold in zip(prospects, planned, strict=True)
@@ -106,7 +106,7 @@ def test_a_model_that_is_described_anew_keeps_its_plan(change: str) -> None:
 
 
 def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> None:
-    """Else it would seem to suffer more than the others, with whom it is compared: here, than itself."""
+    """Else it would seem to lose more than the others, with whom it is compared: here, than itself."""
     to = stage(1)
     for moment in range(100):
         feed(to, {"m": 0.5}, moment * 20.0)
@@ -114,32 +114,32 @@ def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> Non
     discipline = to.discipline
     assert isinstance(discipline, Tenuto)
     (group,) = discipline._groups
-    assert group.suffering.share > 0.1
-    assert group.suffering.share == pytest.approx(discipline._own[ModelId("m")].share)
+    assert group.wait_losses.share > 0.1
+    assert group.wait_losses.share == pytest.approx(discipline._own[ModelId("m")].share)
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:
-    rare, popular = holds_ms([prospect_of(20.0), prospect_of(400.0)], 2, suffering=1.0)
+    rare, popular = holds_ms([prospect_of(20.0), prospect_of(400.0)], 2, lost_share=1.0)
     assert rare < popular
-    weak, strong = holds_ms([prospect_of(100.0, 5.0, 0.5), prospect_of(100.0, 0.5, 9.0)], 1, suffering=1.0)
+    weak, strong = holds_ms([prospect_of(100.0, 5.0, 0.5), prospect_of(100.0, 0.5, 9.0)], 1, lost_share=1.0)
     assert weak == 0.0 < strong
 
 
-def test_while_nobody_suffers_idle_gpus_stay_idle() -> None:
+def test_while_nobody_loses_by_waiting_idle_gpus_stay_idle() -> None:
     many = [prospect_of(100.0) for _ in range(8)]
     longest = many[0].hold_max_ms
     assert min(holds_ms(many, 16)) > 0.8 * longest
-    assert max(holds_ms(many, 16, suffering=0.01)) < 0.1 * longest
+    assert max(holds_ms(many, 16, lost_share=0.01)) < 0.1 * longest
 
 
 def test_holding_is_longer_the_fewer_slices_there_are() -> None:
     many = [prospect_of(100.0) for _ in range(8)]
-    found = [holds_ms(many, slices, suffering=0.01)[0] for slices in (2, 3, 4, 6, 8)]
+    found = [holds_ms(many, slices, lost_share=0.01)[0] for slices in (2, 3, 4, 6, 8)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
-def test_who_suffers_more_than_the_others_stops_holding_and_giving_up_heads() -> None:
+def test_who_loses_more_than_the_others_stops_holding_and_giving_up_heads() -> None:
     many = [prospect_of(300.0) for _ in range(4)]
     calm, unlucky = plan_holds(many, [0.0, 0.1, 0.0, 0.0], 3, mean=0.01)[:2]
     assert calm.hold_ms is None or calm.hold_ms > 0.0

@@ -14,7 +14,7 @@ from PIL import Image
 from fabric.errors import InvalidInput
 from fabric.link import NamedTensor
 from fabric.messages import ImagePreprocess
-from fabric.shared import Arena, memory_address
+from fabric.shared_memory import Arena, memory_address
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import preprocess

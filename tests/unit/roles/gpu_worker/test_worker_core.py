@@ -25,7 +25,7 @@ from fabric.messages import (
     replaced,
 )
 from roles.gpu_worker.batches import LATE_TOLERANCE_MS
-from roles.gpu_worker.core import EXIT_HUNG, GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.core import GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
@@ -53,6 +53,7 @@ from roles.gpu_worker.executors.base import (
 )
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
+from roles.runtime.exit_codes import EXIT_HUNG
 from tests.worker_builders import (
     BOOT,
     FRONTEND,

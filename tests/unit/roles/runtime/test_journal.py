@@ -29,7 +29,7 @@ from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_DEFECT
 from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Replay, replay
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.recorded import about_scheduler, scheduler_from
+from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
 from tests.scarcity import full_disk
 

@@ -41,7 +41,7 @@ from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import controller_settings
 from roles.scheduler.planning import make_plan
-from roles.scheduler.recorded import about_scheduler, scheduler_from
+from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.saved_plan import SavedPlan
 from roles.scheduler.settings import settings_from
 

@@ -13,7 +13,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import Inputs, TensorInfo
 from roles.gpu_worker.executors.loaders import NotAModel
-from roles.gpu_worker.executors.travel import travelling
+from roles.gpu_worker.executors.message_limits import travelling
 
 ONE = (TensorInfo("x", "float32", (3,)),)
 MB = 1 << 20

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric import frames, shared
+from fabric import frames, shared_memory
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.ids import ModelId
 from fabric.link import NO_EPOCH, NamedTensor, Packed
 from fabric.messages import Infer, SharedAt
-from fabric.shared import (
+from fabric.shared_memory import (
     ALIGNMENT,
     EPOCH_PUTS,
     EPOCHS_KEPT,
@@ -170,7 +170,7 @@ def test_what_would_block_or_act_when_it_is_opened_is_never_opened(tmp_path: Pat
     script = f"""
 from fabric.errors import RemoteProtocolError
 from fabric.messages import SharedAt
-from fabric.shared import Borrowed
+from fabric.shared_memory import Borrowed
 try:
     Borrowed().place(SharedAt("{os.getpid()}/{fifo}/{ALIGNMENT}/{NAME}", 0), 1)
 except RemoteProtocolError as error:
@@ -223,7 +223,7 @@ def test_only_the_same_boot_user_and_namespace_share() -> None:
 
 def test_another_process_reads_it_and_keeps_it_when_the_owner_was_killed() -> None:
     script = (
-        "import sys, time; from fabric.shared import Arena; arena = Arena(4096);"
+        "import sys, time; from fabric.shared_memory import Arena; arena = Arena(4096);"
         "place = arena.put(memoryview(b'abc')); print(arena.name, place.at.offset, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -238,7 +238,7 @@ def test_another_process_reads_it_and_keeps_it_when_the_owner_was_killed() -> No
 
 
 def test_it_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shared.SWITCH, "0")
+    monkeypatch.setenv(shared_memory.SWITCH, "0")
     memory_address.cache_clear()
     try:
         assert memory_address() == ""

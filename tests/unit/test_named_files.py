@@ -1,0 +1,22 @@
+"""Files that documents, docstrings and comments name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("fabric", "profiles", "policies", "roles", "deploy", "tests", "benchmarks", "examples")
+
+
+def test_every_named_file_is_there() -> None:
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    known = {path.relative_to(ROOT).as_posix() for path in files}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "adr").glob("*.md"), *files]
+    dead = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in re.findall(r"`([\w/]+\.py)\b[^`]*`", page.read_text(encoding="utf-8"))
+        if not any(path == name or path.endswith(f"/{name}") for path in known)
+    ]
+    assert dead == []
