@@ -29,13 +29,13 @@ import zmq
 from figures import Figures, Line, Table, add_json_option, tell
 from stage import CpuMeter, Stage, cluster, context
 
-from deploy.local.control import look
 from fabric.clock import MonotonicClock
 from roles.benchmark.player import run_precisely
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.runtime.core import Tick
 from roles.runtime.drive import Driver, Role
+from roles.runtime.running_cluster import look
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
 

@@ -14,11 +14,11 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from deploy.local.control import processes_in
 from roles.benchmark.targets import one_of_each
 from roles.benchmark.temporary_cluster import temporary_cluster
 from roles.config.cluster import ClusterConfig
 from roles.config.load import load_config
+from roles.runtime.running_cluster import processes_in
 
 context = multiprocessing.get_context("spawn")
 _TOGETHER = " with "

@@ -1,1 +1,1 @@
-"""Which process on which machine. Its commands join `tenuto` through the entry-point group `tenuto.commands`."""
+"""Which process on which machine. Its commands are listed with the others in `roles/cli/group.py`."""

@@ -1,4 +1,4 @@
-"""Train the demo's digit recogniser; writes the weights and the held-out images beside `roles/demo`'s model.
+"""Train the demo's digit recogniser; writes the weights and the held-out images beside `deploy/local/demo`'s model.
 
 Run it with `python examples/train_digits.py`; it takes about half a minute on one core. The same machine
 and versions give the same files: one seed, one thread, deterministic kernels.

@@ -60,7 +60,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     flags = ["--remove-run-dir"] if is_removed else []
     with (run_dir / LOG_FILE).open("wb+") as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
-            [sys.executable, "-m", "roles.cli", "up", *arguments, *flags],
+            [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from bisect import bisect_left, insort
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import Decision, RequestRun
+from policies.batching.base import NEVER_MS, Decision, RequestRun
 from policies.batching.rival import Rival
 from policies.batching.rival_state import Line, RivalModel, RivalSlice
 
@@ -32,6 +32,7 @@ class Backlog(Rival):
         if (
             line.expiry.armed_at_ms <= now_ms
         ):  # it comes too late itself, and must not stand before those that do not
+            line.expiry.armed_at_ms = NEVER_MS
             self._expire(line, now_ms, out)
         self._serve(line, now_ms, out)
 

@@ -3,8 +3,8 @@
 Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
 there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
 head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's
-free moment less the delay it serves the waiting candidate with the smallest latest, less its model's credit for
-what it has lost (there is none while nothing is dropped). A candidate that is overtaken
+free moment less the delay it serves the waiting candidate with the smallest latest (in
+`tenuto` less its model's credit for what it has lost). A candidate that is overtaken
 by time while it waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could
 be done about it before, and the outcome is the same.
 

@@ -47,6 +47,7 @@ def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[Tempo
             process = subprocess.Popen(  # noqa: S603  our own command
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "roles.cli",
                     "up",

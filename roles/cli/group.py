@@ -31,7 +31,9 @@ COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
     "config": "roles.cli.config:config",
+    "demo": "deploy.local.demo.command:demo",
     "doctor": "roles.cli.doctor:doctor",
+    "down": "deploy.local.commands:down",
     "drain": "roles.cli.models:drain",
     "frontend": "roles.cli.serve:frontend",
     "goodput": "roles.cli.goodput:goodput",
@@ -45,6 +47,7 @@ COMMANDS = {
     "scheduler": "roles.cli.serve:scheduler",
     "simulate": "roles.cli.simulate:simulate",
     "status": "roles.cli.status:status",
+    "up": "deploy.local.commands:up",
     "worker": "roles.cli.serve:worker",
 }
 

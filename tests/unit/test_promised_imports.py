@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
+import click
 import pytest
+
+from roles.cli.group import COMMANDS
 
 PROMISED = {
     "fabric.client": ("Client", "BlockingClient", "ClientOptions", "InferResult", "ask_status"),
@@ -19,7 +25,7 @@ PROMISED = {
     ),
     "roles.cli": ("main",),
 }
-COMMANDS = {"demo", "down", "up"}
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +35,18 @@ def test_what_users_import_is_there(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 
-def test_the_installation_has_the_command_and_those_that_others_add() -> None:
-    (tenuto,) = entry_points(group="console_scripts", name="tenuto")
-    assert tenuto.value == "roles.cli:main"
-    assert {point.name for point in entry_points(group="tenuto.commands")} >= COMMANDS
+def test_the_command_is_where_the_installation_looks_for_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"tenuto": "roles.cli:main"}
+
+
+@pytest.mark.parametrize("target", COMMANDS.values())
+def test_every_command_is_there(target: str) -> None:
+    module, _, name = target.partition(":")
+    assert isinstance(getattr(importlib.import_module(module), name), click.Command)
+
+
+def test_importing_the_command_changes_no_signal_handler() -> None:
+    code = "import signal, roles.cli, roles.cli.group; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "True"

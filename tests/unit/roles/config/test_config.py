@@ -138,12 +138,14 @@ def test_a_loader_needs_no_profile_and_its_weights_are_relative_to_the_file() ->
     entry = {
         "name": "digits",
         "slo_ms": 50,
-        "loader": {"python": "deploy.local.demo.digits:Digits", "weights": "w.safetensors"},
+        "loader": {"python": "deploy.local.demo.digits_model:Digits", "weights": "w.safetensors"},
     }
     nodes = [{"host": "a", "gpus": 1, "device": "cpu"}]
     config = parse_config(document(entry, cluster={"nodes": nodes}), HERE)
     weights = "/nowhere/w.safetensors"
-    assert config.models[0].loader == LoaderSpec(python="deploy.local.demo.digits:Digits", weights=weights)
+    assert config.models[0].loader == LoaderSpec(
+        python="deploy.local.demo.digits_model:Digits", weights=weights
+    )
     assert [m.model_id for m in config.place().slices[0].models] == ["digits"]
 
 
