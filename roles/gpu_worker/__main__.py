@@ -1,4 +1,4 @@
-"""How a node agent starts a worker: ``python -m roles.gpu_worker AGENT WORKER_ID RUN_DIR``.
+"""How a node agent starts a worker: ``python -P -m roles.gpu_worker AGENT WORKER_ID RUN_DIR``.
 
 It is `tenuto worker` without the command line's own imports, and it makes way for slices that serve.
 """
@@ -13,6 +13,9 @@ from roles.runtime.idle_import import import_at_idle_priority
 
 def main() -> int:
     """Serve as a worker; the exit code."""
+    sys.path.append(
+        os.getcwd()
+    )  # users' models may lie there; behind our modules, which a user's deploy.py must not hide
     import_at_idle_priority("roles.gpu_worker.shell")
     from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  after the gentle way
 

@@ -63,7 +63,7 @@ log = logging.getLogger("tenuto")
 
 def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
     """How a worker is started."""
-    return [sys.executable, "-m", "roles.gpu_worker", address, worker_id, str(run_dir)]
+    return [sys.executable, "-P", "-m", "roles.gpu_worker", address, worker_id, str(run_dir)]
 
 
 @dataclass(slots=True, frozen=True)
