@@ -13,9 +13,8 @@ from roles.runtime.idle_import import import_at_idle_priority
 
 def main() -> int:
     """Serve as a worker; the exit code."""
-    sys.path.append(
-        os.getcwd()
-    )  # users' models may lie there; behind our modules, which a user's deploy.py must not hide
+    # Users' models may lie there: behind our own modules, which a user's deploy.py must not hide.
+    sys.path.append(str(Path.cwd()))
     import_at_idle_priority("roles.gpu_worker.shell")
     from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  after the gentle way
 
