@@ -792,6 +792,10 @@ class DrainAsked(Message, frozen=True, tag=65):
     is_back: bool = False
 
 
+PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
+"""What an operator may ask for while everything serves."""
+
+
 class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 

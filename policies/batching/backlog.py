@@ -29,9 +29,8 @@ class Backlog(Rival):
     def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
         line = self._line_for(state)
         self._push(line, run)
-        if (
-            line.expiry.armed_at_ms <= now_ms
-        ):  # it comes too late itself, and must not stand before those that do not
+        if line.expiry.armed_at_ms <= now_ms:
+            # The run comes too late itself. It must not stand before those that do not.
             line.expiry.armed_at_ms = NEVER_MS
             self._expire(line, now_ms, out)
         self._serve(line, now_ms, out)

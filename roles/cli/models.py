@@ -13,9 +13,9 @@ import click
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
-from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove
+from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
 from fabric.options import brief, shown
-from roles.cli.operator import Change, ask_change, new_request_no
+from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
 from roles.config.documents import read_file, read_value
 from roles.config.load import parse_config
@@ -83,7 +83,7 @@ def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bo
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
 
 
-def _carry_out(change: Callable[[int], Change], run_dir_option: Path | None, *, as_json: bool) -> None:
+def _carry_out(change: Callable[[int], PlanChange], run_dir_option: Path | None, *, as_json: bool) -> None:
     home = chosen_run_dir(run_dir_option)
     try:
         answer = ask_change(scheduler_addresses(home.path), change(new_request_no()))

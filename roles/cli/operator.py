@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import PeerLost
 from fabric.ids import PeerId, new_incarnation, peer_id
-from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, Ping, Pong
+from fabric.messages import Changed, Ping, PlanChange, Pong
 from fabric.sockets import DealerLink
 
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
 PING_EVERY_MS = 500.0
-
-Change = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
 
 
 def new_request_no() -> int:
@@ -26,7 +24,7 @@ def new_request_no() -> int:
 
 def ask_change(
     addresses: Sequence[str],
-    change: Change,
+    change: PlanChange,
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,

@@ -31,6 +31,7 @@ from fabric.messages import (
     ModelsRemove,
     MoveInfo,
     PlanAsked,
+    PlanChange,
     PlanMade,
     PlanReport,
     UnplacedInfo,
@@ -42,7 +43,6 @@ from roles.scheduler.actuator import Actuator
 from roles.scheduler.desired_state import (
     BUSY,
     INVALID_CONFIG,
-    Change,
     ChangeRefused,
     ControllerSettings,
     Desired,
@@ -75,7 +75,7 @@ class _Task:
     why: str
     desired: Desired
     peer: PeerId | None = None
-    change: Change | None = None
+    change: PlanChange | None = None
     grown: tuple[SliceId, float] | None = None
     before: Desired | None = None
     slo_before_ms: float = 0.0
@@ -107,7 +107,7 @@ class Controller:
         self._is_rate_blind = settings.is_rate_blind
         self._desired = settings.desired
         self._rates = PlannedRates(settings.desired.declared_rps, loads)
-        self._changes: deque[tuple[PeerId, Change]] = deque()
+        self._changes: deque[tuple[PeerId, PlanChange]] = deque()
         self._task: _Task | None = None
         self._asked_number = 0
         self._is_planning = False
@@ -147,7 +147,7 @@ class Controller:
         if self._moves:
             self.due_at_ms = min(self.due_at_ms, now_ms + NUDGE_MS)
 
-    def asked(self, peer: PeerId, change: Change, now_ms: float) -> None:
+    def asked(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         """An operator wants something changed. It is answered when that is over."""
         if len(self._changes) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
@@ -235,7 +235,7 @@ class Controller:
         if self._task is None:
             self._grow_broken(now_ms)
 
-    def _begin_change(self, peer: PeerId, change: Change, now_ms: float) -> None:
+    def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         desired = self._desired.changed(change)
         if isinstance(desired, ChangeRefused):
             self._actuator.say(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
@@ -436,7 +436,7 @@ def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:
     return (one.model_id for one in unplaced)
 
 
-def _names_in(change: Change) -> set[ModelId]:
+def _names_in(change: PlanChange) -> set[ModelId]:
     """The models that a change is about."""
     match change:
         case ModelsAdd(document=document):
@@ -453,7 +453,7 @@ def _with_declared(desired: Desired, change: ModelsAdd, made: PlanMade) -> Desir
     return replace(desired, declared_rps={**desired.declared_rps, **added})
 
 
-def _described(change: Change) -> str:
+def _described(change: PlanChange) -> str:
     match change:
         case ModelsAdd():
             return "models are added"

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 from fabric.ids import FrontendId, PeerId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
     Done,
-    DrainAsked,
     Dropped,
     FrontendHello,
-    ModelsAdd,
-    ModelSet,
     ModelSpec,
-    ModelsRemove,
     NodeHello,
     Ping,
+    PlanChange,
     PlanMade,
     Pong,
     SeqRun,
@@ -42,7 +39,7 @@ from roles.scheduler.actuator import Actuator
 from roles.scheduler.batches import Batches, Counters
 from roles.scheduler.controller import Controller
 from roles.scheduler.corrections import LatenessGuard
-from roles.scheduler.desired_state import Change, ControllerSettings
+from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
 from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
@@ -103,7 +100,7 @@ class SchedulerCore:
             self._actuator = Actuator(self._fleet, self._batches, self._estimates, self._updates, discipline)
             loads = Loads(self._batches.tallies)
             self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch)
-            self._on |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), self._on_change)
+            self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
         self._look_ahead()
 
@@ -235,7 +232,7 @@ class SchedulerCore:
 
     # ------------------------------------------------------------ the plan
 
-    def _on_change(self, peer: PeerId, message: Change, late_ms: float, now_ms: float) -> Sequence[Send]:
+    def _on_change(self, peer: PeerId, message: PlanChange, late_ms: float, now_ms: float) -> Sequence[Send]:
         del late_ms
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)

@@ -15,6 +15,7 @@ from fabric.messages import (
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    PlanChange,
     UnplacedInfo,
 )
 from fabric.options import suggestion
@@ -22,8 +23,6 @@ from policies.placement.common.base import Placement
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.planning import plan_document, replica_hints, slice_ids_of
 from roles.scheduler.settings import SchedulerSettings
-
-Change = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
 
 UNKNOWN_MODEL, NAME_TAKEN, INVALID_CONFIG, UNKNOWN_GPU, BUSY = (
     "UnknownModel",
@@ -67,7 +66,7 @@ class Desired:
         """What is served."""
         return tuple(ModelId(section["name"]) for section in self.sections)
 
-    def changed(self, change: Change) -> Desired | ChangeRefused:
+    def changed(self, change: PlanChange) -> Desired | ChangeRefused:
         """What is wanted after it."""
         match change:
             case ModelsAdd(document=document):

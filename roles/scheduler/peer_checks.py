@@ -15,20 +15,17 @@ News of what has ended meanwhile (a batch, a slice, an agent) passes: the core k
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, get_args
 
 from fabric.errors import RemoteProtocolError
 from fabric.ids import NodeId, PeerId, role_id_of
 from fabric.messages import (
     Arrivals,
     Done,
-    DrainAsked,
     FrontendHello,
-    ModelsAdd,
-    ModelSet,
-    ModelsRemove,
     NodeHello,
     Ping,
+    PlanChange,
     PlanMade,
     ReplicaInfo,
     SliceChanged,
@@ -85,7 +82,7 @@ class SchedulerPeerChecks(PeerChecks):
             StatusAsked: anybody,
         }
         if nodes is not None:  # then there is a plan that can be changed
-            rules |= dict.fromkeys((ModelsAdd, ModelsRemove, ModelSet, DrainAsked), _change)
+            rules |= dict.fromkeys(get_args(PlanChange), _change)
             rules[PlanMade] = _plan_made
         super().__init__(rules, Offences(), frozenset({PLANNER}))
 
@@ -184,7 +181,7 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
             raise RemoteProtocolError(what, OTHER_PLAN)
 
 
-def _change(peer: PeerId, change: ModelsAdd | ModelsRemove | ModelSet | DrainAsked) -> None:
+def _change(peer: PeerId, change: PlanChange) -> None:
     del change
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not an operator", NOT_OWNER)

@@ -63,7 +63,9 @@ def test_a_worker_killed_hard_is_reported_without_waiting_for_a_silence_and_repl
     took_ms = until(lambda: any("lost" in stage.states(name) for name in ("x", "y")))
     assert took_ms < 1_000.0  # a few ms on a host that is not busy
     lost = "x" if "lost" in stage.states("x") else "y"
-    assert stage.until_was(lost, "lost") == "its worker was killed by signal 9"  # it may be starting again by now
+    assert (
+        stage.until_was(lost, "lost") == "its worker was killed by signal 9"
+    )  # it may be starting again by now
     stage.until_state(lost, "ready")
     assert second in stage.workers()
     assert first not in stage.workers()

@@ -45,8 +45,8 @@ class Watched(Central):
     """Checks every batch before it goes. `seen`: how many had somebody to be compared with."""
 
     CREDIT_MS = (
-        300.0  # of `tenuto`; the papers' disciplines have none, but what gives it could serve all of them
-    )
+        Tenuto.CREDIT_MS
+    )  # the papers' disciplines have none, but what gives it could serve all of them
     seen: Counter[str]
 
     def _dispatch(
