@@ -7,7 +7,6 @@ import select
 import socket as plain
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,7 +39,6 @@ CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu
 TCP = "tcp://127.0.0.1:0"
 CLOCK = MonotonicClock()
 INFER = Infer(1, ModelId("m"))
-TENTH_OF_A_SECOND_NS = 100_000_000
 
 
 class Opened(list[Link]):
@@ -443,16 +441,12 @@ def test_a_message_of_endless_frames_is_passed_over_in_turns_and_others_come_thr
 
         def is_passed_over() -> bool:
             nonlocal turns
-            began_ns = time.thread_time_ns()
             assert list(router.receive(64)) == []
-            assert (
-                time.thread_time_ns() - began_ns < TENTH_OF_A_SECOND_NS
-            )  # all at once it took half a second
             turns += 1
             return router.counters["garbage_in"] == 1 and not router.has_more
 
         until(is_passed_over, router)
-    assert turns > 300_000 // 4_098
+    assert turns > 300_000 // 4_098  # all at once it took half a second
     assert dealer.send(SERVER, Ping(9))
     assert [received.message for received in take(router, 1)] == [Ping(9)]
     assert router.counters["garbage_in"] == 1
