@@ -7,6 +7,9 @@ that deferral has, where T and the run together just fill the SLO.
 Of all choices of T that keep equally many slices busy, the one that wastes the least slack has the same marginal
 saving beta/(T + 1/r)² everywhere, so T = sqrt(beta·price) - 1/r with one price for all: what batches well or is asked
 for often is held, the rest goes at once. The price follows from how many slices may be busy.
+
+1/r is the gap of requests that come one by one. Under bursts batches fill by themselves, and cost a part of
+beta/(T + 1/r): `opened`, which the discipline counts.
 """
 
 from __future__ import annotations
@@ -48,14 +51,17 @@ class Prospect:
     hold_max_ms: float
     target: int
 
-    @property
-    def work_deferred(self) -> float:
+    def work_deferred(self, opened: float = 1.0) -> float:
         """The slices kept busy by full deferral."""
-        return self.alpha_ms * self.per_ms + self.opening(self.hold_max_ms)
+        return self.alpha_ms * self.per_ms + opened * self.opening(self.hold_max_ms)
 
     def opening(self, hold_ms: float) -> float:
         """The slices kept busy by opening batches alone."""
         return self.beta_ms / (hold_ms + 1.0 / self.per_ms)
+
+    def opening_ms_per_request(self, hold_ms: float) -> float:
+        """What opening batches costs each of 1 + r·T requests."""
+        return self.beta_ms / (1.0 + self.per_ms * hold_ms)
 
     def hold_ms(self, price: float) -> float:
         """Hold until a ms more would save less than 1 / price."""
@@ -63,14 +69,16 @@ class Prospect:
 
 
 class Hold(NamedTuple):
-    """A model's plan: how long the first request of a batch waits (None: until frontrun), and what drops protect.
+    """A model's plan: how long the first request of a batch waits, and the batch size that drops protect.
 
-    `spares_reserve`: what it would send early takes no slice of the reserve.
+    `is_full`: until frontrun, which is about as long. `spares_reserve`: what it would send early takes no slice of the
+    reserve.
     """
 
-    hold_ms: float | None
+    hold_ms: float
     target: int
     spares_reserve: bool
+    is_full: bool = False
 
 
 def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) -> Prospect:
@@ -91,25 +99,27 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
 
 
 def plan_holds(
-    prospects: Sequence[Prospect], lost_shares: Sequence[float], slices: int, mean: float
+    prospects: Sequence[Prospect], lost_shares: Sequence[float], slices: int, mean: float, opened: float = 1.0
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
+    `opened`: the part of the work of opening batches that there turned out to be, of what their rates let expect.
     """
     if not prospects:
         return []
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    deferred = fixed + sum(one.opening(one.hold_max_ms) for one in prospects)
+    work = [one.work_deferred(opened) for one in prospects]
+    deferred = sum(work)
     frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
-    models = deferred**2 / sum(one.work_deferred**2 for one in prospects)  # equally large ones, as it were
+    models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
-    price = _price(prospects, frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal) - fixed)
+    allowed = frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal)
+    price = _price(prospects, (allowed - fixed) / opened)
     price_of_need = _price(prospects, slices - fixed)
     crowd = min(1.0, deferred / (CROWDED * slices))
     holds = []
-    for one, lost_share in zip(prospects, lost_shares, strict=True):
-        own = one.work_deferred
+    for one, own, lost_share in zip(prospects, work, lost_shares, strict=True):
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.
         # With less than a slice's worth of work it would let its only slice idle.
         selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
@@ -120,24 +130,27 @@ def plan_holds(
         needed_ms = one.hold_ms(price_of_need)
         spares_reserve = held_share == 1.0 and needed_ms > 0.0
         if hold_ms >= _NEARLY * one.hold_max_ms:
-            holds.append(Hold(None, max(1, int(1 + (one.target - 1) * held_share)), spares_reserve))
+            target = max(1, int(1 + (one.target - 1) * held_share))
+            holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))
         else:
             gathered = one.per_ms * max(hold_ms, needed_ms)
             holds.append(Hold(hold_ms, max(1, int(1 + gathered * held_share)), spares_reserve))
     return holds
 
 
-def plan_reserves(prospects: Sequence[Prospect], slices: int, pools: Sequence[int]) -> list[int]:
+def plan_reserves(
+    prospects: Sequence[Prospect], slices: int, pools: Sequence[int], opened: float = 1.0
+) -> list[int]:
     """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
 
     They pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
-    waited for a large batch, and both are small then. Never more than deferral saves.
+    waited for a large batch, and both are small then. Never more than deferral saves. `opened` as for `plan_holds`.
     """
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    price_of_need = _price(prospects, slices - fixed)
+    price_of_need = _price(prospects, (slices - fixed) / opened)
     deferred = saved = needed = 0.0
     for one in prospects:
-        own = one.work_deferred
+        own = one.work_deferred(opened)
         deferred += own
         saved += one.opening(0.0) - one.opening(one.hold_max_ms)
         if one.hold_max_ms > 0.0:

@@ -7,6 +7,9 @@ dropped, or left behind by a batch that had to wait for a slice, idle slices are
 go earlier, those first whose holding saves the least. Heads are given up to protect the batch size at which
 the slices just carry the load, and by models that lose more than others not at all.
 
+How long a hold must be follows from what batches cost: the work of opening them is counted, not taken from the rate alone,
+for a burst fills its batches without being held.
+
 Where full deferral is what carries the load, a few idle slices are a *reserve*: a batch that could still grow leaves
 them to those that cannot, and goes when one more is idle or it has to.
 """
@@ -26,7 +29,8 @@ from policies.batching.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
-_MEMORY = 0.02  # of the newest count: the last 5 s, as for the rates
+_MEMORY = 0.04  # of the newest count: the last 2.5 s
+_OPENED_MIN = 0.05  # of what was expected: whoever gathers twenty times as many as that is not held anyway
 
 
 def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
@@ -54,6 +58,25 @@ class WaitLosses:
 
 
 @dataclass(slots=True)
+class Account:
+    """What one model lost, and what opening its batches cost beside what its plan expects.
+
+    Counted over the batches that had not to wait for a slice: who waits gathers more, however requests arrive.
+    """
+
+    losses: WaitLosses = field(default_factory=WaitLosses)
+    opening_ms: float = 0.0  # of one batch: beta
+    expected_ms_per_request: float = 0.0
+    opened_ms: float = 0.0
+    expected_ms: float = 0.0
+
+    def roll(self, memory: float) -> None:
+        """Forget a part of the openings."""
+        self.opened_ms *= 1.0 - memory
+        self.expected_ms *= 1.0 - memory
+
+
+@dataclass(slots=True)
 class Group:
     """Models that share slices, directly or through others."""
 
@@ -76,18 +99,18 @@ class Tenuto(Central):
         self._plan_at_ms = 0.0
         self._groups: list[Group] = []
         self._group_of: dict[ModelId, Group] = {}
-        self._own: dict[ModelId, WaitLosses] = {}
+        self._accounts: dict[ModelId, Account] = {}
         self._is_regrouped = True
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
-        self._own.setdefault(model.model_id, WaitLosses())
+        self._accounts.setdefault(model.model_id, Account())
         self._is_regrouped = True
         super().add_model(model, now_ms)
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
-        self._own.pop(model_id, None)
+        self._accounts.pop(model_id, None)
         self._group_of.pop(model_id, None)
         self._is_regrouped = True
         return super().remove_model(model_id, now_ms)
@@ -103,26 +126,28 @@ class Tenuto(Central):
     ) -> None:
         if now_ms >= self._plan_at_ms:
             self._plan(now_ms)
-        left = 0
-        if candidate.wanted_at_ms < now_ms and size < candidate.size_max:
-            left = candidate.model.queue.count - candidate.skip_count - size
-        self._count(candidate.model.model.model_id, size, LEFT_BEHIND * left)
+        account = self._accounts.get(candidate.model.model.model_id)
+        if account is not None:
+            account.losses.requests += size
+            if candidate.wanted_at_ms >= now_ms:
+                account.opened_ms += account.opening_ms
+                account.expected_ms += account.expected_ms_per_request * size
+            elif size < candidate.size_max:
+                left = candidate.model.queue.count - candidate.skip_count - size
+                account.losses.lost += LEFT_BEHIND * left
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
         lost = sum(run.count for run in runs)
-        self._count(state.model.model_id, lost, lost)
+        account = self._accounts.get(state.model.model_id)
+        if account is not None:
+            account.losses.requests += lost
+            account.losses.lost += lost
         super()._give_up(state, runs, now_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
         self._is_regrouped = True  # also where only the number of slices has changed
         super()._repool(model_ids, now_ms, out)
-
-    def _count(self, model_id: ModelId, requests: int, lost: float) -> None:
-        own = self._own.get(model_id)
-        if own is not None:
-            own.requests += requests
-            own.lost += lost
 
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
@@ -130,32 +155,42 @@ class Tenuto(Central):
         if self._is_regrouped:
             self._regroup()
         for group in self._groups:
-            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's count is not.
-            group.wait_losses.requests = sum(self._own[model_id].requests for model_id in group.model_ids)
-            group.wait_losses.lost = sum(self._own[model_id].lost for model_id in group.model_ids)
+            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's account is not.
+            accounts = [self._accounts[model_id] for model_id in group.model_ids]
+            group.wait_losses.requests = sum(account.losses.requests for account in accounts)
+            group.wait_losses.lost = sum(account.losses.lost for account in accounts)
             mean = group.wait_losses.roll(_MEMORY)
-            own = {model_id: self._own[model_id].roll(_MEMORY) for model_id in group.model_ids}
+            opened_ms = sum(account.opened_ms for account in accounts)
+            expected_ms = sum(account.expected_ms for account in accounts)
+            opened = min(1.0, max(_OPENED_MIN, opened_ms / expected_ms)) if expected_ms else 1.0
+            for account in accounts:
+                account.losses.roll(_MEMORY)
+                account.roll(_MEMORY)
             asked: list[tuple[ModelState, float]] = []
-            for model_id in group.model_ids:
+            for model_id, account in zip(group.model_ids, accounts, strict=True):
                 state = self._models[model_id]
                 rate_rps = state.rate.rate_rps(now_ms)
                 if rate_rps and state.candidates[0].table[1] > 0:
                     asked.append((state, rate_rps))
                 else:
+                    account.opening_ms = account.expected_ms_per_request = 0.0
                     state.follow(ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            lost_shares = [own[state.model.model_id] for state, _ in asked]
-            holds = plan_holds(prospects, lost_shares, group.slices, mean)
-            reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools])
+            lost_shares = [self._accounts[state.model.model_id].losses.share for state, _ in asked]
+            holds = plan_holds(prospects, lost_shares, group.slices, mean, opened)
+            reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools], opened)
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:
                     self._arm(pool, now_ms)  # what is spare now goes to those who would like it
                 pool.reserve = reserve
-            for (state, _), hold in zip(asked, holds, strict=True):
-                timeout_ms = NEVER_MS if hold.hold_ms is None else hold.hold_ms
+            for (state, _), one, hold in zip(asked, prospects, holds, strict=True):
+                account = self._accounts[state.model.model_id]
+                account.opening_ms = one.beta_ms
+                account.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
+                timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
                 target = hold.target if self._plans_target else 0
                 state.follow(ModelPlan(timeout_ms, target, hold.spares_reserve))
 

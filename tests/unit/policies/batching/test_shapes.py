@@ -32,7 +32,7 @@ def test_every_shape_at_every_rate_has_a_plan(shape: str, other: str | None, sli
                 prospects.append(prospect(model, table, cost, rate_rps))
             for mean in (0.0, 0.004, 1.0):
                 for hold in plan_holds(prospects, [mean] * len(names), slices, mean):
-                    assert hold.hold_ms is None or 0.0 <= hold.hold_ms <= slo_ms
+                    assert 0.0 <= hold.hold_ms <= slo_ms
                     assert hold.target >= 1
             (reserve,) = plan_reserves(prospects, slices, [slices])
             assert 0 <= reserve <= slices
