@@ -23,7 +23,6 @@ from fabric.messages import (
     Changed,
     DesiredSlices,
     Directory,
-    Dropped,
     Envelope,
     Host,
     Infer,
@@ -36,15 +35,13 @@ from fabric.messages import (
     Parcel,
     PlanAsked,
     PlanMade,
-    Returned,
     SliceReady,
     StatusListed,
     Telemetry,
-    Withdraw,
     WorkerHello,
 )
 
-HEADER_BYTES_MAX: Final = 256 << 10
+HEADER_BYTES_MAX: Final = 128 << 10
 """Of one message, and of all that travel as one. What a receiver's loop spends on a header grows with its bytes."""
 LONG_HEADER_BYTES_MAX: Final = 1 << 20
 LONG: Final = (
@@ -53,14 +50,11 @@ LONG: Final = (
     Inputs,
     Outputs,
     BatchFailed,
-    Withdraw,
-    Dropped,
-    Returned,
     Telemetry,
     ModelsRemove,
     Changed,
 )
-"""Messages that describe thousands of tensors, or list what is pending or placed; they travel alone when they are long."""
+"""Messages that describe thousands of tensors, or list what is placed; they travel alone when they are long."""
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
 BULKY: Final = (

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    REQUESTS_TOLD_MAX,
     Changed,
     Done,
     Envelope,
@@ -68,7 +69,11 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 }
 DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset({(ReplicaInfo, "exec_ms"), (ModelSpec, "exec_ms")})
 """Durations that are divided by, so that they may not be 0."""
-LENGTHS: Final[Mapping[str, int]] = {"addresses": ADDRESSES_MAX, "scheduler_addresses": ADDRESSES_MAX}
+LENGTHS: Final[Mapping[str, int]] = {
+    "addresses": ADDRESSES_MAX,
+    "scheduler_addresses": ADDRESSES_MAX,
+    "runs": REQUESTS_TOLD_MAX,
+}
 """Of tuples that may have fewer than `ITEMS_MAX` items."""
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),
@@ -198,7 +203,7 @@ def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:
 
 
 def _are_runs(runs: tuple[SeqRun, ...]) -> bool:
-    """Column by column: there may be 65,536 of them, and a call for each would hold up the loop."""
+    """Column by column: there may be thousands of them, and a call for each would hold up the loop."""
     firsts, counts = [run.first_seq for run in runs], [run.count for run in runs]
     return (
         min(firsts) >= 0

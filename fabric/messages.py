@@ -9,6 +9,7 @@ Tensors are not in here: they ride as raw frames behind the header, described by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -20,6 +21,9 @@ TENSORS_MAX: Final = 4_096
 RANK_MAX: Final = 8
 PARCELS_MAX: Final = 64
 """Messages that may travel as one."""
+REQUESTS_TOLD_MAX: Final = 4_096
+"""Runs, or single requests, that one message speaks of. A batch has no more requests; of what waits there may be more: see
+`split_runs`."""
 ITEMS_MAX: Final = 65_536
 """In any tuple or dict of a message."""
 
@@ -117,11 +121,20 @@ class SeqRun(Value, frozen=True):
     count: int
 
 
+Runs = Annotated[tuple[SeqRun, ...], msgspec.Meta(max_length=REQUESTS_TOLD_MAX)]
+
+
+def split_runs(runs: tuple[SeqRun, ...]) -> Iterator[tuple[SeqRun, ...]]:
+    """As many at a time as a message may hold."""
+    for begin in range(0, len(runs), REQUESTS_TOLD_MAX):
+        yield runs[begin : begin + REQUESTS_TOLD_MAX]
+
+
 class Part(Value, frozen=True):
     """What one frontend has in a batch. Its place in `RunBatch.parts` is the part number."""
 
     frontend_id: FrontendId
-    runs: Listed[SeqRun]
+    runs: Runs
 
 
 class LoaderSpec(Value, frozen=True):
@@ -388,7 +401,7 @@ class Withdraw(Message, frozen=True, tag=13):
     """Frontend -> scheduler: these are dead (cancelled or expired); sent when half a run is."""
 
     model_id: ModelId
-    runs: Listed[SeqRun]
+    runs: Runs
 
 
 class Grant(Message, frozen=True, tag=14):
@@ -402,7 +415,7 @@ class Grant(Message, frozen=True, tag=14):
     incarnation: Incarnation
     model_id: ModelId
     part: int
-    runs: Listed[SeqRun]
+    runs: Runs
     batch_size: int
     start_in_ms: float
     waited_ms: float
@@ -413,7 +426,7 @@ class Dropped(Message, frozen=True, tag=15):
     """Scheduler -> frontend: these will not run. `code` is a request error's wire code."""
 
     model_id: ModelId
-    runs: Listed[SeqRun]
+    runs: Runs
     code: str
     reason: str
 
@@ -423,7 +436,7 @@ class Returned(Message, frozen=True, tag=16):
 
     batch_id: BatchId
     model_id: ModelId
-    runs: Listed[SeqRun]
+    runs: Runs
     reason: str
 
 

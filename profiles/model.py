@@ -16,9 +16,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
+from fabric.messages import TENSORS_MAX
 from profiles.requirements import Bandwidths, Requirements, Usage
 
-BATCH_SIZE_LIMIT = 65_536  # beyond any device; keeps a slip of the pen from filling memory with l(b)
+BATCH_SIZE_LIMIT = TENSORS_MAX  # what a frontend has in a batch travels as one message, with an input a request at least
 BATCH_SIZE_MAX_DEFAULT = 512  # the contract's max_batch where a line does not say
 WHOLE_GPU_PERCENT = 100.0
 

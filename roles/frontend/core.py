@@ -53,6 +53,7 @@ from fabric.messages import (
     SeqRun,
     StatusAsked,
     Withdraw,
+    split_runs,
 )
 from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
@@ -414,7 +415,7 @@ class FrontendCore:
             if request.stage is RequestState.GATHERED:
                 self._gather(request)
         for model_id, seqs in stale.items():
-            self._out.append(Tell(Withdraw(model_id, coded(seqs))))
+            self._out.extend(Tell(Withdraw(model_id, runs)) for runs in split_runs(coded(seqs)))
 
     def _unlink(self) -> None:
         if self._is_linked:

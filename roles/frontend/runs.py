@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from fabric.messages import SeqRun, Withdraw
+from fabric.messages import REQUESTS_TOLD_MAX, SeqRun, Withdraw
 
 
 def coded(seqs: Iterable[int]) -> tuple[SeqRun, ...]:
@@ -42,9 +42,9 @@ class AnnouncedRun:
         self.left -= 1
 
     def note_dead(self, seq: int) -> Withdraw | None:
-        """One was cancelled or expired; a `Withdraw` of all dead so far if they are half of the run now."""
+        """One was cancelled or expired; a `Withdraw` of all dead so far if they are half of the run now, or no more go into one."""
         self.dead.append(seq)
-        if 2 * len(self.dead) < self.left:
+        if 2 * len(self.dead) < self.left and len(self.dead) < REQUESTS_TOLD_MAX:
             return None
         self.left -= len(self.dead)
         withdraw = Withdraw(self.model_id, coded(self.dead))

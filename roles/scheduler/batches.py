@@ -8,12 +8,12 @@ that is alive is given up `OVERDUE_AFTER_MS` after its time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId, SliceId
-from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun
+from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun, split_runs
 from fabric.messages import Preempt as PreemptBatch
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
@@ -137,7 +137,7 @@ class Batches:
             if isinstance(decision, Drop) and decision.model_id == model_id:
                 self.tallies[model_id].refused += sum(run.count for run in decision.runs)
                 for peer, runs in by_frontend(decision.runs).items():
-                    actions.append(Send(peer, Dropped(model_id, runs, code, reason)))
+                    actions += dropped(peer, model_id, runs, code, reason)
             else:
                 decisions.append(decision)
         return actions + self.carry_out(decisions, now_ms)
@@ -218,7 +218,7 @@ class Batches:
             self.counters.requests_dropped += count
             code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
         for peer, runs in by_frontend(drop.runs).items():
-            actions.append(Send(peer, Dropped(drop.model_id, runs, code, reason)))
+            actions += dropped(peer, drop.model_id, runs, code, reason)
 
     def _preempt(self, slice_id: str, actions: list[Send]) -> None:
         """Stop what was sent there last, if it is still under way. What is before it will end soon."""
@@ -352,6 +352,14 @@ class Batches:
         if is_served and self._estimates.learn_way(model_id, way_ms, message.ran):
             self._discipline.add_model(self._estimates.model(model_id), now_ms)
         return self._estimates.learn_speed(flight.record, model_id, message)
+
+
+def dropped(
+    peer: PeerId, model_id: ModelId, runs: tuple[SeqRun, ...], code: str, reason: str
+) -> Iterator[Send]:
+    """What a frontend is told of requests that will not run."""
+    for told in split_runs(runs):
+        yield Send(peer, Dropped(model_id, told, code, reason))
 
 
 def by_frontend(runs: Sequence[RequestRun]) -> dict[PeerId, tuple[SeqRun, ...]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fabric import frames
-from fabric.ids import Epoch, ModelId, PeerId
+from fabric.ids import BatchId, Epoch, ModelId, PeerId, SliceId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage, Ping, SeqRun, Withdraw
+from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage, Outputs, Ping
 from fabric.outbox import GATHERED_BYTES_MAX, Outbox
 
 A, B = PeerId("a/1"), PeerId("b/1")
@@ -75,8 +75,8 @@ def test_each_message_that_was_not_taken_is_told_of() -> None:
 
 def test_long_headers_do_not_travel_together_until_the_wire_would_refuse_them() -> None:
     link, out, _ = outbox()
-    long = Withdraw(ModelId("m"), tuple(SeqRun(1 << 40, 1) for _ in range(9_000)))
-    longest = Withdraw(ModelId("m"), tuple(SeqRun(1 << 40, 1) for _ in range(65_536)))
+    long = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 6_000, 1, 0.0, 0.0, 0.0)
+    longest = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 65_536, 1, 0.0, 0.0, 0.0)
     for message in (long, long, long, longest, long, longest):
         out.put(A, message)
     out.flush()
