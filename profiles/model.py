@@ -16,12 +16,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
-from fabric.messages import TENSORS_MAX
 from profiles.requirements import Bandwidths, Requirements, Usage
 
-BATCH_SIZE_LIMIT = (
-    TENSORS_MAX  # what a frontend has in a batch travels as one message, with an input a request at least
-)
+BATCH_SIZE_LIMIT = 4_096  # what one frontend has in a batch is one message, with a tensor a request at least
 BATCH_SIZE_MAX_DEFAULT = 512  # the contract's max_batch where a line does not say
 WHOLE_GPU_PERCENT = 100.0
 

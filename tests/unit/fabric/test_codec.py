@@ -16,6 +16,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceI
 from fabric.limits import REASON_CHARS_MAX
 from fabric.messages import (
     REQUESTS_TOLD_MAX,
+    TENSORS_MAX,
     WIRE_VERSION,
     AnyMessage,
     Arrivals,
@@ -35,6 +36,7 @@ from fabric.messages import (
     Withdraw,
     split_runs,
 )
+from profiles.model import BATCH_SIZE_LIMIT
 
 ARRIVALS = [12, "m", 0, 1, 25.0, 0.0, 0.0]  # tag, model, first_seq, count, budget, span, ready_in
 
@@ -163,6 +165,10 @@ def test_other_headers_end_at_an_eighth_of_it() -> None:
         codec.encode(envelope(done))
     with pytest.raises(RemoteProtocolError, match="at most 131072 are allowed"):
         codec.decode(msgspec.msgpack.encode(envelope(done)))
+
+
+def test_the_largest_batch_of_one_frontend_fits_a_message() -> None:
+    assert BATCH_SIZE_LIMIT == TENSORS_MAX == REQUESTS_TOLD_MAX
 
 
 def test_what_one_message_cannot_tell_is_split() -> None:
