@@ -66,8 +66,14 @@ class LoopbackNetwork:
     @property
     def next_arrival_at_ms(self) -> float | None:
         """When the next message arrives anywhere (a moment that may have passed); None: nothing is on its way."""
-        moments = [link.next_arrival_at_ms for link in self._links.values()]
-        return min((moment_ms for moment_ms in moments if moment_ms is not None), default=None)
+        link = self.next_link
+        return None if link is None else link.next_arrival_at_ms
+
+    @property
+    def next_link(self) -> LoopbackLink | None:
+        """Where the next message arrives; of those that arrive at one moment, the one that was sent first."""
+        expecting = [link for link in self._links.values() if link.queued]
+        return min(expecting, key=LoopbackLink.next_arrival, default=None)
 
     def is_there(self, peer: PeerId) -> bool:
         """Whether a link of that name is open."""
@@ -82,20 +88,27 @@ class LoopbackNetwork:
         receiver = self._links[peer]
         if receiver.queued >= self._queue_messages_max:
             return False
+        arrives_at_ms = self.arrives_at_ms(sender, peer, self.clock.now_ms())
+        if arrives_at_ms is not None:
+            self._sent += 1
+            receiver.arrive((arrives_at_ms, self._sent, shown_as, parts))
+        return True
+
+    def arrives_at_ms(self, sender: PeerId, peer: PeerId, sent_at_ms: float) -> float | None:
+        """When a message sent now is there; None: it is lost. A subclass may know better than `conditions`."""
         conditions = self.conditions
         if self._draws.random() < conditions.lost_share:
-            return True
-        arrives_at_ms = (
-            self.clock.now_ms() + conditions.delay_ms + self._draws.random() * conditions.jitter_ms
-        )
+            return None
+        arrives_at_ms = sent_at_ms + conditions.delay_ms + self._draws.random() * conditions.jitter_ms
         if self._draws.random() < conditions.reordered_share:
-            arrives_at_ms += conditions.reorder_ms
-        else:
-            arrives_at_ms = max(arrives_at_ms, self._in_order_at_ms.get((sender, peer), arrives_at_ms))
-            self._in_order_at_ms[sender, peer] = arrives_at_ms
-        self._sent += 1
-        receiver.arrive((arrives_at_ms, self._sent, shown_as, parts))
-        return True
+            return arrives_at_ms + conditions.reorder_ms
+        arrives_at_ms = max(arrives_at_ms, self._in_order_at_ms.get((sender, peer), arrives_at_ms))
+        self._in_order_at_ms[sender, peer] = arrives_at_ms
+        return arrives_at_ms
+
+    def late_ms(self, meter: TransitMeter, peer: PeerId, sent_at_ms: float) -> float:
+        """How late a message of that peer is, which has arrived now; a subclass may know instead of measuring."""
+        return meter.late_ms(peer, sent_at_ms, self.clock.now_ms())
 
 
 class LoopbackLink:
@@ -180,6 +193,10 @@ class LoopbackLink:
         """When the next message arrives, or did."""
         return self._inbox[0][0] if self._inbox else None
 
+    def next_arrival(self) -> tuple[float, int]:
+        """The same, and its place among all that were sent; only while something is `queued`."""
+        return self._inbox[0][:2]
+
     @property
     def has_more(self) -> bool:
         """Whether a message has arrived."""
@@ -212,7 +229,7 @@ class LoopbackLink:
         envelope, named = frames.split(parts)
         late_ms = 0.0
         if peer:
-            late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._network.clock.now_ms())
+            late_ms = self._network.late_ms(self.transit, peer, envelope.sent_at_ms)
         epoch = Epoch(envelope.epoch)
         return [
             Received(peer, parcel.body, tensors, late_ms, epoch)

@@ -31,7 +31,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
     "gpu_worker": ("runtime",),
     "node_agent": ("runtime", "config"),
     "profiling": ("runtime", "gpu_worker", "node_agent"),
-    "simulator": ("runtime", "config", "workload", "frontend", "scheduler"),
+    "simulator": ("runtime", "config", "workload", "frontend", "scheduler", "gpu_worker", "node_agent"),
     "benchmark": ("runtime", "config", "workload", "scheduler"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),
 }

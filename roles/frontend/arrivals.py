@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fabric.ids import ModelId
 from fabric.messages import Arrivals
-from roles.frontend.measures import ReturnPath
+from roles.frontend.measures import ReturnMargin
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import AnnouncedRun
 
@@ -34,7 +34,7 @@ class Gatherer:
     def announce(
         self,
         pending: Pending,
-        return_of: Callable[[ModelId], ReturnPath],
+        return_of: Callable[[ModelId], ReturnMargin],
         ready_in_ms: Callable[[Request], float],
         now_ms: float,
     ) -> Iterator[Arrivals]:
@@ -69,7 +69,7 @@ class Gatherer:
 
 
 def _cut(
-    requests: list[Request], path: ReturnPath, now_ms: float
+    requests: list[Request], path: ReturnMargin, now_ms: float
 ) -> Iterator[tuple[list[Request], float, float]]:
     """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`: runs, tightest budgets, spreads."""
     requests.sort(key=lambda request: request.due_at_ms)

@@ -16,7 +16,7 @@ forgotten it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fabric.errors import (
     REQUEST_ERRORS,
@@ -82,7 +82,7 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.measures import PreprocessTimes, ReturnPath, settle
+from roles.frontend.measures import PreprocessTimes, ReturnMargin, ReturnPath, settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import coded
@@ -91,15 +91,24 @@ from roles.runtime.peer_checks import Offences, Verdict
 
 
 class FrontendCore:
-    """One frontend, without its sockets, from `now_ms` on."""
+    """One frontend, without its sockets, from `now_ms` on.
 
-    def __init__(self, settings: FrontendSettings, now_ms: float = 0.0) -> None:
+    `make_margin`: how it learns what to keep back of a model's budgets; a simulation without jitter knows.
+    """
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        now_ms: float = 0.0,
+        make_margin: Callable[[], ReturnMargin] = ReturnPath,
+    ) -> None:
         self._settings = settings
+        self._make_margin = make_margin
         self._known = Known()
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
-        self._returns: dict[ModelId, ReturnPath] = {}
+        self._returns: dict[ModelId, ReturnMargin] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
@@ -281,10 +290,10 @@ class FrontendCore:
             self._counts["requests_announced"] += arrivals.count
             self._out.append(Tell(arrivals))
 
-    def _return_of(self, model_id: ModelId) -> ReturnPath:
+    def _return_of(self, model_id: ModelId) -> ReturnMargin:
         path = self._returns.get(model_id)
         if path is None:
-            path = self._returns[model_id] = ReturnPath()
+            path = self._returns[model_id] = self._make_margin()
         return path
 
     def _on_scheduler(self, message: AnyMessage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from typing import Protocol
 
 from fabric.margin import LearnedWay
 from fabric.messages import Ledger, Outputs
@@ -15,6 +16,35 @@ _MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: ch
 _MARGIN_FROM_MS = 10.0  # and counted from here on: where they are short every bit of it costs throughput
 _PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
 _PREPROCESS_WINDOW = 64
+
+
+class ReturnMargin(Protocol):
+    """What a frontend keeps back of a model's budgets for the way back."""
+
+    @property
+    def reserve_ms(self) -> float:
+        """What to keep back of every budget."""
+        ...
+
+    def budget_ms(self, left_ms: float) -> float:
+        """What to announce of what is left."""
+        ...
+
+    def slack_ms(self, left_ms: float) -> float:
+        """How much more than announced may be used where nothing else comes in between."""
+        ...
+
+    def note_batch(self, return_ms: float) -> None:
+        """One batch's outputs took this long."""
+        ...
+
+    def note_answer(self, late_ms: float, budget_ms: float) -> None:
+        """One answer was so much too late to be with its client in time; 0 or less: in time."""
+        ...
+
+    def note_dropped(self, count: int) -> None:
+        """So many were given up because what was left of their budgets was too little."""
+        ...
 
 
 class ReturnPath:

@@ -16,6 +16,7 @@ A slice's life is the table in `slices.py`; all slices of a process share its in
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -111,7 +112,7 @@ class WorkerCore:
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._left_out: tuple[LeftOut, ...] = ()
         self._scheduler_addresses: tuple[str, ...] = ()
-        self._hello_at_ms: float | None = 0.0
+        self._hello_at_ms: float | None = -math.inf
         self._hello_until_ms: float | None = None
         self._outlive_ms = outlive_ms
         self._orphan_until_ms: float | None = None

@@ -36,6 +36,11 @@ class KnownReturn:
     def __init__(self, result_ms: float) -> None:
         self._result_ms = result_ms
 
+    @property
+    def reserve_ms(self) -> float:
+        """What is kept back of every budget."""
+        return self._result_ms
+
     def budget_ms(self, left_ms: float) -> float:
         """What to announce of what is left; below 0 if that is too little."""
         return left_ms - self._result_ms

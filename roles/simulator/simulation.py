@@ -14,6 +14,7 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.simulator.full_world import FullWorld
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
 from roles.workload.arrivals import Workload
@@ -53,6 +54,8 @@ def simulate(
     window: Window,
     settings: SchedulerSettings | None = None,
     replanning: Replanning | None = None,
+    *,
+    is_full: bool = False,
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
@@ -78,7 +81,7 @@ def simulate(
     if replanning is not None:
         core = scheduler_core(settings, config.batching, replanning.controller)
         hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
-    world = World(core, hardware, traffic)
+    world = FullWorld(core, hardware, traffic) if is_full else World(core, hardware, traffic)
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)

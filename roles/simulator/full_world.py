@@ -1,0 +1,223 @@
+"""The same run with every real core: frontends, scheduler, node agents and workers on one virtual clock.
+
+Messages go through the real codec over loopback links, with the modelled network's delays; devices are the emulated
+ones that a live cluster has. Only sockets, processes and clients are missing. `World` plays the same with models of all but
+the scheduler, many times as fast; docs/replay.md says where the two may differ, and a property test holds them against
+each other.
+
+Of one moment's events requests come first, then messages, devices, the timers of frontends, workers and agents, and
+the scheduler's timer last, as in `World`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Final
+
+from fabric.errors import DeadlineExceeded
+from fabric.ids import BatchId, ModelId, PeerId
+from fabric.link import Received
+from fabric.loopback import LoopbackLink
+from fabric.messages import Inputs, SliceSpec
+from roles.runtime.core import Core, Heard, Lost, Send, Tick
+from roles.simulator.virtual_links import VirtualClock, VirtualLinks
+from roles.simulator.virtual_roles import (
+    BatchTimes,
+    VirtualAgent,
+    VirtualFrontend,
+    VirtualRole,
+    VirtualScheduler,
+    VirtualWorker,
+)
+from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode
+from roles.workload.outcomes import BatchRecord
+
+BOOT_MS: Final = -1_000.0
+"""When everything starts, so that the cluster is up when time begins."""
+
+
+class FullWorld:
+    """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
+
+    def __init__(
+        self,
+        core: Core[Heard | Lost | Tick, Send],
+        hardware: SimulatedHardware,
+        traffic: Sequence[ModelTraffic],
+    ) -> None:
+        self.batches: list[BatchRecord] = []
+        """Every batch that started, in the order of their ends."""
+        self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in traffic}
+        """Requests that were refused before their deadline."""
+        self.clock = VirtualClock(BOOT_MS)
+        self.hardware = hardware
+        network = hardware.network
+        self.control = VirtualLinks(self.clock, network.control_at_ms)
+        self.inputs = VirtualLinks(
+            self.clock, lambda _from, _to, sent_at_ms: sent_at_ms + self._inputs_take_ms
+        )
+        self.outputs = VirtualLinks(
+            self.clock, lambda _from, _to, sent_at_ms: network.result_at_ms(sent_at_ms)
+        )
+        self.batches_sent: dict[BatchId, BatchTimes] = {}
+        self._inputs_take_ms = 0.0
+        self._traffic = traffic
+        self._asked: list[tuple[ModelTraffic, int]] = []
+        self._unanswered = 0
+        self._hearers: dict[LoopbackLink, Callable[[Received], None]] = {}
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._gpu_numbers: dict[tuple[str, int], int] = {}
+        for node in hardware.nodes:
+            for info in node.gpus:
+                self._gpu_numbers[node.node_id, info.gpu] = len(self._gpu_numbers)
+        self._workers: list[VirtualWorker] = []
+        self._scheduler = VirtualScheduler(self, core)
+        self._frontends = [VirtualFrontend(self, number) for number in range(hardware.frontends)]
+        self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
+        self._networks = [self.control, self.inputs, self.outputs, *(agent.links for agent in self._agents)]
+
+    def run(self) -> None:
+        """Play everything, until each request has its answer."""
+        self._boot()
+        requests = heapq.merge(*map(_requests_of, self._traffic), key=lambda one: one[0])
+        upcoming = next(requests, None)
+        while upcoming is not None or self._unanswered:
+            at_ms = self._next_at_ms()
+            if upcoming is None or at_ms < upcoming[0]:
+                assert at_ms < math.inf, "a frontend answers by its own timer at last"
+                self.clock.advance(at_ms)
+                self._step()
+                continue
+            self.clock.advance(upcoming[0])
+            asked: dict[int, VirtualFrontend] = {}
+            while upcoming is not None and upcoming[0] <= self.clock.now_ms():
+                self._ask(upcoming[1], upcoming[2], asked)
+                upcoming = next(requests, None)
+            for frontend in asked.values():
+                frontend.end_turn()
+        for one in self._traffic:
+            one.settle()
+
+    # ------------------------------------------------------------ for the roles
+
+    def connect(
+        self,
+        links: VirtualLinks,
+        own: PeerId,
+        hear: Callable[[Received], None],
+        *,
+        is_anonymous: bool = False,
+    ) -> LoopbackLink:
+        """See `Surroundings`."""
+        link = links.link(own, is_anonymous=is_anonymous)
+        self._hearers[link] = hear
+        return link
+
+    def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
+        """See `Surroundings`."""
+        each_ms = self.hardware.network.model.data_ms_per_item
+        self._inputs_take_ms = each_ms * self.batches_sent[message.batch_id].size
+        link.send(peer, message)
+
+    def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
+        """See `Surroundings`."""
+        heapq.heappush(self._later, (self.clock.now_ms() + wait_ms, next(self._order), callback))
+
+    def answered(self, number: int, batch: BatchTimes) -> None:
+        """See `Surroundings`."""
+        traffic, index = self._asked[number - 1]
+        traffic.answered(index, 1, 1, batch.started_at_ms, self.clock.now_ms())
+        self._unanswered -= 1
+
+    def refused(self, number: int, code: str) -> None:
+        """See `Surroundings`."""
+        traffic, _ = self._asked[number - 1]
+        self.dropped[traffic.model_id] += code != DeadlineExceeded.code
+        self._unanswered -= 1
+
+    def started(self, worker: VirtualWorker) -> None:
+        """See `Surroundings`."""
+        self._workers.append(worker)
+
+    def ended(self, worker: VirtualWorker) -> None:
+        """See `Surroundings`."""
+        self._workers.remove(worker)
+
+    def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
+        """See `Surroundings`."""
+        times = self.batches_sent[batch_id]
+        self.batches.append(
+            BatchRecord(
+                times.model_id,
+                size,
+                spec.slice_id,
+                self._gpu_numbers[node.node_id, spec.gpu],
+                spec.share_percent,
+                times.sent_at_ms,
+                times.started_at_ms,
+                self.clock.now_ms(),
+            )
+        )
+
+    # ------------------------------------------------------------ what happens next
+
+    def _boot(self) -> None:
+        """Everybody starts and says hello; time begins when all that follows has happened."""
+        for agent in self._agents:
+            agent.begin()
+        while (at_ms := self._next_at_ms()) < 0.0:
+            self.clock.advance(at_ms)
+            self._step()
+
+    def _ask(self, traffic: ModelTraffic, index: int, asked: dict[int, VirtualFrontend]) -> None:
+        """Requests go to the frontends in turn."""
+        number = index % len(self._frontends)
+        asked[number] = frontend = self._frontends[number]
+        self._asked.append((traffic, index))
+        self._unanswered += 1
+        frontend.ask(len(self._asked), traffic.model_id, traffic.slo_ms)
+
+    def _next_at_ms(self) -> float:
+        moments = [links.next_arrival_at_ms for links in self._networks]
+        moments += [role.wake_at_ms for role in self._roles()]
+        moments += [worker.device_at_ms for worker in self._workers]
+        if self._later:
+            moments.append(self._later[0][0])
+        return min((at_ms for at_ms in moments if at_ms is not None), default=math.inf)
+
+    def _step(self) -> None:
+        """Let the first thing happen that is due."""
+        now_ms = self.clock.now_ms()
+        if self._later and self._later[0][0] <= now_ms:
+            _, _, callback = heapq.heappop(self._later)
+            callback()
+            return
+        for links in self._networks:
+            link = links.next_link
+            if link is not None and link.has_more:
+                (received,) = link.receive(1)
+                self._hearers[link](received)
+                return
+        for worker in self._workers:
+            at_ms = worker.device_at_ms
+            if at_ms is not None and at_ms <= now_ms:
+                worker.hear_device()
+                return
+        for role in self._roles():
+            at_ms = role.wake_at_ms
+            if at_ms is not None and at_ms <= now_ms:
+                role.tick()
+                return
+
+    def _roles(self) -> Sequence[VirtualRole]:
+        """In the order in which timers of one moment go."""
+        return [*self._frontends, *self._agents, *self._workers, self._scheduler]
+
+
+def _requests_of(traffic: ModelTraffic) -> Iterator[tuple[float, ModelTraffic, int]]:
+    for index, at_ms in enumerate(traffic.arrived_at_ms.tolist()):
+        yield at_ms, traffic, index

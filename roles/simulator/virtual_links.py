@@ -1,0 +1,44 @@
+"""Loopback links on a virtual clock, whose ways are the modelled network's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from fabric.ids import PeerId
+from fabric.loopback import LoopbackNetwork
+from fabric.transit import TransitMeter
+
+QUEUE_MAX = 1 << 20  # messages on their way to one link
+
+
+class VirtualClock:
+    """It says what it was told."""
+
+    def __init__(self, now_ms: float) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> float:
+        """The moment of what happens now."""
+        return self._now_ms
+
+    def advance(self, at_ms: float) -> None:
+        """Never backwards."""
+        self._now_ms = max(self._now_ms, at_ms)
+
+
+class VirtualLinks(LoopbackNetwork):
+    """Each message takes what `arrival` says of (sender, receiver, the moment it is sent); every receiver knows it."""
+
+    def __init__(self, clock: VirtualClock, arrival: Callable[[PeerId, PeerId, float], float]) -> None:
+        super().__init__(clock, random.Random(0), queue_messages_max=QUEUE_MAX)
+        self._arrival = arrival
+
+    def arrives_at_ms(self, sender: PeerId, peer: PeerId, sent_at_ms: float) -> float:
+        """As the model says."""
+        return self._arrival(sender, peer, sent_at_ms)
+
+    def late_ms(self, meter: TransitMeter, peer: PeerId, sent_at_ms: float) -> float:
+        """All of its way, as there is one clock."""
+        del meter, peer
+        return self.clock.now_ms() - sent_at_ms

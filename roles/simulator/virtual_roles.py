@@ -1,0 +1,433 @@
+"""Every role's real core with a shell for virtual time: loopback links for sockets, emulated devices, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Protocol
+
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, peer_id
+from fabric.link import Received
+from fabric.loopback import LoopbackLink
+from fabric.messages import (
+    Answer,
+    FrontendInfo,
+    Infer,
+    Inputs,
+    Outputs,
+    PlanAsked,
+    Refusal,
+    RunBatch,
+    SliceSpec,
+)
+from roles.config.cluster import role_id_of_node
+from roles.frontend.core import FrontendCore
+from roles.frontend.events import (
+    Asked,
+    Computed,
+    DropSlice,
+    FrontendAction,
+    FrontendEvent,
+    FrontendSettings,
+    OpenSlice,
+    PushInputs,
+    Reply,
+    SchedulerSaid,
+    Tell,
+    TurnEnded,
+    WorkerSaid,
+)
+from roles.frontend.measures import ReturnMargin, ReturnPath
+from roles.gpu_worker.core import WorkerCore
+from roles.gpu_worker.events import (
+    Abort,
+    BatchRan,
+    End,
+    Execute,
+    InputsCame,
+    JoinScheduler,
+    KnowFrontends,
+    LoadSlice,
+    PushOutputs,
+    SchedulerAnswers,
+    UnloadSlice,
+    WorkerAction,
+    WorkerEvent,
+)
+from roles.gpu_worker.executors.base import Job, JobPart, JobRan
+from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.peer_checks import AGENT
+from roles.gpu_worker.registration import WorkerIdentity
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
+from roles.node_agent.events import AgentAction, AgentEvent, Kill, Spawn, Terminate
+from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Heard, Lost, Send, Tick
+from roles.runtime.process_events import ProcessExited, SchedulerFound
+from roles.scheduler.planning import make_plan
+from roles.simulator.gpu import requests_in
+from roles.simulator.network import KnownReturn
+from roles.simulator.virtual_links import VirtualClock, VirtualLinks
+from roles.simulator.world import FIRST, SimulatedHardware, SimulatedNode
+
+CLIENT: Final = PeerId("client")
+SOMEWHERE: Final = ("loopback",)
+GRACE_MS: Final = 1e-6
+"""By which a frontend's own timer is later than the deadline: without jitter a batch may end at that to the digit."""
+PENDING_MAX: Final = 1 << 40
+_TICK: Final = Tick()
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """What is known of a batch's moments, from when it was sent."""
+
+    model_id: ModelId
+    size: int
+    sent_at_ms: float
+    started_at_ms: float = 0.0
+
+
+class Surroundings(Protocol):
+    """What the roles need of the world."""
+
+    clock: VirtualClock
+    hardware: SimulatedHardware
+    control: VirtualLinks
+    inputs: VirtualLinks
+    outputs: VirtualLinks
+    batches_sent: dict[BatchId, BatchTimes]
+
+    def connect(
+        self,
+        links: VirtualLinks,
+        own: PeerId,
+        hear: Callable[[Received], None],
+        *,
+        is_anonymous: bool = False,
+    ) -> LoopbackLink:
+        """A link, and who hears what comes by it."""
+        ...
+
+    def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
+        """Send inputs, which take as long as all of their batch."""
+        ...
+
+    def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
+        """Do it then."""
+        ...
+
+    def answered(self, number: int, batch: BatchTimes) -> None:
+        """That request's outputs are with its frontend now."""
+        ...
+
+    def refused(self, number: int, code: str) -> None:
+        """That request has its final answer, and no outputs."""
+        ...
+
+    def started(self, worker: VirtualWorker) -> None:
+        """A worker process began."""
+        ...
+
+    def ended(self, worker: VirtualWorker) -> None:
+        """And ended."""
+        ...
+
+    def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
+        """A batch ended on that slice; 0: it was stopped."""
+        ...
+
+
+class VirtualRole(Protocol):
+    """A core, and what does as it says."""
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        ...
+
+    def tick(self) -> None:
+        """Its moment has come."""
+        ...
+
+
+class VirtualScheduler:
+    """The scheduler that is simulated."""
+
+    def __init__(self, world: Surroundings, core: Core[Heard | Lost | Tick, Send]) -> None:
+        self._world = world
+        self._core = core
+        self._link = world.connect(
+            world.control, SCHEDULER, lambda one: self._take(Heard(one.peer, one.message, one.late_ms))
+        )
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        return self._core.wake_at_ms
+
+    def tick(self) -> None:
+        """Its moment has come."""
+        self._take(_TICK)
+
+    def _take(self, event: Heard | Tick) -> None:
+        now_ms = self._world.clock.now_ms()
+        for action in self._core.handle(event, now_ms):
+            message = action.message
+            if isinstance(message, PlanAsked):
+                self._plan(message)
+                continue
+            if isinstance(message, RunBatch):
+                size = requests_in(message.parts)
+                self._world.batches_sent[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
+            self._link.send(action.peer, message)
+
+    def _plan(self, asked: PlanAsked) -> None:
+        plan_ms = self._world.hardware.plan_ms
+        self._world.after(plan_ms, lambda: self._take(Heard(PLANNER, make_plan(asked))))
+
+
+class VirtualFrontend:
+    """A frontend; its clients are the world."""
+
+    def __init__(self, world: Surroundings, number: int) -> None:
+        self._world = world
+        self._id = FrontendId(f"frontend-{number}")
+        outputs = PeerId(f"{self._id}/outputs")
+        model = world.hardware.network.model
+        self._grace_ms = 0.0 if model.jitter_ms else GRACE_MS
+
+        def make_margin() -> ReturnMargin:
+            return ReturnPath() if model.jitter_ms else KnownReturn(model.result_ms + GRACE_MS)
+
+        settings = FrontendSettings(self._id, FIRST, (outputs,), pending_max=PENDING_MAX)
+        self._core = FrontendCore(settings, world.clock.now_ms(), make_margin)
+        self._link = world.connect(
+            world.control, peer_id(self._id, FIRST), lambda one: self._take(SchedulerSaid(one.message))
+        )
+        self._inputs = world.connect(world.inputs, PeerId(self._id), _unheard)
+        world.connect(world.outputs, outputs, self._heard_worker, is_anonymous=True)
+        self._slices: dict[SliceId, tuple[Incarnation, PeerId]] = {}
+        self._computed: BatchTimes | None = None
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        return self._core.wake_at_ms
+
+    def tick(self) -> None:
+        """Its moment has come."""
+        self._take(_TICK)
+
+    def ask(self, number: int, model_id: ModelId, slo_ms: float) -> None:
+        """A client's request, without tensors; `end_turn` follows."""
+        infer = Infer(number, model_id, slo_ms + self._grace_ms)
+        self._handle(Asked(CLIENT, infer, 0.0, Handle(number), (), 0))
+
+    def end_turn(self) -> None:
+        """All has been handed over that came at this moment."""
+        if self._core.has_gathered:
+            self._handle(TurnEnded())
+
+    def _heard_worker(self, one: Received) -> None:
+        if isinstance(one.message, Outputs):
+            self._computed = self._world.batches_sent[one.message.batch_id]
+            self._take(Computed(one.message, NO_PAYLOAD, ()))
+        else:
+            self._take(WorkerSaid(one.message))
+
+    def _take(self, event: FrontendEvent) -> None:
+        self._handle(event)
+        self.end_turn()
+
+    def _handle(self, event: FrontendEvent) -> None:
+        for action in self._core.handle(event, self._world.clock.now_ms()):
+            self._perform(action)
+
+    def _perform(self, action: FrontendAction) -> None:
+        match action:
+            case Reply(message=Answer(request_no=number)):
+                assert self._computed is not None, "an answer comes of outputs"
+                self._world.answered(number, self._computed)
+            case Reply(message=Refusal(request_no=number, code=code)):
+                self._world.refused(number, code)
+            case Tell(message):
+                self._link.send(SCHEDULER, message)
+            case OpenSlice(slice_id, incarnation, addresses):
+                self._slices[slice_id] = incarnation, PeerId(addresses[0])
+            case DropSlice(slice_id, incarnation):
+                if self._slices.get(slice_id, (None,))[0] == incarnation:
+                    del self._slices[slice_id]
+            case PushInputs(message):
+                _, peer = self._slices[message.slice_id]
+                self._world.push(self._inputs, peer, message)
+            case _:
+                pass  # there is no payload to keep, and no picture to decode
+
+
+class VirtualWorker:
+    """A worker process, whose devices are emulated."""
+
+    def __init__(self, world: Surroundings, agent: VirtualAgent, worker_id: str, number: int) -> None:
+        self._world = world
+        self._agent = agent
+        self.worker_id = worker_id
+        incarnation = Incarnation(f"{number:08x}")
+        own, inputs = peer_id(worker_id, incarnation), PeerId(f"{worker_id}/inputs")
+        self._core = WorkerCore(WorkerIdentity(worker_id, incarnation, number, (inputs,)))
+        self._executor = SleepExecutor()
+        self._frontends: dict[FrontendId, PeerId] = {}
+        self._handles = count(1)
+        self._links = [
+            world.connect(world.control, own, lambda one: self._hear(SCHEDULER, one)),
+            world.connect(agent.links, own, lambda one: self._hear(AGENT, one)),
+            world.connect(world.inputs, inputs, self._heard_frontend, is_anonymous=True),
+            world.connect(world.outputs, own, _unheard),
+        ]
+        self._scheduler, self._to_agent, _, self._outputs = self._links
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        return self._core.wake_at_ms
+
+    @property
+    def device_at_ms(self) -> float | None:
+        """When a device has something to say."""
+        return self._world.clock.now_ms() if self._executor.has_more else self._executor.wake_at_ms
+
+    def tick(self) -> None:
+        """Its moment has come."""
+        self._take(_TICK)
+
+    def hear_device(self) -> None:
+        """One thing that a device has to say."""
+        for event in self._executor.take(1, self._world.clock.now_ms()):
+            if isinstance(event, JobRan):
+                rows = len(event.outputs[0].array)
+                self._agent.ran(event.slice_id, event.batch_id, rows)
+                handle = Handle(next(self._handles))
+                self._take(BatchRan(event.slice_id, event.batch_id, handle, (), event.exec_ms))
+            else:
+                self._take(event)
+
+    def close(self) -> None:
+        """Its process is gone."""
+        for link in self._links:
+            link.close()
+
+    def _hear(self, peer: PeerId, one: Received) -> None:
+        self._take(Heard(peer, one.message, one.late_ms))
+
+    def _heard_frontend(self, one: Received) -> None:
+        self._take(InputsCame(one.message, Handle(next(self._handles)), 0))  # type: ignore[arg-type]  # only inputs come this way
+
+    def _take(self, event: WorkerEvent) -> None:
+        for action in self._core.handle(event, self._world.clock.now_ms()):
+            self._perform(action)
+
+    def _perform(self, action: WorkerAction) -> None:
+        now_ms = self._world.clock.now_ms()
+        match action:
+            case Send(peer, message):
+                link = self._to_agent if peer == AGENT else self._scheduler
+                link.send(peer, message)
+            case JoinScheduler():
+                self._take(SchedulerAnswers())
+            case KnowFrontends(frontends):
+                self._know(frontends)
+            case PushOutputs(frontend_id, message):
+                self._outputs.send(self._frontends[frontend_id], message)
+            case Execute(run, parts):
+                self._world.batches_sent[run.batch_id].started_at_ms = now_ms
+                job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
+                self._executor.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
+            case Abort(slice_id, batch_id):
+                self._agent.ran(slice_id, batch_id, 0)
+                self._executor.abort(slice_id, batch_id, now_ms)
+            case LoadSlice(spec):
+                self._agent.specs[spec.slice_id] = spec
+                self._executor.load(spec)
+            case UnloadSlice(slice_id):
+                self._executor.unload(slice_id)
+            case End(exit_code):
+                self._agent.ended(self, exit_code)
+            case _:
+                pass  # there is no payload to release or to stage, and no process to watch
+
+    def _know(self, frontends: tuple[FrontendInfo, ...]) -> None:
+        self._frontends = {info.frontend_id: PeerId(info.addresses[0]) for info in frontends}
+
+
+class VirtualAgent:
+    """A node's agent, and the processes it starts: each is there at once, or `start_ms` later when time has begun."""
+
+    def __init__(self, world: Surroundings, node: SimulatedNode) -> None:
+        self._world = world
+        self._node = node
+        self.specs: dict[SliceId, SliceSpec] = {}
+        """Of the slices that its workers have."""
+        self.links = VirtualLinks(world.clock, lambda _from, _to, sent_at_ms: sent_at_ms)
+        """Between it and them."""
+        own = peer_id(role_id_of_node(node.node_id), FIRST)
+        self._core = NodeAgentCore(AgentSelf(node.node_id, FIRST), FoundDevices(node.gpus))
+        self._scheduler = world.connect(world.control, own, lambda one: self._hear(SCHEDULER, one))
+        self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
+        self._workers: dict[str, VirtualWorker] = {}
+        self._numbers = count(1)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The core's timer."""
+        return self._core.wake_at_ms
+
+    def begin(self) -> None:
+        """It finds the scheduler."""
+        self._take(SchedulerFound(SOMEWHERE))
+
+    def tick(self) -> None:
+        """Its moment has come."""
+        self._take(_TICK)
+
+    def ran(self, slice_id: SliceId, batch_id: BatchId, size: int) -> None:
+        """A batch of a worker ended."""
+        self._world.ran(self._node, self.specs[slice_id], batch_id, size)
+
+    def ended(self, worker: VirtualWorker, exit_code: int) -> None:
+        """A worker's process is gone."""
+        if self._workers.pop(worker.worker_id, None) is None:
+            return
+        worker.close()
+        self._world.ended(worker)
+        exited = ProcessExited(worker.worker_id, exit_code, "")
+        self._world.after(0.0, lambda: self._take(exited))
+
+    def _hear(self, peer: PeerId, one: Received) -> None:
+        self._take(Heard(peer, one.message, one.late_ms))
+
+    def _take(self, event: AgentEvent) -> None:
+        for action in self._core.handle(event, self._world.clock.now_ms()):
+            self._perform(action)
+
+    def _perform(self, action: AgentAction) -> None:
+        match action:
+            case Send(peer, message):
+                link = self._scheduler if peer == SCHEDULER else self._to_workers
+                link.send(peer, message)
+            case Spawn(worker_id):
+                wait_ms = self._world.hardware.start_ms if self._world.clock.now_ms() > 0.0 else 0.0
+                self._world.after(wait_ms, lambda: self._start(worker_id))
+            case Terminate(worker_id) | Kill(worker_id):
+                if worker_id in self._workers:
+                    self.ended(self._workers[worker_id], -9)
+            case _:
+                pass  # nothing is written down, and emulated GPUs have neither sensors nor daemons
+
+    def _start(self, worker_id: str) -> None:
+        worker = VirtualWorker(self._world, self, worker_id, next(self._numbers))
+        self._workers[worker_id] = worker
+        self._world.started(worker)
+
+
+def _unheard(one: Received) -> None:
+    """A link by which nothing comes."""
+    raise AssertionError(f"nothing is sent this way, but {one.message!r} came")
