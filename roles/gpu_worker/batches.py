@@ -1,10 +1,6 @@
 """The batches granted to one slice, sans-IO: which inputs came, what may start now, what is too late.
 
-RunBatch and Inputs race on different sockets, so a batch is put together here. The first in line may start once
-all its parts are in: its start only says when the scheduler thought they would be. One behind it may once its own
-start has come as well, so that a batch whose inputs are late is not held up, nor holds up the others. From its
-latest start on a batch goes with what came; when the device has been busy until even its loosest deadline is
-lost, it has expired.
+RunBatch and Inputs race on different sockets, so a batch is put together here. When it may start is `start_rules.py`'s to say.
 """
 
 from __future__ import annotations
@@ -16,9 +12,8 @@ from dataclasses import dataclass, field
 
 from fabric.ids import BatchId, FrontendId
 from fabric.messages import Inputs, Part, RunBatch
+from roles.gpu_worker.start_rules import StartMoments, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
-
-LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not expire by its own alarm
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,9 +31,7 @@ class Batch:
 
     run: RunBatch
     received_at_ms: float
-    start_at_ms: float
-    latest_at_ms: float
-    expires_at_ms: float
+    moments: StartMoments
     inputs: dict[int, PartInputs] = field(default_factory=dict)
     complete_at_ms: float = 0.0
     """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
@@ -68,10 +61,12 @@ class Batch:
     @property
     def may_start_at_ms(self) -> float:
         """The moment at which it goes, as things stand, even if it is not the first in line."""
-        if self.is_complete:
-            return self.start_at_ms
-        # Without any inputs there is nothing to go with: what comes late may still be in time.
-        return self.latest_at_ms if self.inputs else self.expires_at_ms
+        return self.moments.may_start_at_ms(is_complete=self.is_complete, has_inputs=bool(self.inputs))
+
+    @property
+    def expires_at_ms(self) -> float:
+        """When even its loosest deadline is lost."""
+        return self.moments.expires_at_ms
 
     def wants(self, inputs: Inputs) -> bool:
         """Whether these inputs are a part of the batch that has not come yet."""
@@ -140,11 +135,7 @@ class Batch:
 
 def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
     """Put a RunBatch that is `late_ms` old on our clock."""
-    sent_at_ms = now_ms - late_ms
-    latest_at_ms = sent_at_ms + run.latest_in_ms
-    start_at_ms = min(sent_at_ms + run.start_in_ms, latest_at_ms)
-    expires_at_ms = max(sent_at_ms + run.expires_in_ms, latest_at_ms) + LATE_TOLERANCE_MS
-    return Batch(run, now_ms, start_at_ms, latest_at_ms, expires_at_ms, complete_at_ms=now_ms)
+    return Batch(run, now_ms, start_moments(run, now_ms - late_ms), complete_at_ms=now_ms)
 
 
 class BatchQueue:
@@ -165,7 +156,7 @@ class BatchQueue:
 
     def add(self, batch: Batch) -> None:
         """Take a newly granted batch."""
-        bisect.insort(self._waiting, batch, key=lambda other: (other.start_at_ms, other.run.batch_id))
+        bisect.insort(self._waiting, batch, key=lambda other: (other.moments.start_at_ms, other.run.batch_id))
 
     def remove(self, batch: Batch) -> None:
         """Give up one that has not started."""

@@ -39,6 +39,10 @@ BOOT_MS: Final = -1_000.0
 """When everything starts, so that the cluster is up when time begins."""
 
 
+LEAD_MS: Final = 1e-9
+"""By which inputs are early: a worker hears of the parts of a batch one by one, and may be due to start with what has come."""
+
+
 class FullWorld:
     """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
 
@@ -56,6 +60,7 @@ class FullWorld:
         self.hardware = hardware
         network = hardware.network
         self.control = VirtualLinks(self.clock, network.control_at_ms)
+        self.work = VirtualLinks(self.clock, network.control_at_ms)
         self.inputs = VirtualLinks(
             self.clock, lambda _from, _to, sent_at_ms: sent_at_ms + self._inputs_take_ms
         )
@@ -78,7 +83,9 @@ class FullWorld:
         self._scheduler = VirtualScheduler(self, core)
         self._frontends = [VirtualFrontend(self, number) for number in range(hardware.frontends)]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
-        self._networks = [self.control, self.inputs, self.outputs, *(agent.links for agent in self._agents)]
+        # What workers are told comes last of one moment: inputs that come with it are there.
+        locals_ = [agent.links for agent in self._agents]
+        self._networks = [*locals_, self.control, self.inputs, self.outputs, self.work]
 
     def run(self) -> None:
         """Play everything, until each request has its answer."""
@@ -97,8 +104,8 @@ class FullWorld:
             while upcoming is not None and upcoming[0] <= self.clock.now_ms():
                 self._ask(upcoming[1], upcoming[2], asked)
                 upcoming = next(requests, None)
-            for frontend in asked.values():
-                frontend.end_turn()
+            for number in sorted(asked):
+                asked[number].end_turn()
         for one in self._traffic:
             one.settle()
 
@@ -120,7 +127,7 @@ class FullWorld:
     def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
         """See `Surroundings`."""
         each_ms = self.hardware.network.model.data_ms_per_item
-        self._inputs_take_ms = each_ms * self.batches_sent[message.batch_id].size
+        self._inputs_take_ms = max(0.0, each_ms * self.batches_sent[message.batch_id].size - LEAD_MS)
         link.send(peer, message)
 
     def after(self, wait_ms: float, callback: Callable[[], None]) -> None:

@@ -1,9 +1,8 @@
 """Modelled GPUs: workers that take the device model's time for a batch instead of computing it.
 
-A worker behaves as the live one (`roles/gpu_worker/batches.py`): a batch starts when all of its inputs are there,
-not before its start moment unless it is the first in line, from its latest moment on with what came, if anything has; of several that
-may start the one with the earliest start does; one that is kept waiting until all its deadlines are lost is given
-back. The neighbours on the same GPU that run at a batch's start slow it down.
+A worker behaves as the live one does, by the same rules (`roles/gpu_worker/start_rules.py`): of several batches that may start
+the one with the earliest start does, and one that is kept waiting until all its deadlines are lost is given back. The
+neighbours on the same GPU that run at a batch's start slow it down.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import Done, Part, RunBatch, SliceSpec
 from profiles.device import DeviceModel
 from profiles.interference import Running
+from roles.gpu_worker.start_rules import StartMoments
 
 # A duration that travelled and was added to a clock again differs from the moment it stands for by rounding.
 ROUNDING_MS = 1e-6
@@ -33,9 +33,7 @@ class SimulatedJob:
     batch_size: int
     sent_at_ms: float
     received_at_ms: float
-    start_at_ms: float
-    latest_at_ms: float
-    expires_at_ms: float
+    moments: StartMoments
     inputs_at_ms: Sequence[float]
     all_in_at_ms: float
     parts: Sequence[Part] = ()
@@ -47,8 +45,7 @@ class SimulatedJob:
     @property
     def begins_at_ms(self) -> float:
         """When it goes, as far as it depends on itself: without any inputs there is nothing to go with."""
-        late_at_ms = max(self.latest_at_ms, min(self.inputs_at_ms))
-        return max(self.start_at_ms, min(self.all_in_at_ms, late_at_ms, self.expires_at_ms))
+        return self.moments.begins_at_ms(min(self.inputs_at_ms), self.all_in_at_ms)
 
     @property
     def goes_first_at_ms(self) -> float:
@@ -150,8 +147,8 @@ class SimulatedSlice:
 
     def _keep(self, job: SimulatedJob) -> None:
         """It waits for the device: until that is free, or until it is no use any more."""
-        if self.free_at_ms > job.expires_at_ms + ROUNDING_MS:
-            self._world.schedule(job.expires_at_ms, self._expire, job)
+        if self.free_at_ms > job.moments.expires_at_ms + ROUNDING_MS:
+            self._world.schedule(job.moments.expires_at_ms, self._expire, job)
 
     def _expire(self, job: SimulatedJob, now_ms: float) -> None:
         if (
@@ -163,7 +160,7 @@ class SimulatedSlice:
 
     def _begin(self, job: SimulatedJob, now_ms: float) -> None:
         run = job.run
-        if now_ms > job.expires_at_ms + ROUNDING_MS:
+        if now_ms > job.moments.expires_at_ms + ROUNDING_MS:
             job.missing = run.parts
         elif job.all_in_at_ms <= now_ms + ROUNDING_MS:
             job.parts, job.ran = run.parts, job.batch_size
@@ -222,7 +219,7 @@ class SimulatedSlice:
 
 
 def _rank(job: SimulatedJob) -> tuple[float, BatchId]:
-    return job.start_at_ms, job.run.batch_id
+    return job.moments.start_at_ms, job.run.batch_id
 
 
 def requests_in(parts: Sequence[Part]) -> int:

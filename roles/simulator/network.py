@@ -42,8 +42,8 @@ class KnownReturn:
         return self._result_ms
 
     def budget_ms(self, left_ms: float) -> float:
-        """What to announce of what is left; below 0 if that is too little."""
-        return left_ms - self._result_ms
+        """What to announce of what is left; 0 if that is too little."""
+        return max(0.0, left_ms - self._result_ms)
 
     def slack_ms(self, left_ms: float) -> float:
         """Nothing is kept back for what is not known."""

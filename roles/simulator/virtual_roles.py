@@ -93,6 +93,9 @@ class Surroundings(Protocol):
     clock: VirtualClock
     hardware: SimulatedHardware
     control: VirtualLinks
+    """Between the scheduler, frontends and agents."""
+    work: VirtualLinks
+    """Between the scheduler and workers."""
     inputs: VirtualLinks
     outputs: VirtualLinks
     batches_sent: dict[BatchId, BatchTimes]
@@ -156,9 +159,8 @@ class VirtualScheduler:
     def __init__(self, world: Surroundings, core: Core[Heard | Lost | Tick, Send]) -> None:
         self._world = world
         self._core = core
-        self._link = world.connect(
-            world.control, SCHEDULER, lambda one: self._take(Heard(one.peer, one.message, one.late_ms))
-        )
+        self._control = world.connect(world.control, SCHEDULER, self._hear)
+        self._work = world.connect(world.work, SCHEDULER, self._hear)
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -168,6 +170,9 @@ class VirtualScheduler:
     def tick(self) -> None:
         """Its moment has come."""
         self._take(_TICK)
+
+    def _hear(self, one: Received) -> None:
+        self._take(Heard(one.peer, one.message, one.late_ms))
 
     def _take(self, event: Heard | Tick) -> None:
         now_ms = self._world.clock.now_ms()
@@ -179,7 +184,8 @@ class VirtualScheduler:
             if isinstance(message, RunBatch):
                 size = requests_in(message.parts)
                 self._world.batches_sent[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
-            self._link.send(action.peer, message)
+            link = self._work if self._world.work.is_there(action.peer) else self._control
+            link.send(action.peer, message)
 
     def _plan(self, asked: PlanAsked) -> None:
         plan_ms = self._world.hardware.plan_ms
@@ -278,7 +284,7 @@ class VirtualWorker:
         self._frontends: dict[FrontendId, PeerId] = {}
         self._handles = count(1)
         self._links = [
-            world.connect(world.control, own, lambda one: self._hear(SCHEDULER, one)),
+            world.connect(world.work, own, lambda one: self._hear(SCHEDULER, one)),
             world.connect(agent.links, own, lambda one: self._hear(AGENT, one)),
             world.connect(world.inputs, inputs, self._heard_frontend, is_anonymous=True),
             world.connect(world.outputs, own, _unheard),

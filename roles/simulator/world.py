@@ -36,6 +36,7 @@ from fabric.messages import (
 from profiles.device import DeviceModel
 from roles.config.cluster import role_id_of_node
 from roles.frontend.measures import ReturnPath
+from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning import make_plan
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
@@ -259,24 +260,23 @@ class World:
     def _announcements(self) -> Iterator[Iterator[tuple[float, Heard]]]:
         """Every request as its frontend announces it, by arrival at the scheduler, in blocks.
 
-        Requests go to the frontends in turn. Those of one model and moment are one run where there is one
-        frontend; else each goes alone.
+        Requests go to the frontends in turn. Those of one frontend, model and moment are one run.
         """
         frontends = len(self._frontends)
         models = list(self._traffic.values())
         sent_at_ms = np.concatenate([one.arrived_at_ms for one in models] or [np.empty(0)])
         model = np.repeat(np.arange(len(models)), [one.arrived_at_ms.size for one in models])
         index = np.concatenate([np.arange(one.arrived_at_ms.size) for one in models] or [np.empty(0, int)])
-        by_time = np.argsort(sent_at_ms, kind="stable")
-        sent_at_ms, model, index = sent_at_ms[by_time], model[by_time], index[by_time]
         if frontends == 1:
-            is_first = np.ones(sent_at_ms.size, dtype=bool)
-            is_first[1:] = (np.diff(sent_at_ms) > 0) | (np.diff(model) != 0)
-            first = np.flatnonzero(is_first)
-            count = np.diff(np.append(first, sent_at_ms.size))
-            sent_at_ms, model, index = sent_at_ms[first], model[first], index[first]
+            by_time = np.argsort(sent_at_ms, kind="stable")  # of one moment, by models
         else:
-            count = np.ones(sent_at_ms.size, dtype=int)
+            by_time = np.lexsort((model, index % frontends, sent_at_ms))
+        sent_at_ms, model, index = sent_at_ms[by_time], model[by_time], index[by_time]
+        is_first = np.ones(sent_at_ms.size, dtype=bool)
+        is_first[1:] = (np.diff(sent_at_ms) > 0) | (np.diff(model) != 0) | (np.diff(index % frontends) != 0)
+        first = np.flatnonzero(is_first)
+        count = np.diff(np.append(first, sent_at_ms.size))
+        sent_at_ms, model, index = sent_at_ms[first], model[first], index[first]
         seq, frontend = np.divmod(index, frontends)
         at_ms = self._network.announced_at_ms(frontend, sent_at_ms)
         by_time = np.argsort(at_ms, kind="stable")
@@ -332,7 +332,7 @@ class World:
             left_ms = deadline_at_ms - back_at_ms
             path = self._returns[message.model_id]
             budget_ms, slack_ms = path.budget_ms(left_ms), path.slack_ms(left_ms)
-            if budget_ms > 0 and (message.model_id, index) not in self._announced_again:
+            if left_ms > 0 and (message.model_id, index) not in self._announced_again:
                 self._announced_again.add((message.model_id, index))
                 again = Arrivals(message.model_id, seq, 1, budget_ms, slack_ms=slack_ms)
                 self._tell(peer, again, back_at_ms)
@@ -410,9 +410,7 @@ class World:
             batch_size,
             now_ms,
             received_at_ms,
-            now_ms + message.start_in_ms,
-            now_ms + message.latest_in_ms,
-            now_ms + message.expires_in_ms,
+            start_moments(message, now_ms),
             inputs_at_ms,
             max(inputs_at_ms),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -24,7 +25,6 @@ from fabric.messages import (
     WorkerHello,
     replaced,
 )
-from roles.gpu_worker.batches import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
@@ -52,6 +52,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
 )
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
+from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_HUNG
 from tests.worker_builders import (
@@ -102,7 +103,7 @@ def done_of(run: Heard, status: str, requests_ran: int = 0, **times_ms: float) -
 
 def test_a_worker_greets_its_agent_until_it_is_told_what_to_host() -> None:
     core = worker_core()
-    assert core.wake_at_ms == 0.0
+    assert core.wake_at_ms == -math.inf, "at once"
     hello = Send(AGENT, WorkerHello("worker-0", BOOT, 4242))
     assert core.handle(Tick(), 5.0) == [hello]
     assert core.wake_at_ms == 5.0 + HELLO_EVERY_MS

@@ -30,6 +30,7 @@ from fabric.messages import (
 from profiles.device import DeviceModel
 from profiles.interference import Running
 from profiles.model import LinearProfile
+from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
@@ -218,14 +219,15 @@ def test_a_batch_without_its_inputs_comes_back_once_when_it_is_of_no_use_any_mor
         return [Send(PeerId("frontend-0/00000000"), back)]
 
     scheduler.on = {Arrivals: arrivals, Done: done}
-    _, traffic = play(scheduler, 0.0, network=NetworkModel(data_ms_per_item=4.0))
+    _, traffic = play(scheduler, 0.0, network=NetworkModel(data_ms_per_item=6.0))
     part = Part(FrontendId("frontend-0"), (SeqRun(0, 1),))
-    expired = Done(BatchId(1), slice_id(), MODEL, "expired", 0, (part,), 3.0, 0.0, 0.0)
+    gone_ms = 3.0 + LATE_TOLERANCE_MS
+    expired = Done(BatchId(1), slice_id(), MODEL, "expired", 0, (part,), gone_ms, 0.0, 0.0)
     assert scheduler.log == [
         (0.0, Arrivals(MODEL, 0, 1, 20.0), 0.0),
-        (3.0, expired, 0.0),
-        (3.0, Arrivals(MODEL, 0, 1, 17.0), 0.0),
-        (6.0, Done(BatchId(2), slice_id(), MODEL, "expired", 0, (part,), 3.0, 0.0, 0.0), 0.0),
+        (gone_ms, expired, 0.0),
+        (gone_ms, Arrivals(MODEL, 0, 1, 20.0 - gone_ms), 0.0),
+        (2 * gone_ms, Done(BatchId(2), slice_id(), MODEL, "expired", 0, (part,), gone_ms, 0.0, 0.0), 0.0),
     ]
     assert np.isnan(traffic.finished_at_ms).all()
 
@@ -233,12 +235,14 @@ def test_a_batch_without_its_inputs_comes_back_once_when_it_is_of_no_use_any_mor
 def test_a_batch_is_given_back_when_the_device_was_busy_until_all_its_deadlines_were_lost() -> None:
     scheduler = Scripted((whole(),))
     scheduler.on[Arrivals] = lambda event, now_ms: [
-        run_batch(scheduler, int(now_ms) + 1, (int(now_ms), 1), latest_in_ms=2.0, expires_in_ms=4.0)
+        run_batch(scheduler, int(now_ms) + 1, (int(now_ms), 1), latest_in_ms=2.0, expires_in_ms=3.0)
     ]
     _, traffic = play(scheduler, 0.0, 1.0, 2.0)
     assert traffic.started_at_ms[:1].tolist() == [0.0]
     assert np.isnan(traffic.started_at_ms[1])  # free at 6, of no use after 5
-    assert traffic.started_at_ms[2] == 6.0  # late for its first request at 4, of use until 6
+    assert (
+        traffic.started_at_ms[2] == 6.0
+    )  # late for its first request at 4, of use until 6, by the worker's tolerance
     statuses = [(at_ms, message.status) for at_ms, message, _ in scheduler.of_type(Done)]  # type: ignore[union-attr]
     assert statuses == [(5.0, "expired"), (6.0, "ok"), (12.0, "ok")]
 
