@@ -454,8 +454,8 @@ def test_a_message_of_endless_frames_is_passed_over_in_turns_and_others_come_thr
 
 def test_one_turn_decodes_a_bounded_number_of_header_bytes(address: str, opened: Opened) -> None:
     router, dealer = pair(address, opened, CONTROL)
-    long = Withdraw(ModelId("m"), tuple(SeqRun(1, 1) for _ in range(10_000)))  # 30 kB
-    sent = 40
+    long = Withdraw(ModelId("m"), tuple(SeqRun(1, 1) for _ in range(4_096)))  # 12 kB
+    sent = 100
     for _ in range(sent):
         assert dealer.send(SERVER, long)
     came = 0

@@ -1,0 +1,133 @@
+"""Random clusters, played by the fast simulator and by the one with every real core: each request's fate in both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fabric.ids import ModelId
+from roles.config.load import parse_config
+from roles.simulator.simulation import SimulatedRun, simulate
+from roles.simulator.world import ModelTraffic
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import Window
+
+SHIPPED = ("alexnet", "resnet50", "vgg19", "ssd")  # of iGniter's V100, whose interference is known
+BATCHINGS: tuple[Any, ...] = (
+    "tenuto",
+    "deferred",
+    "eager",
+    {"timeout": {"slo_percent": 30}},
+    "clockwork",
+    "nexus",
+    "shepherd",
+    {"fixed": {"batch": 1}},
+    {"fixed": {"batch": 4}},
+)
+TOLERANCE_MS = 1e-4
+"""Of the moments of both: durations travel in one of them, and a batch may go by a timer there, which disciplines set a little
+before the moment, or by the news that made that timer needless."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """When a request was answered in time; None: it was not."""
+
+    model_id: ModelId
+    index: int
+    arrived_at_ms: float
+    fast_ms: float | None
+    full_ms: float | None
+
+
+def random_cluster(seed: int) -> dict[str, Any]:
+    """A configuration without jitter: one to five models, their own lines or shipped ones on shares of a GPU."""
+    rng = random.Random(seed)
+    gpus = rng.randint(1, 4)
+    document: dict[str, Any] = {
+        "cluster": {
+            "gpus": gpus,
+            "frontends": rng.randint(1, 3),
+            "network": {
+                "control_ms": rng.choice((0.0, 0.2, rng.uniform(0, 2))),
+                "data_ms_per_item": rng.choice((0.0, rng.uniform(0, 0.1))),
+                "result_ms": rng.choice((0.0, 0.3, rng.uniform(0, 2))),
+            },
+        },
+        "batching": rng.choice(BATCHINGS),
+    }
+    if rng.random() < 0.3:
+        _share(document, rng, gpus)
+    else:
+        document["models"] = [_of_its_own(rng, place) for place in range(rng.randint(1, 5))]
+    for model in document["models"]:
+        model["arrival"] = rng.choice(
+            ({"process": "poisson"}, {"process": "gamma", "shape": rng.choice((0.1, 0.5))})
+        )
+    return document
+
+
+def _of_its_own(rng: random.Random, place: int) -> dict[str, Any]:
+    alpha_ms, beta_ms = rng.uniform(0.2, 4), rng.uniform(0, 12)
+    return {
+        "name": f"m{place}",
+        "slo_ms": (alpha_ms + beta_ms) * rng.uniform(1.5, 6) + rng.uniform(1, 20),
+        "rate_rps": rng.uniform(20, 400),
+        "profile": {"alpha_ms": alpha_ms, "beta_ms": beta_ms, "max_batch": rng.choice((4, 16, 64))},
+    }
+
+
+def _share(document: dict[str, Any], rng: random.Random, gpus: int) -> None:
+    names = rng.sample(SHIPPED, rng.randint(1, len(SHIPPED)))
+    document["cluster"] |= {"gpu_type": "v100", "interference": "igniter"}
+    document["models"] = [
+        {
+            "name": name,
+            "slo_ms": rng.uniform(30, 120),
+            "rate_rps": rng.uniform(20, 300),
+            "profile": {"ref": f"igniter-v100/{name}"},
+        }
+        for name in names
+    ]
+    slices = []
+    for gpu in range(gpus):
+        shares = rng.choice(((100,), (50, 50), (30, 30, 40)))
+        for share in shares:
+            hosted = rng.sample(names, rng.randint(1, len(names)))
+            slices.append(
+                {"gpu": gpu, "share_percent": share, "models": [{"model": name} for name in hosted]}
+            )
+    document["placement"] = {"given": {"slices": slices}}
+
+
+def play(document: Mapping[str, Any], seed: int, requests: int, *, is_full: bool) -> SimulatedRun:
+    """About so many requests of it."""
+    config = parse_config(dict(document), Path())
+    rate_rps = sum(model["rate_rps"] for model in document["models"])
+    window = Window(0.0, 1000.0 * requests / rate_rps)
+    return simulate(config, workload_of(config, seed), window, is_full=is_full)
+
+
+def fates_apart(fast: SimulatedRun, full: SimulatedRun) -> list[Fate]:
+    """The requests whose fates differ, by arrival."""
+    apart = []
+    for one, other in zip(fast.traffic, full.traffic, strict=True):
+        fast_ms, full_ms = _in_time(one), _in_time(other)
+        is_same = (np.isnan(fast_ms) & np.isnan(full_ms)) | (np.abs(fast_ms - full_ms) < TOLERANCE_MS)
+        for index in np.flatnonzero(~is_same).tolist():
+            moments = (float(moments[index]) for moments in (one.arrived_at_ms, fast_ms, full_ms))
+            arrived_ms, *answered_ms = moments
+            answered = [None if at_ms != at_ms else at_ms for at_ms in answered_ms]
+            apart.append(Fate(one.model_id, index, arrived_ms, answered[0], answered[1]))
+    return sorted(apart, key=lambda fate: fate.arrived_at_ms)
+
+
+def _in_time(traffic: ModelTraffic) -> Any:
+    """Moments of the answers; NaN: none, or too late, which a frontend's client does not see."""
+    deadlines_ms = traffic.arrived_at_ms + traffic.slo_ms
+    return np.where(traffic.finished_at_ms <= deadlines_ms + TOLERANCE_MS, traffic.finished_at_ms, np.nan)
