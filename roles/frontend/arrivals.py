@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
 from fabric.messages import Arrivals
@@ -45,7 +46,7 @@ class Gatherer:
             path = return_of(model_id)
             # A run has one ready moment, and whoever is ready need not wait for who is not.
             for is_ready in (True, False):
-                for run, tightest_ms, span_ms in _cut(
+                for run, tightest_ms, span_ms in cut_runs(
                     [request for request in live if request.is_ready is is_ready], path, now_ms
                 ):
                     first_seq = self._number(model_id, run, pending, now_ms)
@@ -68,14 +69,21 @@ class Gatherer:
         return first_seq
 
 
-def _cut(
-    requests: list[Request], path: ReturnMargin, now_ms: float
-) -> Iterator[tuple[list[Request], float, float]]:
+class _Due(Protocol):
+    @property
+    def due_at_ms(self) -> float: ...
+
+
+DueT = TypeVar("DueT", bound=_Due)
+
+
+def cut_runs(
+    requests: Iterable[DueT], path: ReturnMargin, now_ms: float
+) -> Iterator[tuple[list[DueT], float, float]]:
     """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`: runs, tightest budgets, spreads."""
-    requests.sort(key=lambda request: request.due_at_ms)
-    run: list[Request] = []
+    run: list[DueT] = []
     tightest_ms = span_ms = 0.0
-    for request in requests:
+    for request in sorted(requests, key=lambda one: one.due_at_ms):
         budget_ms = path.budget_ms(request.due_at_ms - now_ms)
         if run and budget_ms - tightest_ms > SPAN_MAX_MS:
             yield run, tightest_ms, span_ms

@@ -5,8 +5,8 @@ ones that a live cluster has. Only sockets, processes and clients are missing. `
 the scheduler, many times as fast; docs/replay.md says where the two may differ, and a property test holds them against
 each other.
 
-Of one moment's events requests come first, then messages, devices, the timers of frontends, workers and agents, and
-the scheduler's timer last, as in `World`.
+Of one moment's events requests come first, then messages with what devices answer to them, batches that end, the timers of
+frontends, agents and workers, and the scheduler's timer last, as in `World`.
 """
 
 from __future__ import annotations
@@ -203,6 +203,10 @@ class FullWorld:
             _, _, callback = heapq.heappop(self._later)
             callback()
             return
+        for worker in self._workers:
+            if worker.has_answer:
+                worker.hear_device()
+                return
         for links in self._networks:
             link = links.next_link
             if link is not None and link.has_more:

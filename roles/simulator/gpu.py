@@ -196,7 +196,9 @@ class SimulatedSlice:
 
     def _report(self, job: SimulatedJob, status: str, now_ms: float) -> None:
         run, all_in_at_ms, started_at_ms = job.run, job.all_in_at_ms, job.started_at_ms
-        if job.ran:
+        if status == "preempted":
+            in_at_ms, queued_ms, exec_ms = job.received_at_ms, 0.0, 0.0
+        elif job.ran:
             in_at_ms = min(all_in_at_ms, started_at_ms)
             queued_ms, exec_ms = started_at_ms - in_at_ms, now_ms - started_at_ms
         else:

@@ -297,6 +297,11 @@ class VirtualWorker:
         return self._core.wake_at_ms
 
     @property
+    def has_answer(self) -> bool:
+        """Whether a device has loaded, or stopped what it was told to stop."""
+        return self._executor.has_more
+
+    @property
     def device_at_ms(self) -> float | None:
         """When a device has something to say."""
         return self._world.clock.now_ms() if self._executor.has_more else self._executor.wake_at_ms

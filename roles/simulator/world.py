@@ -31,10 +31,12 @@ from fabric.messages import (
     ReplicaInfo,
     Returned,
     RunBatch,
+    SeqRun,
     SliceReady,
 )
 from profiles.device import DeviceModel
 from roles.config.cluster import role_id_of_node
+from roles.frontend.arrivals import cut_runs
 from roles.frontend.measures import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
@@ -50,6 +52,7 @@ TICKS_AT_ONE_MOMENT = 10_000  # more is a scheduler that asks to be woken for no
 IDLE_END_MS = (
     60_000.0  # all deadlines have passed, and nothing ran or was dropped for so long: nothing will be
 )
+AGAIN_FROM = 1 << 40  # the numbers of requests that are announced again
 NEVER_MS = float("inf")
 _TICK = Tick()
 
@@ -108,6 +111,14 @@ class ModelTraffic:
 
 
 @dataclass(slots=True, frozen=True)
+class _Returned:
+    """A request that came back to its frontend."""
+
+    index: int
+    due_at_ms: float
+
+
+@dataclass(slots=True, frozen=True)
 class SimulatedHardware:
     """What the world is made of besides the scheduler.
 
@@ -162,6 +173,8 @@ class World:
             for one in traffic
         }
         self._announced_again: set[tuple[ModelId, int]] = set()
+        self._again: dict[tuple[ModelId, int], list[int]] = {}
+        """Of each model and frontend, the requests that have the numbers from `AGAIN_FROM` on."""
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._order = 0
         self._progress_at_ms = 0.0
@@ -306,12 +319,12 @@ class World:
             yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms)
 
     def _note_answers(
-        self, traffic: ModelTraffic, first: int, count: int, at_ms: float, return_ms: float
+        self, traffic: ModelTraffic, indices: Sequence[int], at_ms: float, return_ms: float
     ) -> None:
         """A run of answers has come: what its frontend learns of it."""
-        path, step = self._returns[traffic.model_id], len(self._frontends)
+        path = self._returns[traffic.model_id]
         path.note_batch(return_ms)
-        for arrived_at_ms in traffic.arrived_at_ms[first : first + count * step : step].tolist():
+        for arrived_at_ms in traffic.arrived_at_ms[indices].tolist():
             path.note_answer(at_ms - arrived_at_ms - traffic.slo_ms, traffic.slo_ms)
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
@@ -322,20 +335,32 @@ class World:
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
-        """Granted, but not run: announced once more if there is budget left."""
-        traffic, frontends = self._traffic[message.model_id], len(self._frontends)
-        number = self._number_of_peer[peer]
+        """Granted, but not run: each is announced once more if any of its time is left, with those it came back with."""
+        traffic, number = self._traffic[message.model_id], self._number_of_peer[peer]
         back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
-        for seq in (seq for run in message.runs for seq in range(run.first_seq, run.first_seq + run.count)):
-            index = seq * frontends + number
-            deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
-            left_ms = deadline_at_ms - back_at_ms
-            path = self._returns[message.model_id]
-            budget_ms, slack_ms = path.budget_ms(left_ms), path.slack_ms(left_ms)
-            if left_ms > 0 and (message.model_id, index) not in self._announced_again:
+        again = self._again.setdefault((message.model_id, number), [])
+        came: list[_Returned] = []
+        for index in (one for run in message.runs for one in self._indices(message.model_id, number, run)):
+            due_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
+            if due_at_ms > back_at_ms and (message.model_id, index) not in self._announced_again:
                 self._announced_again.add((message.model_id, index))
-                again = Arrivals(message.model_id, seq, 1, budget_ms, slack_ms=slack_ms)
-                self._tell(peer, again, back_at_ms)
+                came.append(_Returned(index, due_at_ms))
+        path = self._returns[message.model_id]
+        for run, budget_ms, span_ms in cut_runs(came, path, back_at_ms):
+            first_seq = AGAIN_FROM + len(again)
+            again += [one.index for one in run]
+            slack_ms = path.slack_ms(run[0].due_at_ms - back_at_ms)
+            told = Arrivals(message.model_id, first_seq, len(run), budget_ms, span_ms, slack_ms=slack_ms)
+            self._tell(peer, told, back_at_ms)
+
+    def _indices(self, model_id: ModelId, number: int, run: SeqRun) -> Sequence[int]:
+        """Which requests of a model a run of that frontend is."""
+        if run.first_seq >= AGAIN_FROM:
+            first = run.first_seq - AGAIN_FROM
+            return self._again[model_id, number][first : first + run.count]
+        frontends = len(self._frontends)
+        first = run.first_seq * frontends + number
+        return range(first, first + run.count * frontends, frontends)
 
     # ------------------------------------------------------------ nodes and workers
 
@@ -438,18 +463,22 @@ class World:
 
     def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
         """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
-        model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
+        model_id, spec = job.run.model_id, slice_.spec
         started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
         traffic = self._traffic[model_id]
         for part in job.parts:
             answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
             for run in part.runs:
-                first = run.first_seq * frontends + number
-                traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)
+                indices = self._indices(model_id, number, run)
+                if isinstance(indices, range):
+                    traffic.answered(indices.start, run.count, indices.step, started_at_ms, answered_at_ms)
+                else:
+                    for index in indices:
+                        traffic.answered(index, 1, 1, started_at_ms, answered_at_ms)
                 if self._is_learning:
                     return_ms = answered_at_ms - finished_at_ms
-                    self._note_answers(traffic, first, run.count, answered_at_ms, return_ms)
+                    self._note_answers(traffic, indices, answered_at_ms, return_ms)
         self._progress_at_ms = finished_at_ms
         batch_size = job.ran if job.parts else 0
         self.batches.append(
