@@ -64,6 +64,10 @@ class SimulatedSurroundings(Protocol):
         """A batch ended, or was cut off (then without parts)."""
         ...
 
+    def preempted_late(self) -> None:
+        """A batch that should be stopped has ended already."""
+        ...
+
     def report(self, peer: PeerId, done: Done, now_ms: float) -> None:
         """Send to the scheduler. What it answers comes after this call's caller is done."""
         ...
@@ -124,6 +128,7 @@ class SimulatedSlice:
         else:
             job = next((waiting for waiting in self._waiting if waiting.run.batch_id == batch_id), None)
             if job is None:
+                self._world.preempted_late()
                 return
             self._waiting.remove(job)
         self._report(job, "preempted", now_ms)

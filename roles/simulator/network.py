@@ -77,7 +77,7 @@ class Network:
         if not self._sigma_ms:
             return at_ms
         way = (sender, receiver)
-        at_ms = max(at_ms + self._jitter_ms(), self._last_at_ms.get(way, 0.0))
+        at_ms = max(at_ms + self._jitter_ms(), self._last_at_ms.get(way, -math.inf))
         self._last_at_ms[way] = at_ms
         return at_ms
 

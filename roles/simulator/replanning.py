@@ -14,10 +14,16 @@ from roles.workload.outcomes import Window
 
 
 def simulate_replanning(
-    config: ClusterConfig, document: Mapping[str, Any], base_dir: str, workload: Workload, window: Window
+    config: ClusterConfig,
+    document: Mapping[str, Any],
+    base_dir: str,
+    workload: Workload,
+    window: Window,
+    *,
+    is_full: bool = False,
 ) -> SimulatedRun:
     """As `simulate`; `config` was read from `document`, whose paths are relative to `base_dir`. Raises the same."""
     placement = config.place()
     settings = settings_from(config, placement)
     controller = controller_settings(config, document, base_dir, placement, settings)
-    return simulate(config, workload, window, settings, Replanning(controller))
+    return simulate(config, workload, window, settings, Replanning(controller), is_full=is_full)

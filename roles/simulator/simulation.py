@@ -37,6 +37,8 @@ class SimulatedRun:
     """Models that nothing hosted at the start, with the reason: all their requests were dropped."""
     log: Sequence[str] = ()
     """What the controller did, where there was one."""
+    late_preemptions: int = 0
+    """Batches that had ended when their stop came, of the fast simulation: see docs/replay.md."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +61,7 @@ def simulate(
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
-    `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
+    `is_full`: with every real core, about a tenth as fast (`FullWorld`). `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
     slo_ms = max(model.slo_ms for model in config.models)
@@ -97,7 +99,14 @@ def simulate(
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = () if core.controller is None else tuple(core.controller.unsaid)
     return SimulatedRun(
-        outcome, window, world.batches, traffic, list(dict.fromkeys(slices)), settings.unplaced, log
+        outcome,
+        window,
+        world.batches,
+        traffic,
+        list(dict.fromkeys(slices)),
+        settings.unplaced,
+        log,
+        world.late_preemptions,
     )
 
 

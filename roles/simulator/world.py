@@ -94,7 +94,7 @@ class ModelTraffic:
         self._answered.append((first, count, step, started_at_ms, finished_at_ms))
 
     def settle(self) -> None:
-        """Write down what was noted, all at once: the newest answer to a request counts."""
+        """Write down what was noted, all at once: the first answer to a request counts."""
         if not self._answered:
             return
         first, count, step, started_at_ms, finished_at_ms = (
@@ -103,11 +103,9 @@ class ModelTraffic:
         self._answered.clear()
         place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)  # of each within its run
         index = np.repeat(first, count) + place * np.repeat(step, count)
-        # Of a request answered twice only the last entry is kept: which one a repeated index leaves is not promised.
-        index, last = np.unique(index[::-1], return_index=True)
-        last = place.size - 1 - last
-        self.started_at_ms[index] = np.repeat(started_at_ms, count)[last]
-        self.finished_at_ms[index] = np.repeat(finished_at_ms, count)[last]
+        index, first_answer = np.unique(index, return_index=True)
+        self.started_at_ms[index] = np.repeat(started_at_ms, count)[first_answer]
+        self.finished_at_ms[index] = np.repeat(finished_at_ms, count)[first_answer]
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,6 +143,8 @@ class World:
         """Every batch that started, in the order of their ends."""
         self.dropped = {one.model_id: 0 for one in traffic}
         """Requests given up by the scheduler."""
+        self.late_preemptions = 0
+        """Of batches that had ended when the scheduler's word came."""
         self._core = core
         self._nodes = {node.node_id: node for node in hardware.nodes}
         self._network = hardware.network
@@ -450,6 +450,10 @@ class World:
         at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         self.schedule(at_ms, slice_.preempt, message.batch_id)
 
+    def preempted_late(self) -> None:
+        """See `Surroundings`."""
+        self.late_preemptions += 1
+
     def report(self, peer: PeerId, done: Done, now_ms: float) -> None:
         """See `Surroundings`."""
         at_ms = self._network.control_at_ms(peer, SCHEDULER, now_ms)
@@ -462,7 +466,7 @@ class World:
             self.schedule(at_ms, self._hear, heard)
 
     def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
-        """See `Surroundings`. Outputs go to the frontends, where the newest answer counts."""
+        """See `Surroundings`. Outputs go to the frontends, where the first answer counts."""
         model_id, spec = job.run.model_id, slice_.spec
         started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
         traffic = self._traffic[model_id]

@@ -133,6 +133,9 @@ class Stage:
         if rows:  # one that was stopped has none left
             self.log.append(Started(job.started_at_ms, job.run.batch_id, rows))
 
+    def preempted_late(self) -> None:
+        pass
+
     def report(self, peer: PeerId, done: Done, now_ms: float) -> None:
         missing = tuple((str(one.frontend_id), seqs_of(one)) for one in done.missing)
         times_ms = (done.transfer_ms, done.queue_ms) if done.status == "ok" else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def fates_apart(fast: SimulatedRun, full: SimulatedRun) -> list[Fate]:
         for index in np.flatnonzero(~is_same).tolist():
             moments = (float(moments[index]) for moments in (one.arrived_at_ms, fast_ms, full_ms))
             arrived_ms, *answered_ms = moments
-            answered = [None if at_ms != at_ms else at_ms for at_ms in answered_ms]
+            answered = [None if math.isnan(at_ms) else at_ms for at_ms in answered_ms]
             apart.append(Fate(one.model_id, index, arrived_ms, answered[0], answered[1]))
     return sorted(apart, key=lambda fate: fate.arrived_at_ms)
 

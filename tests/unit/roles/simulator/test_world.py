@@ -33,7 +33,7 @@ from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
+from roles.simulator.world import AGAIN_FROM, ModelTraffic, SimulatedHardware, SimulatedNode, World
 
 MODEL = ModelId("m")
 NODE = NodeId("n")
@@ -226,7 +226,7 @@ def test_a_batch_without_its_inputs_comes_back_once_when_it_is_of_no_use_any_mor
     assert scheduler.log == [
         (0.0, Arrivals(MODEL, 0, 1, 20.0), 0.0),
         (gone_ms, expired, 0.0),
-        (gone_ms, Arrivals(MODEL, 0, 1, 20.0 - gone_ms), 0.0),
+        (gone_ms, Arrivals(MODEL, AGAIN_FROM, 1, 20.0 - gone_ms), 0.0),
         (2 * gone_ms, Done(BatchId(2), slice_id(), MODEL, "expired", 0, (part,), gone_ms, 0.0, 0.0), 0.0),
     ]
     assert np.isnan(traffic.finished_at_ms).all()
