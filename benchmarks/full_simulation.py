@@ -1,4 +1,4 @@
-"""The fast simulator beside the one with every real core: do requests meet the same fate, and how fast are both?
+"""The fast simulator beside the one with every real core: whether requests meet the same fate, and how fast both are.
 
     python -m benchmarks.full_simulation [--settings 20000] [--first 0] [--requests 80] [--processes 2]
 
