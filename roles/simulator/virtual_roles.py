@@ -12,6 +12,7 @@ from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import (
     Answer,
+    DesiredSlices,
     FrontendInfo,
     Infer,
     Inputs,
@@ -20,6 +21,7 @@ from fabric.messages import (
     Refusal,
     RunBatch,
     SliceSpec,
+    replaced,
 )
 from roles.config.cluster import role_id_of_node
 from roles.frontend.core import FrontendCore
@@ -59,6 +61,7 @@ from roles.gpu_worker.executors.base import Job, JobPart, JobRan
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
+from roles.gpu_worker.slices import EMULATED
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, Kill, Spawn, Terminate
 from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Heard, Lost, Send, Tick
@@ -381,7 +384,7 @@ class VirtualAgent:
         """Between it and them."""
         own = peer_id(role_id_of_node(node.node_id), FIRST)
         self._core = NodeAgentCore(AgentSelf(node.node_id, FIRST), FoundDevices(node.gpus))
-        self._scheduler = world.connect(world.control, own, lambda one: self._hear(SCHEDULER, one))
+        self._scheduler = world.connect(world.control, own, self._hear_scheduler)
         self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
         self._workers: dict[str, VirtualWorker] = {}
         self._numbers = count(1)
@@ -411,6 +414,13 @@ class VirtualAgent:
         self._world.ended(worker)
         exited = ProcessExited(worker.worker_id, exit_code, "")
         self._world.after(0.0, lambda: self._take(exited))
+
+    def _hear_scheduler(self, one: Received) -> None:
+        message = one.message
+        if isinstance(message, DesiredSlices):  # every device is emulated here, whatever it is in reality
+            slices = tuple(replaced(spec, device=EMULATED) for spec in message.slices)
+            message = replaced(message, slices=slices)
+        self._take(Heard(SCHEDULER, message, one.late_ms))
 
     def _hear(self, peer: PeerId, one: Received) -> None:
         self._take(Heard(peer, one.message, one.late_ms))

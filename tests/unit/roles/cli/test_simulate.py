@@ -46,6 +46,19 @@ def test_simulate_prints_the_json_alone(file: Path) -> None:
     assert printed["models"]["resnet50"]["offered"] == printed["offered_rps"]
 
 
+@pytest.mark.parametrize(
+    "cluster", [{"gpus": 8}, {"nodes": [{"host": "a", "gpus": 8, "device": "cuda"}]}], ids=str
+)
+def test_every_real_core_says_the_same(tmp_path: Path, cluster: dict[str, Any]) -> None:
+    """Also of devices that are not here: all are emulated."""
+    file = written(tmp_path, {**model(loader={"zoo": "torchvision", "arch": "resnet50"}), "cluster": cluster})
+    fast, full = run_simulate(file, "--json"), run_simulate(file, "--json", "--full")
+    assert (fast.exit_code, full.exit_code) == (0, 0)
+    one, other = json.loads(fast.stdout), json.loads(full.stdout)
+    assert one["models"] == other["models"]
+    assert one["goodput_rps"] > 0
+
+
 def test_simulate_prints_a_table_for_people(file: Path) -> None:
     result = run_simulate(file)
     assert result.exit_code == 0
