@@ -144,12 +144,9 @@ class Surroundings(Protocol):
 
 
 class VirtualRole(Protocol):
-    """A core, and what does as it says."""
+    """A core, and what does as it says. `wake_at_ms`: the core's timer."""
 
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        ...
+    wake_at_ms: float | None
 
     def tick(self) -> None:
         """Its moment has come."""
@@ -162,13 +159,10 @@ class VirtualScheduler:
     def __init__(self, world: Surroundings, core: Core[Heard | Lost | Tick, Send]) -> None:
         self._world = world
         self._core = core
+        self.wake_at_ms = core.wake_at_ms
+        """The core's timer."""
         self._control = world.connect(world.control, SCHEDULER, self._hear)
         self._work = world.connect(world.work, SCHEDULER, self._hear)
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        return self._core.wake_at_ms
 
     def tick(self) -> None:
         """Its moment has come."""
@@ -189,6 +183,7 @@ class VirtualScheduler:
                 self._world.batches_sent[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
             link = self._work if self._world.work.is_there(action.peer) else self._control
             link.send(action.peer, message)
+        self.wake_at_ms = self._core.wake_at_ms
 
     def _plan(self, asked: PlanAsked) -> None:
         plan_ms = self._world.hardware.plan_ms
@@ -210,6 +205,8 @@ class VirtualFrontend:
 
         settings = FrontendSettings(self._id, FIRST, (outputs,), pending_max=PENDING_MAX)
         self._core = FrontendCore(settings, world.clock.now_ms(), make_margin)
+        self.wake_at_ms = self._core.wake_at_ms
+        """The core's timer."""
         self._link = world.connect(
             world.control, peer_id(self._id, FIRST), lambda one: self._take(SchedulerSaid(one.message))
         )
@@ -217,11 +214,6 @@ class VirtualFrontend:
         world.connect(world.outputs, outputs, self._heard_worker, is_anonymous=True)
         self._slices: dict[SliceId, tuple[Incarnation, PeerId]] = {}
         self._computed: BatchTimes | None = None
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        return self._core.wake_at_ms
 
     def tick(self) -> None:
         """Its moment has come."""
@@ -251,6 +243,7 @@ class VirtualFrontend:
     def _handle(self, event: FrontendEvent) -> None:
         for action in self._core.handle(event, self._world.clock.now_ms()):
             self._perform(action)
+        self.wake_at_ms = self._core.wake_at_ms
 
     def _perform(self, action: FrontendAction) -> None:
         match action:
@@ -283,6 +276,8 @@ class VirtualWorker:
         incarnation = Incarnation(f"{number:08x}")
         own, inputs = peer_id(worker_id, incarnation), PeerId(f"{worker_id}/inputs")
         self._core = WorkerCore(WorkerIdentity(worker_id, incarnation, number, (inputs,)))
+        self.wake_at_ms = self._core.wake_at_ms
+        """The core's timer."""
         self._executor = SleepExecutor()
         self._frontends: dict[FrontendId, PeerId] = {}
         self._handles = count(1)
@@ -293,11 +288,6 @@ class VirtualWorker:
             world.connect(world.outputs, own, _unheard),
         ]
         self._scheduler, self._to_agent, _, self._outputs = self._links
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        return self._core.wake_at_ms
 
     @property
     def has_answer(self) -> bool:
@@ -338,6 +328,7 @@ class VirtualWorker:
     def _take(self, event: WorkerEvent) -> None:
         for action in self._core.handle(event, self._world.clock.now_ms()):
             self._perform(action)
+        self.wake_at_ms = self._core.wake_at_ms
 
     def _perform(self, action: WorkerAction) -> None:
         now_ms = self._world.clock.now_ms()
@@ -384,15 +375,12 @@ class VirtualAgent:
         """Between it and them."""
         own = peer_id(role_id_of_node(node.node_id), FIRST)
         self._core = NodeAgentCore(AgentSelf(node.node_id, FIRST), FoundDevices(node.gpus))
+        self.wake_at_ms = self._core.wake_at_ms
+        """The core's timer."""
         self._scheduler = world.connect(world.control, own, self._hear_scheduler)
         self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
         self._workers: dict[str, VirtualWorker] = {}
         self._numbers = count(1)
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        return self._core.wake_at_ms
 
     def begin(self) -> None:
         """It finds the scheduler."""
@@ -428,6 +416,7 @@ class VirtualAgent:
     def _take(self, event: AgentEvent) -> None:
         for action in self._core.handle(event, self._world.clock.now_ms()):
             self._perform(action)
+        self.wake_at_ms = self._core.wake_at_ms
 
     def _perform(self, action: AgentAction) -> None:
         match action:
