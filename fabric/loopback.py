@@ -78,8 +78,8 @@ class LoopbackNetwork:
 
     def expect(self, arrives_at_ms: float, sent: int, link: LoopbackLink) -> None:
         """That message will arrive by that link."""
-        self._forget_received()
         heapq.heappush(self._expected, (arrives_at_ms, sent, link))
+        self._forget_received()
 
     def _forget_received(self) -> None:
         """Of what was received, or whose link is closed, nothing stands first."""

@@ -113,3 +113,25 @@ def test_what_cannot_be_encoded_fails_here_too() -> None:
     _, left, _ = pair(LinkConditions())
     with pytest.raises(LocalProtocolError):
         left.send(RIGHT, Ping(-1))
+
+
+def test_the_next_link_is_where_the_next_message_arrives_whatever_was_received_or_overtaken() -> None:
+    """Held against a look at every link, after each of many sends, receipts and closes."""
+    clock, draws = HandClock(), random.Random(7)
+    network = LoopbackNetwork(clock, draws, LinkConditions(1.0, 3.0, reordered_share=0.3, reorder_ms=4.0))
+    links = [network.link(PeerId(f"peer-{number}")) for number in range(4)]
+    for step in range(3_000):
+        link = draws.choice(links)
+        match draws.randrange(4):
+            case 0 | 1:
+                link.send(PeerId(f"peer-{draws.randrange(4)}"), Ping(step))
+            case 2:
+                link.receive(draws.randint(1, 3))
+            case _:
+                clock.at_ms += draws.uniform(0.0, 1.0)
+        if step == 2_000:
+            links.pop().close()
+        expecting = [one for one in links if one.queued]
+        naive = min(expecting, key=LoopbackLink.next_arrival, default=None)
+        assert network.next_link is naive
+    assert len(network._expected) < 200, "what was received is forgotten"
