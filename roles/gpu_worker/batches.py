@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import BatchId, FrontendId
 from fabric.messages import Inputs, Part, RunBatch
-from roles.gpu_worker.start_rules import StartMoments, start_moments
+from roles.gpu_worker.start_rules import may_start_at_ms, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
@@ -31,7 +31,9 @@ class Batch:
 
     run: RunBatch
     received_at_ms: float
-    moments: StartMoments
+    start_at_ms: float
+    latest_at_ms: float
+    expires_at_ms: float
     inputs: dict[int, PartInputs] = field(default_factory=dict)
     complete_at_ms: float = 0.0
     """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
@@ -61,12 +63,13 @@ class Batch:
     @property
     def may_start_at_ms(self) -> float:
         """The moment at which it goes, as things stand, even if it is not the first in line."""
-        return self.moments.may_start_at_ms(is_complete=self.is_complete, has_inputs=bool(self.inputs))
-
-    @property
-    def expires_at_ms(self) -> float:
-        """When even its loosest deadline is lost."""
-        return self.moments.expires_at_ms
+        return may_start_at_ms(
+            self.start_at_ms,
+            self.latest_at_ms,
+            self.expires_at_ms,
+            is_complete=self.is_complete,
+            has_inputs=bool(self.inputs),
+        )
 
     def wants(self, inputs: Inputs) -> bool:
         """Whether these inputs are a part of the batch that has not come yet."""
@@ -135,7 +138,7 @@ class Batch:
 
 def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
     """Put a RunBatch that is `late_ms` old on our clock."""
-    return Batch(run, now_ms, start_moments(run, now_ms - late_ms), complete_at_ms=now_ms)
+    return Batch(run, now_ms, *start_moments(run, now_ms - late_ms), complete_at_ms=now_ms)
 
 
 class BatchQueue:
@@ -156,7 +159,7 @@ class BatchQueue:
 
     def add(self, batch: Batch) -> None:
         """Take a newly granted batch."""
-        bisect.insort(self._waiting, batch, key=lambda other: (other.moments.start_at_ms, other.run.batch_id))
+        bisect.insort(self._waiting, batch, key=lambda other: (other.start_at_ms, other.run.batch_id))
 
     def remove(self, batch: Batch) -> None:
         """Give up one that has not started."""

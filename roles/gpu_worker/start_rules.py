@@ -8,39 +8,38 @@ deadline is lost, it has expired.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fabric.messages import RunBatch
 
 LATE_TOLERANCE_MS = 1.0  # our own timers wake up to this late; a batch must not expire by its own alarm
 
 
-class StartMoments(NamedTuple):
-    """Of one batch, on one clock; in this order."""
-
-    start_at_ms: float
-    latest_at_ms: float
-    expires_at_ms: float
-
-    def may_start_at_ms(self, *, is_complete: bool, has_inputs: bool) -> float:
-        """When it goes with the parts that are in, where it is not the first in line."""
-        if is_complete:
-            return self.start_at_ms
-        # Without any inputs there is nothing to go with: what comes late may still be in time.
-        return self.latest_at_ms if has_inputs else self.expires_at_ms
-
-    def begins_at_ms(self, first_in_at_ms: float, all_in_at_ms: float) -> float:
-        """The same where it is known when the first and the last of its parts will be in."""
-        complete_at_ms = max(all_in_at_ms, self.may_start_at_ms(is_complete=True, has_inputs=True))
-        partial_at_ms = max(first_in_at_ms, self.may_start_at_ms(is_complete=False, has_inputs=True))
-        return min(complete_at_ms, partial_at_ms, self.may_start_at_ms(is_complete=False, has_inputs=False))
-
-
-def start_moments(run: RunBatch, sent_at_ms: float) -> StartMoments:
-    """Of a batch that was sent at that moment."""
+def start_moments(run: RunBatch, sent_at_ms: float) -> tuple[float, float, float]:
+    """Start, latest start and end of use of a batch that was sent at that moment, in this order on the same clock."""
     latest_at_ms = sent_at_ms + run.latest_in_ms
-    return StartMoments(
-        min(sent_at_ms + run.start_in_ms, latest_at_ms),
+    expires_at_ms = sent_at_ms + run.expires_in_ms
+    expires_at_ms = max(expires_at_ms, latest_at_ms)
+    start_at_ms = sent_at_ms + run.start_in_ms
+    return (
+        min(latest_at_ms, start_at_ms),
         latest_at_ms,
-        max(sent_at_ms + run.expires_in_ms, latest_at_ms) + LATE_TOLERANCE_MS,
+        expires_at_ms + LATE_TOLERANCE_MS,
     )
+
+
+def may_start_at_ms(
+    start_at_ms: float, latest_at_ms: float, expires_at_ms: float, *, is_complete: bool, has_inputs: bool
+) -> float:
+    """When a batch goes with the parts that are in, where it is not the first in line."""
+    if is_complete:
+        return start_at_ms
+    # Without any inputs there is nothing to go with: what comes late may still be in time.
+    return latest_at_ms if has_inputs else expires_at_ms
+
+
+def begins_at_ms(
+    start_at_ms: float, latest_at_ms: float, expires_at_ms: float, first_in_at_ms: float, all_in_at_ms: float
+) -> float:
+    """The same where it is known when the first and the last of its parts will be in."""
+    complete_at_ms = max(start_at_ms, all_in_at_ms)
+    partial_at_ms = max(latest_at_ms, first_in_at_ms)
+    return min(complete_at_ms, partial_at_ms, expires_at_ms)

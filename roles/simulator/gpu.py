@@ -15,7 +15,7 @@ from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import Done, Part, RunBatch, SliceSpec
 from profiles.device import DeviceModel
 from profiles.interference import Running
-from roles.gpu_worker.start_rules import StartMoments
+from roles.gpu_worker.start_rules import begins_at_ms
 
 # A duration that travelled and was added to a clock again differs from the moment it stands for by rounding.
 ROUNDING_MS = 1e-6
@@ -33,7 +33,9 @@ class SimulatedJob:
     batch_size: int
     sent_at_ms: float
     received_at_ms: float
-    moments: StartMoments
+    start_at_ms: float
+    latest_at_ms: float
+    expires_at_ms: float
     inputs_at_ms: Sequence[float]
     all_in_at_ms: float
     parts: Sequence[Part] = ()
@@ -45,7 +47,13 @@ class SimulatedJob:
     @property
     def begins_at_ms(self) -> float:
         """When it goes, as far as it depends on itself: without any inputs there is nothing to go with."""
-        return self.moments.begins_at_ms(min(self.inputs_at_ms), self.all_in_at_ms)
+        return begins_at_ms(
+            self.start_at_ms,
+            self.latest_at_ms,
+            self.expires_at_ms,
+            min(self.inputs_at_ms),
+            self.all_in_at_ms,
+        )
 
     @property
     def goes_first_at_ms(self) -> float:
@@ -152,8 +160,8 @@ class SimulatedSlice:
 
     def _keep(self, job: SimulatedJob) -> None:
         """It waits for the device: until that is free, or until it is no use any more."""
-        if self.free_at_ms > job.moments.expires_at_ms + ROUNDING_MS:
-            self._world.schedule(job.moments.expires_at_ms, self._expire, job)
+        if self.free_at_ms > job.expires_at_ms + ROUNDING_MS:
+            self._world.schedule(job.expires_at_ms, self._expire, job)
 
     def _expire(self, job: SimulatedJob, now_ms: float) -> None:
         if (
@@ -165,7 +173,7 @@ class SimulatedSlice:
 
     def _begin(self, job: SimulatedJob, now_ms: float) -> None:
         run = job.run
-        if now_ms > job.moments.expires_at_ms + ROUNDING_MS:
+        if now_ms > job.expires_at_ms + ROUNDING_MS:
             job.missing = run.parts
         elif job.all_in_at_ms <= now_ms + ROUNDING_MS:
             job.parts, job.ran = run.parts, job.batch_size
@@ -226,7 +234,7 @@ class SimulatedSlice:
 
 
 def _rank(job: SimulatedJob) -> tuple[float, BatchId]:
-    return job.moments.start_at_ms, job.run.batch_id
+    return job.start_at_ms, job.run.batch_id
 
 
 def requests_in(parts: Sequence[Part]) -> int:

@@ -435,7 +435,7 @@ class World:
             batch_size,
             now_ms,
             received_at_ms,
-            start_moments(message, now_ms),
+            *start_moments(message, now_ms),
             inputs_at_ms,
             max(inputs_at_ms),
         )
@@ -467,21 +467,21 @@ class World:
 
     def ran(self, slice_: SimulatedSlice, job: SimulatedJob) -> None:
         """See `Surroundings`. Outputs go to the frontends, where the first answer counts."""
-        model_id, spec = job.run.model_id, slice_.spec
+        model_id, spec, frontends = job.run.model_id, slice_.spec, len(self._frontends)
         started_at_ms, finished_at_ms = job.started_at_ms, job.finished_at_ms
         traffic = self._traffic[model_id]
         for part in job.parts:
             answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
             for run in part.runs:
-                indices = self._indices(model_id, number, run)
-                if isinstance(indices, range):
-                    traffic.answered(indices.start, run.count, indices.step, started_at_ms, answered_at_ms)
+                if run.first_seq < AGAIN_FROM:
+                    first = run.first_seq * frontends + number
+                    traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)
                 else:
-                    for index in indices:
+                    for index in self._indices(model_id, number, run):
                         traffic.answered(index, 1, 1, started_at_ms, answered_at_ms)
                 if self._is_learning:
-                    return_ms = answered_at_ms - finished_at_ms
+                    indices, return_ms = self._indices(model_id, number, run), answered_at_ms - finished_at_ms
                     self._note_answers(traffic, indices, answered_at_ms, return_ms)
         self._progress_at_ms = finished_at_ms
         batch_size = job.ran if job.parts else 0

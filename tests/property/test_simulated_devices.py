@@ -27,7 +27,6 @@ from profiles.requirements import (
     Requirements,
     Usage,
 )
-from roles.gpu_worker.start_rules import StartMoments
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice
 from tests.references import devices
 from tests.references.devices import Law, SharedGpus, Table
@@ -194,8 +193,8 @@ def job_of(run: RunHeard, heard: list[EventHeard], model: str) -> SimulatedJob:
     )
     in_at_ms = [one.at_ms for one in heard if isinstance(one, InputsHeard) and one.number == run.number]
     size = sum(len(seqs) for _, seqs in run.parts)
-    moments = StartMoments(run.start_at_ms, run.latest_at_ms, run.expires_at_ms)
-    return SimulatedJob(message, size, run.at_ms, run.at_ms, moments, in_at_ms, max(in_at_ms))
+    moments = (run.start_at_ms, run.latest_at_ms, run.expires_at_ms)
+    return SimulatedJob(message, size, run.at_ms, run.at_ms, *moments, in_at_ms, max(in_at_ms))
 
 
 def in_order(log: list[Started | Ended]) -> list[tuple[Any, ...]]:
