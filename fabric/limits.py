@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    PARTS_MAX,
     REQUESTS_TOLD_MAX,
     Changed,
     Done,
@@ -73,6 +74,8 @@ LENGTHS: Final[Mapping[str, int]] = {
     "addresses": ADDRESSES_MAX,
     "scheduler_addresses": ADDRESSES_MAX,
     "runs": REQUESTS_TOLD_MAX,
+    "parts": PARTS_MAX,
+    "missing": PARTS_MAX,
 }
 """Of tuples that may have fewer than `ITEMS_MAX` items."""
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {

@@ -22,8 +22,9 @@ RANK_MAX: Final = 8
 PARCELS_MAX: Final = 64
 """Messages that may travel as one."""
 REQUESTS_TOLD_MAX: Final = 4_096
-"""Runs, or single requests, that one message speaks of. A batch has no more requests; of what waits there may be more: see
-`split_runs`."""
+"""Runs that one message speaks of. A batch has no more requests; of what waits there may be more: see `split_runs`."""
+PARTS_MAX: Final = 1_024
+"""Of one batch: frontends that have requests in it."""
 ITEMS_MAX: Final = 65_536
 """In any tuple or dict of a message."""
 
@@ -135,6 +136,9 @@ class Part(Value, frozen=True):
 
     frontend_id: FrontendId
     runs: Runs
+
+
+Parts = Annotated[tuple[Part, ...], msgspec.Meta(max_length=PARTS_MAX)]
 
 
 class LoaderSpec(Value, frozen=True):
@@ -469,7 +473,7 @@ class RunBatch(Message, frozen=True, tag=21):
     slice_id: SliceId
     incarnation: Incarnation
     model_id: ModelId
-    parts: Listed[Part]
+    parts: Parts
     start_in_ms: float
     latest_in_ms: float
     expires_in_ms: float
@@ -488,7 +492,7 @@ class Done(Message, frozen=True, tag=22):
     model_id: ModelId
     status: str
     ran: int
-    missing: Listed[Part]
+    missing: Parts
     transfer_ms: float
     queue_ms: float
     exec_ms: float

@@ -30,6 +30,7 @@ from policies.batching.pools import Pool, Slice
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count: the last 2.5 s
+_NOTHING_MS = 1e-9  # a count that is forgotten
 _OPENED_MIN = 0.05  # of what was expected: whoever gathers twenty times as many as that is not held anyway
 
 
@@ -61,7 +62,8 @@ class WaitLosses:
 class Account:
     """What one model lost, and what opening its batches cost beside what its plan expects.
 
-    Counted over the batches that had not to wait for a slice: who waits gathers more, however requests arrive.
+    Counted over the batches that found a slice at once: who waits gathers more, however requests arrive. What such a batch leaves
+    behind goes at once too, and counts, so where slices are short the openings fall behind what is expected under Poisson arrivals as well.
     """
 
     losses: WaitLosses = field(default_factory=WaitLosses)
@@ -74,6 +76,8 @@ class Account:
         """Forget a part of the openings."""
         self.opened_ms *= 1.0 - memory
         self.expected_ms *= 1.0 - memory
+        if self.expected_ms < _NOTHING_MS:
+            self.opened_ms = self.expected_ms = 0.0
 
 
 @dataclass(slots=True)

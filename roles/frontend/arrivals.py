@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
+from fabric.limits import REQUESTS_MAX
 from fabric.messages import Arrivals
 from roles.frontend.measures import ReturnMargin
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
@@ -80,12 +81,12 @@ DueT = TypeVar("DueT", bound=_Due)
 def cut_runs(
     requests: Iterable[DueT], path: ReturnMargin, now_ms: float
 ) -> Iterator[tuple[list[DueT], float, float]]:
-    """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS`: runs, tightest budgets, spreads."""
+    """Tightest first, cut where a run would spread over more than `SPAN_MAX_MS` or be too long: runs, tightest budgets, spreads."""
     run: list[DueT] = []
     tightest_ms = span_ms = 0.0
     for request in sorted(requests, key=lambda one: one.due_at_ms):
         budget_ms = path.budget_ms(request.due_at_ms - now_ms)
-        if run and budget_ms - tightest_ms > SPAN_MAX_MS:
+        if run and (budget_ms - tightest_ms > SPAN_MAX_MS or len(run) == REQUESTS_MAX):
             yield run, tightest_ms, span_ms
             run = []
         if not run:

@@ -374,7 +374,10 @@ class WorkerCore:
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
             return release(event.payload)
         if slice_ is not None and batch is not None:
-            return self._fit(batch, inputs, event.payload, now_ms) + self._advance(slice_, now_ms)
+            actions = self._fit(batch, inputs, event.payload, now_ms)
+            # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
+            after = self._advance(slice_, now_ms) if batch.is_complete else self._look_ahead(slice_)
+            return actions + after
         if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
             return []
         self.counters["inputs_over_pool"] += 1

@@ -39,10 +39,6 @@ BOOT_MS: Final = -1_000.0
 """When everything starts, so that the cluster is up when time begins."""
 
 
-LEAD_MS: Final = 1e-9
-"""By which inputs are early: a worker hears of the parts of a batch one by one, and may be due to start with what has come."""
-
-
 class FullWorld:
     """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
 
@@ -57,12 +53,12 @@ class FullWorld:
         self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in traffic}
         """Requests that were refused before their deadline."""
         self.late_preemptions = 0
-        """Not counted: frontends and workers see to them."""
+        """Always 0: frontends and workers see to them themselves."""
         self.clock = VirtualClock(BOOT_MS)
         self.hardware = hardware
         network = hardware.network
-        self.control = VirtualLinks(self.clock, network.control_at_ms)
-        self.work = VirtualLinks(self.clock, network.control_at_ms)
+        self.control = VirtualLinks(self.clock, self._control_at_ms)
+        self.work = VirtualLinks(self.clock, self._control_at_ms)
         self.inputs = VirtualLinks(
             self.clock, lambda _from, _to, sent_at_ms: sent_at_ms + self._inputs_take_ms
         )
@@ -86,8 +82,8 @@ class FullWorld:
         self._frontends = [VirtualFrontend(self, number) for number in range(hardware.frontends)]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
         # What workers are told comes last of one moment: inputs that come with it are there.
-        locals_ = [agent.links for agent in self._agents]
-        self._networks = [*locals_, self.control, self.inputs, self.outputs, self.work]
+        agents_links = [agent.links for agent in self._agents]
+        self._networks = [*agents_links, self.control, self.inputs, self.outputs, self.work]
 
     def run(self) -> None:
         """Play everything, until each request has its answer."""
@@ -129,7 +125,7 @@ class FullWorld:
     def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
         """See `Surroundings`."""
         each_ms = self.hardware.network.model.data_ms_per_item
-        self._inputs_take_ms = max(0.0, each_ms * self.batches_sent[message.batch_id].size - LEAD_MS)
+        self._inputs_take_ms = each_ms * self.batches_sent[message.batch_id].size
         link.send(peer, message)
 
     def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
@@ -182,6 +178,12 @@ class FullWorld:
             self.clock.advance(at_ms)
             self._step()
 
+    def _control_at_ms(self, sender: PeerId, peer: PeerId, sent_at_ms: float) -> float:
+        """Before time begins messages take none, so that the cluster is up in time whatever the network is."""
+        return (
+            self.hardware.network.control_at_ms(sender, peer, sent_at_ms) if sent_at_ms >= 0.0 else sent_at_ms
+        )
+
     def _ask(self, traffic: ModelTraffic, index: int, asked: dict[int, VirtualFrontend]) -> None:
         """Requests go to the frontends in turn."""
         number = index % len(self._frontends)
@@ -193,7 +195,7 @@ class FullWorld:
     def _next_at_ms(self) -> float:
         moments = [links.next_arrival_at_ms for links in self._networks]
         moments += [role.wake_at_ms for role in self._roles()]
-        moments += [worker.device_at_ms for worker in self._workers]
+        moments += [agent.devices_at_ms for agent in self._agents]
         if self._later:
             moments.append(self._later[0][0])
         return min((at_ms for at_ms in moments if at_ms is not None), default=math.inf)
@@ -205,9 +207,9 @@ class FullWorld:
             _, _, callback = heapq.heappop(self._later)
             callback()
             return
-        for worker in self._workers:
-            if worker.has_answer:
-                worker.hear_device()
+        for agent in self._agents:
+            if agent.devices_have_news:
+                agent.hear_device()
                 return
         for links in self._networks:
             link = links.next_link
@@ -215,10 +217,10 @@ class FullWorld:
                 (received,) = link.receive(1)
                 self._hearers[link](received)
                 return
-        for worker in self._workers:
-            at_ms = worker.device_at_ms
+        for agent in self._agents:
+            at_ms = agent.devices_at_ms
             if at_ms is not None and at_ms <= now_ms:
-                worker.hear_device()
+                agent.hear_device()
                 return
         for role in self._roles():
             at_ms = role.wake_at_ms

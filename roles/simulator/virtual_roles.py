@@ -57,7 +57,7 @@ from roles.gpu_worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Job, JobPart, JobRan
+from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobPart, JobRan
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
@@ -119,7 +119,7 @@ class Surroundings(Protocol):
         ...
 
     def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
-        """Do it then."""
+        """Call back when so much time has passed."""
         ...
 
     def answered(self, number: int, batch: BatchTimes) -> None:
@@ -278,7 +278,6 @@ class VirtualWorker:
         self._core = WorkerCore(WorkerIdentity(worker_id, incarnation, number, (inputs,)))
         self.wake_at_ms = self._core.wake_at_ms
         """The core's timer."""
-        self._executor = SleepExecutor()
         self._frontends: dict[FrontendId, PeerId] = {}
         self._handles = count(1)
         self._links = [
@@ -289,30 +288,19 @@ class VirtualWorker:
         ]
         self._scheduler, self._to_agent, _, self._outputs = self._links
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether a device has loaded, or stopped what it was told to stop."""
-        return self._executor.has_more
-
-    @property
-    def device_at_ms(self) -> float | None:
-        """When a device has something to say."""
-        return self._world.clock.now_ms() if self._executor.has_more else self._executor.wake_at_ms
-
     def tick(self) -> None:
         """Its moment has come."""
         self._take(_TICK)
 
-    def hear_device(self) -> None:
-        """One thing that a device has to say."""
-        for event in self._executor.take(1, self._world.clock.now_ms()):
-            if isinstance(event, JobRan):
-                rows = len(event.outputs[0].array)
-                self._agent.ran(event.slice_id, event.batch_id, rows)
-                handle = Handle(next(self._handles))
-                self._take(BatchRan(event.slice_id, event.batch_id, handle, (), event.exec_ms))
-            else:
-                self._take(event)
+    def hear_device(self, event: ExecutorEvent) -> None:
+        """One of its slices has something to say."""
+        if isinstance(event, JobRan):
+            self._agent.ran(event.slice_id, event.batch_id, len(event.outputs[0].array))
+            self._take(
+                BatchRan(event.slice_id, event.batch_id, Handle(next(self._handles)), (), event.exec_ms)
+            )
+        else:
+            self._take(event)
 
     def close(self) -> None:
         """Its process is gone."""
@@ -345,15 +333,14 @@ class VirtualWorker:
             case Execute(run, parts):
                 self._world.batches_sent[run.batch_id].started_at_ms = now_ms
                 job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
-                self._executor.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
+                self._agent.devices.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
             case Abort(slice_id, batch_id):
                 self._agent.ran(slice_id, batch_id, 0)
-                self._executor.abort(slice_id, batch_id, now_ms)
+                self._agent.devices.abort(slice_id, batch_id, now_ms)
             case LoadSlice(spec):
-                self._agent.specs[spec.slice_id] = spec
-                self._executor.load(spec)
+                self._agent.load(self, spec)
             case UnloadSlice(slice_id):
-                self._executor.unload(slice_id)
+                self._agent.unload(slice_id)
             case End(exit_code):
                 self._agent.ended(self, exit_code)
             case _:
@@ -369,8 +356,9 @@ class VirtualAgent:
     def __init__(self, world: Surroundings, node: SimulatedNode) -> None:
         self._world = world
         self._node = node
-        self.specs: dict[SliceId, SliceSpec] = {}
-        """Of the slices that its workers have."""
+        self.devices = SleepExecutor()
+        """All of the node's, so that slices of one GPU slow each other down whichever worker has them."""
+        self._hosts: dict[SliceId, tuple[VirtualWorker, SliceSpec]] = {}
         self.links = VirtualLinks(world.clock, lambda _from, _to, sent_at_ms: sent_at_ms)
         """Between it and them."""
         own = peer_id(role_id_of_node(node.node_id), FIRST)
@@ -390,14 +378,42 @@ class VirtualAgent:
         """Its moment has come."""
         self._take(_TICK)
 
+    @property
+    def devices_have_news(self) -> bool:
+        """Whether one has loaded, or stopped what it was told to stop."""
+        return self.devices.has_more
+
+    @property
+    def devices_at_ms(self) -> float | None:
+        """When one has something to say."""
+        return self._world.clock.now_ms() if self.devices.has_more else self.devices.wake_at_ms
+
+    def hear_device(self) -> None:
+        """One thing that a device has to say; nobody hears of what a worker had that is gone."""
+        for event in self.devices.take(1, self._world.clock.now_ms()):
+            if not isinstance(event, DeviceBroken) and event.slice_id in self._hosts:
+                self._hosts[event.slice_id][0].hear_device(event)
+
+    def load(self, worker: VirtualWorker, spec: SliceSpec) -> None:
+        """A worker hosts a slice."""
+        self._hosts[spec.slice_id] = worker, spec
+        self.devices.load(spec)
+
+    def unload(self, slice_id: SliceId) -> None:
+        """No more."""
+        del self._hosts[slice_id]
+        self.devices.unload(slice_id)
+
     def ran(self, slice_id: SliceId, batch_id: BatchId, size: int) -> None:
         """A batch of a worker ended."""
-        self._world.ran(self._node, self.specs[slice_id], batch_id, size)
+        self._world.ran(self._node, self._hosts[slice_id][1], batch_id, size)
 
     def ended(self, worker: VirtualWorker, exit_code: int) -> None:
         """A worker's process is gone."""
         if self._workers.pop(worker.worker_id, None) is None:
             return
+        for slice_id in [one for one, (host, _) in self._hosts.items() if host is worker]:
+            self.unload(slice_id)
         worker.close()
         self._world.ended(worker)
         exited = ProcessExited(worker.worker_id, exit_code, "")
