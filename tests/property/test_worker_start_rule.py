@@ -118,14 +118,16 @@ class Played:
             self._plan(at_ms, Tick())
 
     def play(self) -> list[Started | Ended]:
-        """All of it."""
+        """All of it. A moment of the past for which the core asks is now."""
+        now_ms = 0.0
         while True:
             wake_at_ms = self._core.wake_at_ms
-            if wake_at_ms is not None and (not self._heap or wake_at_ms < self._heap[0][0]):
-                self._hear(Tick(), wake_at_ms)
+            if wake_at_ms is not None and (not self._heap or max(now_ms, wake_at_ms) < self._heap[0][0]):
+                now_ms = max(now_ms, wake_at_ms)
+                self._hear(Tick(), now_ms)
             elif self._heap:
-                at_ms, _, event = heapq.heappop(self._heap)
-                self._hear(event, at_ms)
+                now_ms, _, event = heapq.heappop(self._heap)
+                self._hear(event, now_ms)
             else:
                 return self.log
 
