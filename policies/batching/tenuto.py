@@ -73,7 +73,8 @@ class Account:
     expected_ms: float = 0.0
 
     def roll(self, memory: float) -> None:
-        """Forget a part of the openings."""
+        """Take over the losses counted since the last time, and forget a part of what is known."""
+        self.losses.roll(memory)
         self.opened_ms *= 1.0 - memory
         self.expected_ms *= 1.0 - memory
         if self.expected_ms < _NOTHING_MS:
@@ -168,7 +169,6 @@ class Tenuto(Central):
             expected_ms = sum(account.expected_ms for account in accounts)
             opened = min(1.0, max(_OPENED_MIN, opened_ms / expected_ms)) if expected_ms else 1.0
             for account in accounts:
-                account.losses.roll(_MEMORY)
                 account.roll(_MEMORY)
             asked: list[tuple[ModelState, float]] = []
             for model_id, account in zip(group.model_ids, accounts, strict=True):

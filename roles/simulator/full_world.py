@@ -30,7 +30,6 @@ from roles.simulator.virtual_roles import (
     VirtualFrontend,
     VirtualRole,
     VirtualScheduler,
-    VirtualWorker,
 )
 from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode
 from roles.workload.outcomes import BatchRecord
@@ -77,7 +76,6 @@ class FullWorld:
         for node in hardware.nodes:
             for info in node.gpus:
                 self._gpu_numbers[node.node_id, info.gpu] = len(self._gpu_numbers)
-        self._workers: list[VirtualWorker] = []
         self._scheduler = VirtualScheduler(self, core)
         self._frontends = [VirtualFrontend(self, number) for number in range(hardware.frontends)]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
@@ -143,14 +141,6 @@ class FullWorld:
         traffic, _ = self._asked[number - 1]
         self.dropped[traffic.model_id] += code != DeadlineExceeded.code
         self._unanswered -= 1
-
-    def started(self, worker: VirtualWorker) -> None:
-        """See `Surroundings`."""
-        self._workers.append(worker)
-
-    def ended(self, worker: VirtualWorker) -> None:
-        """See `Surroundings`."""
-        self._workers.remove(worker)
 
     def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
         """See `Surroundings`."""
@@ -230,7 +220,8 @@ class FullWorld:
 
     def _roles(self) -> Sequence[VirtualRole]:
         """In the order in which timers of one moment go."""
-        return [*self._frontends, *self._agents, *self._workers, self._scheduler]
+        workers = [worker for agent in self._agents for worker in agent.workers.values()]
+        return [*self._frontends, *self._agents, *workers, self._scheduler]
 
 
 def _requests_of(traffic: ModelTraffic) -> Iterator[tuple[float, ModelTraffic, int]]:

@@ -61,7 +61,8 @@ def simulate(
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
-    `is_full`: with every real core, much slower (`FullWorld`). `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
+    `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
+    `is_full`: with every real core, much slower (`FullWorld`).
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
     slo_ms = max(model.slo_ms for model in config.models)

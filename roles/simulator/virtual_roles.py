@@ -130,14 +130,6 @@ class Surroundings(Protocol):
         """That request has its final answer, and no outputs."""
         ...
 
-    def started(self, worker: VirtualWorker) -> None:
-        """A worker process began."""
-        ...
-
-    def ended(self, worker: VirtualWorker) -> None:
-        """And ended."""
-        ...
-
     def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
         """A batch ended on that slice; 0: it was stopped."""
         ...
@@ -367,7 +359,8 @@ class VirtualAgent:
         """The core's timer."""
         self._scheduler = world.connect(world.control, own, self._hear_scheduler)
         self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
-        self._workers: dict[str, VirtualWorker] = {}
+        self.workers: dict[str, VirtualWorker] = {}
+        """Its processes, in the order of their starts."""
         self._numbers = count(1)
 
     def begin(self) -> None:
@@ -410,12 +403,11 @@ class VirtualAgent:
 
     def ended(self, worker: VirtualWorker, exit_code: int) -> None:
         """A worker's process is gone."""
-        if self._workers.pop(worker.worker_id, None) is None:
+        if self.workers.pop(worker.worker_id, None) is None:
             return
         for slice_id in [one for one, (host, _) in self._hosts.items() if host is worker]:
             self.unload(slice_id)
         worker.close()
-        self._world.ended(worker)
         exited = ProcessExited(worker.worker_id, exit_code, "")
         self._world.after(0.0, lambda: self._take(exited))
 
@@ -443,15 +435,13 @@ class VirtualAgent:
                 wait_ms = self._world.hardware.start_ms if self._world.clock.now_ms() > 0.0 else 0.0
                 self._world.after(wait_ms, lambda: self._start(worker_id))
             case Terminate(worker_id) | Kill(worker_id):
-                if worker_id in self._workers:
-                    self.ended(self._workers[worker_id], -9)
+                if worker_id in self.workers:
+                    self.ended(self.workers[worker_id], -9)
             case _:
                 pass  # nothing is written down, and emulated GPUs have neither sensors nor daemons
 
     def _start(self, worker_id: str) -> None:
-        worker = VirtualWorker(self._world, self, worker_id, next(self._numbers))
-        self._workers[worker_id] = worker
-        self._world.started(worker)
+        self.workers[worker_id] = VirtualWorker(self._world, self, worker_id, next(self._numbers))
 
 
 def _unheard(one: Received) -> None:
