@@ -57,15 +57,13 @@ class Contender:
 
 
 CONTENDERS: Mapping[str, Contender] = {
-    "eager": Contender(
-        lambda: make_discipline("eager"), central.Rules(central.eager, is_window=False, is_prompt=True)
-    ),
+    "eager": Contender(lambda: make_discipline("eager"), central.Rules(central.eager, is_window=False)),
     "deferred": Contender(
-        lambda: make_discipline("deferred"), central.Rules(central.deferred, is_window=True, is_prompt=True)
+        lambda: make_discipline("deferred"), central.Rules(central.deferred, is_window=True)
     ),
     "timeout": Contender(
         lambda: make_discipline("timeout", {"timeout_ms": TIMEOUT_MS}),
-        central.Rules(central.timeout(TIMEOUT_MS), is_window=True, is_prompt=True),
+        central.Rules(central.timeout(TIMEOUT_MS), is_window=True),
     ),
 }
 

@@ -37,7 +37,8 @@ class Margin:
 
     def note_in_time(self, count: int = 1) -> None:
         """So many came in time, or were not even tried because the margin left no time for them."""
-        self.ms = max(0.0, self.ms - STEP_MS * self._late_share * count)
+        if self.ms:
+            self.ms = max(0.0, self.ms - STEP_MS * self._late_share * count)
 
 
 class LearnedWay:

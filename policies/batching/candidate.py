@@ -139,6 +139,7 @@ class Candidate:
     at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `latest_at_ms` is its
     rank. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
     left to faster ones. `is_early`: it stands in its pools' `early`, at `opening` (another one for each head).
+    `is_whole`: the batch it waits with is the whole queue, so arrivals make it more urgent.
     `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and sleeps until they are.
     """
 
@@ -153,6 +154,7 @@ class Candidate:
         "hold",
         "is_early",
         "is_waiting",
+        "is_whole",
         "lead",
         "model",
         "opening",
@@ -194,6 +196,7 @@ class Candidate:
         self.opening = 0
         self.is_early = False
         self.is_waiting = False
+        self.is_whole = False
         self.armed_at_ms = NEVER_MS
         self.reset(0.0)
 
@@ -246,14 +249,17 @@ class Candidate:
         if count >= self.size_max:
             return -NEVER_MS
         pressed_at_ms = self.edge_at_ms - self.hold[count]
-        return pressed_at_ms if self.is_early else min(pressed_at_ms, self.timeout_at_ms)
+        if self.is_early or pressed_at_ms < self.timeout_at_ms:
+            return pressed_at_ms
+        return self.timeout_at_ms
 
     def window_target(self, now_ms: float) -> int:
         """The batch size worth protecting: a planned one, else computed again when the rate has changed."""
         if self.target_planned:
             return self.target_planned
         model = self.model
-        model.refresh_rate(now_ms)
+        if model.version != model.rate.version or now_ms >= model.rate.due_at_ms:
+            model.refresh_rate(now_ms)
         if self.target_version != model.version:
             self.target_version = model.version
             spec = model.model

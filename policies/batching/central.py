@@ -2,11 +2,11 @@
 
 Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
 there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
-head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's
-free moment less the delay it serves the waiting candidate with the smallest latest (in
-`tenuto` less its model's credit for what it has lost). A candidate that is overtaken
-by time while it waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could
-be done about it before, and the outcome is the same.
+head could not finish even alone, or stands in the way of a larger batch. Each pool has one timer too, armed only
+while somebody waits: at the next slice's free moment less the delay it serves the waiting candidate with the smallest
+latest (in `tenuto` less its model's credit for what it has lost). A candidate that is overtaken by time while it
+waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could be done about it
+before, and the outcome is the same.
 
 The model timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
 again. So most arrivals only add to a count. An event costs O(log models + log slices + pools of the model).

@@ -22,9 +22,10 @@ class Matchmaker:
 
     A slice that is free goes to the most urgent batch that waits for it. Those that wait stand in heaps by a moment
     that is corrected only when they come to the front, so it must never be later than their true one. Time makes a
-    waiting batch smaller, hence less urgent: that may be seen late. Two things make it more urgent, and are seen at once:
-    arrivals, where the batch is the whole queue, and its model's credit, which changes at moments of its own. (Requests
-    whose inputs are not ready yet count for the rank as if they were.)
+    waiting batch smaller, hence less urgent: that may be seen late. Three things make it more urgent, and are seen at once:
+    arrivals, where the batch is the whole queue; the window drop, which gives up heads of a waiting batch as soon as they
+    stand in the way of a larger one; and its model's credit, which changes at moments of its own. (Requests whose inputs
+    are not ready yet count for the rank as if they were.)
 
     Decisions are appended to `out`. The timers are a heap in which only the entry counts that agrees with its
     target's `armed_at_ms`.
@@ -51,10 +52,36 @@ class Matchmaker:
                 return self._step(candidate, now_ms, out)
             self._sleep(candidate, due_at_ms, now_ms)
             return False
-        if candidate.alarm_at_ms != -NEVER_MS:
-            # It waits and has grown; a larger batch has to start earlier, so it is more urgent than before.
+        if candidate.alarm_at_ms == -NEVER_MS:
+            return False
+        if self._is_window_drop and candidate is candidate.model.candidates[0]:
+            at_ms, _ = self._in_the_way_at_ms(candidate, now_ms)
+            if at_ms <= now_ms:
+                return self._step(candidate, now_ms, out)
+            if at_ms < candidate.armed_at_ms:
+                self._arm(candidate, at_ms)
+        if candidate.is_whole:
+            # It has grown; a larger batch has to start earlier, so it is more urgent than before.
             self._queue_anew(candidate, now_ms)
         return False
+
+    def _in_the_way_at_ms(self, candidate: Candidate, now_ms: float) -> tuple[float, bool]:
+        """When the head of a waiting batch may have to make way for a larger one, and whether arrivals can hasten that.
+
+        As if nobody arrived until then. A tail of b fits for as long as its first request has l(b) left, and the head has
+        no more than that one; so the longest tail that fits now still does when the head fits no batch of its size any
+        more. And with each sample of the model's rate another size may be worth protecting.
+        """
+        cost, queue = candidate.cost, candidate.model.queue
+        target = candidate.window_target(now_ms)
+        size = min(queue.count, target)
+        at_ms = candidate.deadline_at_ms - cost[size] + EPSILON_MS
+        if at_ms <= now_ms:
+            size = suffix_size(queue.runs, cost, now_ms, target)
+            at_ms = candidate.deadline_at_ms - cost[size] + EPSILON_MS
+        if not candidate.target_planned and candidate.model.rate.due_at_ms < at_ms:
+            at_ms = candidate.model.rate.due_at_ms
+        return at_ms, size < target
 
     def _queue_anew(self, candidate: Candidate, now_ms: float) -> None:
         """Rank a waiting candidate by the largest batch that its head allows, so that arrivals do not matter."""
@@ -104,7 +131,8 @@ class Matchmaker:
                     candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
                     return False
             if not size:
-                limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
+                if limit_at_ms <= candidate.deadline_at_ms:
+                    limit_at_ms = candidate.deadline_at_ms + EPSILON_MS
                 if candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)
@@ -114,7 +142,9 @@ class Matchmaker:
                 self._give_up(state, state.queue.drop_before(limit_at_ms), now_ms, out)
                 self._reset(state, now_ms)
                 return True
-            horizon_ms = max(now_ms + candidate.lead[size], ready_at_ms)
+            horizon_ms = now_ms + candidate.lead[size]
+            if horizon_ms < ready_at_ms:
+                horizon_ms = ready_at_ms
             slice_ = self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)
             if slice_ is None:
                 self._wait(candidate, size, now_ms)
@@ -127,11 +157,11 @@ class Matchmaker:
         """The size of a batch sent now; 0 if requests with deadlines before the second value must go first."""
         cost = candidate.cost
         slack_ms = candidate.deadline_at_ms - now_ms
-        whole = min(count, candidate.size_max)
+        whole = count if count < candidate.size_max else candidate.size_max
         if cost[whole] <= slack_ms:
             return whole, now_ms
         target = candidate.window_target(now_ms) if self._is_window_drop else 1
-        if slack_ms < cost[min(target, whole)]:
+        if slack_ms < cost[target if target < whole else whole]:
             floor = suffix_size(candidate.model.queue.runs, cost, now_ms, target)
             if floor == 0:
                 return 0, NEVER_MS
@@ -172,7 +202,8 @@ class Matchmaker:
         ranked = size
         if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
             ranked = max(size, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
-        candidate.alarm_at_ms = NEVER_MS if ranked == count < candidate.size_max else -NEVER_MS
+        candidate.is_whole = ranked == count < candidate.size_max
+        is_watched = candidate.is_whole
         rank_at_ms = candidate.deadline_at_ms - candidate.table[ranked] - state.credit_ms
         lead_ms = candidate.lead[size]
         for pool in candidate.pools:
@@ -181,7 +212,14 @@ class Matchmaker:
             pool.lead_max_ms = max(pool.lead_max_ms, lead_ms)
             self._arm_pool(pool, lead_ms, now_ms)
         if candidate is state.candidates[0]:
-            self._arm(candidate, candidate.deadline_at_ms - state.alone_ms + EPSILON_MS)
+            at_ms = candidate.deadline_at_ms - state.alone_ms + EPSILON_MS
+            if self._is_window_drop:
+                in_the_way_at_ms, is_hastened = self._in_the_way_at_ms(candidate, now_ms)
+                if in_the_way_at_ms < at_ms:
+                    at_ms = in_the_way_at_ms
+                is_watched = is_watched or is_hastened
+            self._arm(candidate, at_ms)
+        candidate.alarm_at_ms = NEVER_MS if is_watched else -NEVER_MS
 
     def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
         """Give slices that are free by now to those who wait, the smallest latest first."""
@@ -201,6 +239,7 @@ class Matchmaker:
                 rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms
                 if rank_at_ms != waiting[0][0]:
                     if size == count < candidate.size_max:
+                        candidate.is_whole = True
                         candidate.alarm_at_ms = NEVER_MS  # as it is now, arrivals make it more urgent
                     if not pool.wait_again(rank_at_ms):
                         continue  # overtaken by time, and now somebody else is more urgent

@@ -5,7 +5,7 @@ A batch of b requests with the tightest deadline d may start between
     frontrun = d - l(b + 1)    before it, one more request would still fit: starting gains nothing but idle time
     latest   = d - l(b)        after it, the deadline is lost
 
-and starts at exec = max(now + delay(b), ready, slice free, frontrun - guard). Everything here is pure.
+and starts at exec = max(now + delay(b), ready, slice free). Everything here is pure.
 
 A *table* is a list indexed by the batch size itself: entry 0 is -inf or 0, entries 1 … b_max are the values, and
 entry b_max + 1 is inf, so that "one more" of a full batch never fits and needs no test. `cost` is
@@ -26,28 +26,17 @@ Table = list[float]
 EPSILON_MS = 1e-5
 
 
-def frontrun_at_ms(deadline_at_ms: float, batch_size: int, exec_table: Table) -> float:
-    """Before it one more request still fits; -inf for the largest batch, which waits for nobody."""
-    return deadline_at_ms - exec_table[batch_size + 1]
-
-
 def latest_at_ms(deadline_at_ms: float, batch_size: int, exec_table: Table) -> float:
     """The last moment to start in time."""
     return deadline_at_ms - exec_table[batch_size]
 
 
-def exec_at_ms(
-    now_ms: float,
-    delay_ms: float,
-    ready_at_ms: float,
-    free_at_ms: float,
-    frontrun_at_ms: float = -math.inf,
-) -> float:
-    """When the batch will start: not before its inputs can be there, the slice is free, and nobody more fits.
-
-    A batch that is sent at its frontrun moment less delay(b), or later, needs no word of frontrun any more.
-    """
-    return max(now_ms + delay_ms, ready_at_ms, free_at_ms, frontrun_at_ms)
+def exec_at_ms(now_ms: float, delay_ms: float, ready_at_ms: float, free_at_ms: float) -> float:
+    """When a batch that is sent now will start: not before its inputs can be there and the slice is free."""
+    at_ms = now_ms + delay_ms
+    if at_ms < ready_at_ms:
+        at_ms = ready_at_ms
+    return free_at_ms if free_at_ms > at_ms else at_ms
 
 
 def delay_ms(delay: Delay, batch_size: int) -> float:

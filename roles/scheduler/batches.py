@@ -155,8 +155,7 @@ class Batches:
         assert worker is not None, "the discipline knows ready slices only"
         batch_id = self._next_batch
         batch_size = dispatch.batch_size
-        start_in_ms = dispatch.start_at_ms - now_ms
-        start_in_ms = max(start_in_ms, 0.0)
+        start_in_ms = max(dispatch.start_at_ms - now_ms, 0.0)
         parts: list[Part] = []
         grants: list[Send] = []
         for peer, runs in by_frontend(dispatch.runs).items():
@@ -190,10 +189,14 @@ class Batches:
         counters.batches_sent += 1
         counters.requests_granted += batch_size
         self.tallies[model_id].granted += batch_size
-        latest_in_ms = max(start_in_ms, dispatch.latest_at_ms - now_ms)
+        latest_in_ms = dispatch.latest_at_ms - now_ms
+        if latest_in_ms < start_in_ms:
+            latest_in_ms = start_in_ms
         last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
         lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
-        expires_in_ms = max(latest_in_ms, lost_at_ms - exec_ms - now_ms)
+        expires_in_ms = lost_at_ms - exec_ms - now_ms
+        if expires_in_ms < latest_in_ms:
+            expires_in_ms = latest_in_ms
         if self._updates.is_behind:
             actions += self._updates.tell()
         run_batch = RunBatch(
@@ -266,7 +269,8 @@ class Batches:
         way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         for other in flights:
             free_at_ms += other.exec_ms
-        free_at_ms = max(now_ms, free_at_ms)
+        if free_at_ms < now_ms:
+            free_at_ms = now_ms
         if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
             following = self.offer(record, free_at_ms, now_ms)
         else:

@@ -173,9 +173,12 @@ class SchedulerCore:
         return actions
 
     def _look_ahead(self) -> None:
+        at_ms = self._batches.overdue_at_ms
         wake_at_ms = self._discipline.wake_at_ms
-        at_ms = self._batches.overdue_at_ms if wake_at_ms is None else wake_at_ms
-        at_ms = min(at_ms, self._batches.overdue_at_ms, self._updates.due_at_ms)
+        if wake_at_ms is not None and wake_at_ms < at_ms:
+            at_ms = wake_at_ms
+        if self._updates.due_at_ms < at_ms:
+            at_ms = self._updates.due_at_ms
         if self.controller is not None and self.controller.due_at_ms < at_ms:
             at_ms = self.controller.due_at_ms
         self.wake_at_ms = None if at_ms == NEVER_MS else at_ms

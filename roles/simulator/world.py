@@ -238,7 +238,7 @@ class World:
         next_at_ms = self._heap[0][0] if self._heap else NEVER_MS
         if wake_at_ms is None or wake_at_ms >= next_at_ms:
             return next_at_ms
-        return max(wake_at_ms, now_ms)
+        return wake_at_ms if wake_at_ms > now_ms else now_ms
 
     def _step(self, at_ms: float) -> float:
         """Let the next thing happen, which is due at `at_ms`; the moment of the one after it."""

@@ -41,13 +41,10 @@ Due = Callable[[Request, int, Sequence[float], float], float]
 
 @dataclass(frozen=True)
 class Rules:
-    """One discipline. `is_window`: heads may be given up to protect the target. `is_prompt`: that is looked at after every event, as the
-    authors do; else when a batch becomes due, when a slice comes for it, and when its head cannot finish any more.
-    """
+    """One discipline. `is_window`: heads of due batches may be given up to protect the target."""
 
     due_at_ms: Due
     is_window: bool
-    is_prompt: bool = False
 
 
 def deferred(head: Request, waiting: int, run_ms: Sequence[float], delay_ms: float) -> float:
@@ -79,7 +76,6 @@ class Central(Reference):
         self._queue: dict[str, list[Request]] = {name: [] for name in self.models}
         self._arrived: dict[str, list[float]] = {name: [] for name in self.models}
         self._kinds = {gpu.name: tuple(map(id, gpu.run_ms.values())) for gpu in setting.gpus}
-        self._waits_for: dict[str, int | None] = dict.fromkeys(self.models)  # a slice, with this head
 
     def arrive(self, request: Request, now_ms: float) -> None:
         insort(self._queue[request.model], request, key=lambda one: (one.deadline_at_ms, one.number))
@@ -96,29 +92,27 @@ class Central(Reference):
             for run_ms in self.tables(name):
                 found += self._due(name, run_ms, now_ms)[:1]
             found.append(queue[0].deadline_at_ms - self.fastest_ms(name) + MARGIN_MS)
+            if self._rules.is_window and self._is_due(name, now_ms):
+                first_at_ms, delay_ms = self._arrived[name][0], self.models[name].delay_ms
+                found.append(first_at_ms + SAMPLE_MS * (1 + (now_ms - first_at_ms) // SAMPLE_MS))
+                found += [
+                    queue[0].deadline_at_ms - (ms + delay_ms) + MARGIN_MS for ms in self.tables(name)[0]
+                ]
         return found
 
     def look(self, now_ms: float) -> None:
         while self._give_up(now_ms) or self._send(now_ms):
             pass
-        for name, queue in self._queue.items():
-            if queue and self._is_due(name, now_ms):
-                self._waits_for[name] = queue[0].number
 
     # ------------------------------------------------------------ giving up
 
     def _give_up(self, now_ms: float) -> bool:
-        """What cannot be served any more, and what the window drop takes, of every model that is looked at."""
+        """What cannot be served any more, and what the window drop takes of every model whose batch is due."""
         for name, queue in self._queue.items():
             if not queue or not self.hosts(name):
                 continue
-            if queue[0].deadline_at_ms < now_ms + self.fastest_ms(name):
-                is_looked_at = True
-            elif self._rules.is_prompt or self._waits_for[name] != queue[0].number:
-                is_looked_at = self._is_due(name, now_ms)
-            else:
-                is_looked_at = False
-            if is_looked_at and self._drop_heads(name, now_ms):
+            is_late = queue[0].deadline_at_ms < now_ms + self.fastest_ms(name)
+            if (is_late or self._is_due(name, now_ms)) and self._drop_heads(name, now_ms):
                 return True
         return False
 

@@ -14,7 +14,6 @@ from policies.batching.moments import (
     cost_table,
     exec_at_ms,
     exec_table,
-    frontrun_at_ms,
     latest_at_ms,
     lead_table,
 )
@@ -28,20 +27,14 @@ def run(deadline_at_ms: float, count: int = 1) -> RequestRun:
     return RequestRun(FrontendId("f"), 1, count, deadline_at_ms, 0.0)
 
 
-def test_four_requests_due_at_12_may_start_between_2_and_3() -> None:
-    assert frontrun_at_ms(12.0, 4, SYMPHONY_3_3) == 2.0
+def test_four_requests_due_at_12_may_start_at_3() -> None:
     assert latest_at_ms(12.0, 4, SYMPHONY_3_3) == 3.0
 
 
-def test_nobody_fits_beside_the_largest_batch() -> None:
-    assert frontrun_at_ms(1000.0, 64, SYMPHONY_3_3) == -math.inf
-
-
-def test_exec_is_the_last_of_its_four_reasons() -> None:
-    assert exec_at_ms(10.0, 0.5, 0.0, 0.0, 9.0) == 10.5
-    assert exec_at_ms(10.0, 0.5, 11.0, 0.0, 9.0) == 11.0
-    assert exec_at_ms(10.0, 0.5, 11.0, 12.0, 9.0) == 12.0
-    assert exec_at_ms(10.0, 0.5, 11.0, 12.0, 13.0) == 13.0
+def test_exec_is_the_last_of_its_three_reasons() -> None:
+    assert exec_at_ms(10.0, 0.5, 0.0, 0.0) == 10.5
+    assert exec_at_ms(10.0, 0.5, 11.0, 0.0) == 11.0
+    assert exec_at_ms(10.0, 0.5, 11.0, 12.0) == 12.0
 
 
 def test_cost_is_delay_plus_run_time_and_an_empty_batch_always_fits() -> None:
