@@ -29,6 +29,7 @@ import zmq
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
+from fabric.curve import Guard, principal_of_receiver, principal_of_server
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, Incarnation, PeerId
 from fabric.ipc import IPC, IpcPath, nearest
@@ -126,11 +127,12 @@ class _SocketLink(ABC):
     routes: ClassVar[int] = 0  # frames before the header
     default: ClassVar[LinkOptions] = CONTROL
 
-    def __init__(self, options: LinkOptions | None = None) -> None:
+    def __init__(self, options: LinkOptions | None = None, guard: Guard | None = None) -> None:
         self.epoch = NO_EPOCH
         self.transit = TransitMeter()
         self._options = options or self.default
         self._clock = self._options.clock
+        self._guard = guard
         self._counters = new_counters()
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
@@ -151,6 +153,8 @@ class _SocketLink(ABC):
     @property
     def counters(self) -> Mapping[str, float]:
         """See `new_counters`."""
+        if self._guard is not None:
+            self._counters["keys_refused"] = float(self._guard.refused)
         return self._counters
 
     @property
@@ -237,6 +241,8 @@ class _SocketLink(ABC):
         if len(whole.parts) > self._frames_max:
             raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
         peer = self._peer(whole.parts)
+        if self._guard is not None:
+            self._guard.check(whole.last, peer)
         envelope, named = frames.split(
             whole.parts[self.routes :],
             header_bytes_max=self._options.header_bytes_max,
@@ -265,19 +271,23 @@ class _SocketLink(ABC):
 
     def _bind(self, addresses: Sequence[str]) -> None:
         """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
+        guard, is_guarded = self._guard, False
         try:
-            for address in addresses:
-                if address.startswith("ipc://"):
+            for address in sorted(addresses, key=lambda one: not one.startswith(IPC)):
+                if address.startswith(IPC):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
+                elif guard is not None and not is_guarded:
+                    guard.listen(self._socket)  # holds for what is bound from here on
+                    is_guarded = True
                 with _naming(address, "bind"):
                     self._socket.bind(address)
-                    self._addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+                bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
         except ConfigError:
             self.close()
             raise
-        self._addresses.sort(key=lambda bound: not bound.startswith("ipc://"))
 
 
 class _Whole(NamedTuple):
@@ -338,17 +348,22 @@ class RouterLink(_SocketLink):
     kind = zmq.ROUTER
     routes = 1
 
-    def __init__(self, options: LinkOptions | None = None) -> None:
-        super().__init__(options)
+    def __init__(self, options: LinkOptions | None = None, guard: Guard | None = None) -> None:
+        super().__init__(options, guard)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, _InFlight] = {}  # of peers that were sent something large
 
     @classmethod
-    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> RouterLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
-        link = cls(options)
+    def bind(
+        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> RouterLink:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
+
+        `guard`: connections by TCP need a key that it allows.
+        """
+        link = cls(options, guard)
         link._bind(addresses)
         return link
 
@@ -405,9 +420,14 @@ class DealerLink(_SocketLink):
     kind = zmq.DEALER
 
     def __init__(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
+        self,
+        own: PeerId,
+        server: PeerId,
+        addresses: Sequence[str],
+        options: LinkOptions | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        super().__init__(options)
+        super().__init__(options, guard)
         self._server = server
         self._given = tuple(addresses)
         self._connected_to = ""
@@ -417,13 +437,18 @@ class DealerLink(_SocketLink):
 
     @classmethod
     def connect(
-        cls, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
+        cls,
+        own: PeerId,
+        server: PeerId,
+        addresses: Sequence[str],
+        options: LinkOptions | None = None,
+        guard: Guard | None = None,
     ) -> DealerLink:
         """Connect to the nearest of `addresses`, in the background and again whenever it breaks.
 
-        Raises ConfigError for an address that cannot be one.
+        `guard`: by TCP, with its key. Raises ConfigError for an address that cannot be one.
         """
-        link = cls(own, server, addresses, options)
+        link = cls(own, server, addresses, options, guard)
         try:
             link._connect()
         except ConfigError:
@@ -464,10 +489,12 @@ class DealerLink(_SocketLink):
 
     def _connect(self) -> None:
         self._is_touched = True
-        address = nearest(self._given)
-        with _naming(address, "connect to"):
-            self._socket.connect(address)
-        self._connected_to = address
+        address = bare = nearest(self._given)
+        if self._guard is not None and not address.startswith(IPC):
+            bare = self._guard.connect_to(self._socket, address, principal_of_server(self._server))
+        with _naming(bare, "connect to"):
+            self._socket.connect(bare)
+        self._connected_to = bare
         self._connect_at_ms = None
 
     def _peer(self, parts: Sequence[Buffer]) -> PeerId:
@@ -488,9 +515,14 @@ class PullLink(_SocketLink):
         return [*self._addresses, memory] if memory else self._addresses
 
     @classmethod
-    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> PullLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
-        link = cls(options)
+    def bind(
+        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> PullLink:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
+
+        `guard`: connections by TCP need a key that it allows.
+        """
+        link = cls(options, guard)
         link._bind(addresses)
         return link
 
@@ -525,9 +557,10 @@ class PushPool:
     sent at all.
     """
 
-    def __init__(self, options: PushOptions | None = None) -> None:
+    def __init__(self, options: PushOptions | None = None, guard: Guard | None = None) -> None:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
+        self._guard = guard
         self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
         self._clock = self._options.link.clock
         self._counters = new_counters()
@@ -555,7 +588,7 @@ class PushPool:
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
         try:
-            socket = self._socket_to(target)
+            socket = self._socket_to(peer, target)
         except (ConfigError, PeerLost):
             # The directory holds what somebody said of himself; or there is no descriptor left, for the moment.
             return self._unroutable()
@@ -631,11 +664,13 @@ class PushPool:
         self._counters["unroutable_out"] += 1
         return False
 
-    def _socket_to(self, target: _Target) -> zmq.Socket[bytes]:
+    def _socket_to(self, peer: PeerId, target: _Target) -> zmq.Socket[bytes]:
         if target.socket is None:
             address = nearest(target.addresses)
             opened = _open(zmq.PUSH, self._options.link)
             try:
+                if self._guard is not None and not address.startswith(IPC):
+                    address = self._guard.connect_to(opened, address, principal_of_receiver(peer))
                 with _naming(address, "connect to"):
                     opened.connect(address)
             except ConfigError:
@@ -659,6 +694,7 @@ def new_counters() -> dict[str, float]:
         "shared_bytes_in",
         "shared_bytes_out",
         "garbage_in",
+        "keys_refused",
         "full_out",
         "unroutable_out",
     )

@@ -39,9 +39,15 @@ INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
 
 # From an outsider to the files (or folders, with a slash) that may import it.
 DOORS = {
-    "zmq": ("fabric/sockets.py",),
+    "zmq": ("fabric/sockets.py", "fabric/curve.py"),
     "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
-    "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config/load.py", "roles/config/sections.py"),
+    "msgspec": (
+        "fabric/codec.py",
+        "fabric/keys.py",
+        "fabric/messages.py",
+        "roles/config/load.py",
+        "roles/config/sections.py",
+    ),
     "time": ("fabric/clock.py",),
     "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "deploy/local/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX
+from fabric.curve import guarded
 from fabric.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -26,6 +28,7 @@ from fabric.errors import (
 )
 from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
+from fabric.keys import Keyring
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
 from fabric.liveness import HeartbeatTiming, Liveness
@@ -61,7 +64,7 @@ class ClientOptions:
     """Limits and heartbeats of a client, in ms. `grace_ms` is added to a budget for the way there and back.
 
     `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
-    over it travels.
+    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys.
     """
 
     connect_timeout_ms: float = 5_000.0
@@ -72,6 +75,7 @@ class ClientOptions:
     shared_bytes_max: int = 256 << 20
     heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 600.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
+    key_file: Path | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,7 +142,9 @@ class Client:
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
             payload_bytes_max=self._options.payload_bytes_max,
         )
-        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits)
+        key_file = self._options.key_file
+        guard = guarded(None if key_file is None else Keyring.of_file(key_file))
+        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits, guard)
         self._outbox = Outbox(link, self._unsent, self._options.payload_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(link.fileno(), self._hear)

@@ -38,6 +38,7 @@ COMMANDS = {
     "frontend": "roles.cli.serve:frontend",
     "goodput": "roles.cli.goodput:goodput",
     "infer": "roles.cli.infer:infer",
+    "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
     "node-agent": "roles.cli.serve:node_agent",
     "plan": "roles.cli.plan:plan",

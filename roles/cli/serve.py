@@ -11,8 +11,9 @@ import click
 
 from fabric.errors import ConfigError
 from fabric.ids import FrontendId
+from fabric.keys import FRONTEND, Keyring
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
-from roles.config.cluster import role_id_of_node
+from roles.config.cluster import ClusterConfig, role_id_of_node
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
 from roles.runtime.core import SCHEDULER_ID
@@ -68,7 +69,8 @@ def scheduler(
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
-            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,))
+            keyring = _frontend_keys(written.config)
+            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,), keyring=keyring)
             run_on_one_loop(written, options, stop, recording)
         else:
             run_scheduler(written, home, stop, recording)
@@ -85,9 +87,10 @@ def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_ad
 
     frontend_id = FrontendId(f"frontend-{index}")
     with _role(frontend_id, run_dir_option) as (home, stop):
-        listen = load_config(config).listen
+        read = load_config(config)
         addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
-        options = FrontendOptions(frontend_id, home, addresses, (_client_address(listen.client, index),))
+        client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
+        options = FrontendOptions(frontend_id, home, addresses, (client,), keyring=keyring)
         run_frontend(options, stop)
 
 
@@ -113,6 +116,11 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 
     home = chosen_run_dir(run_dir_option)
     sys.exit(run_worker(agent, worker_id, home.path))
+
+
+def _frontend_keys(config: ClusterConfig) -> Keyring | None:
+    keys = config.security.keys
+    return None if keys is None else Keyring.of_folder(keys, FRONTEND)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,6 +85,15 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
         raise ConfigError(f"{where}: is {shown(value)}; it must end in :PORT, 0 to 65535 (0: any free one)")
     if host in _WILDCARDS:
         raise ConfigError(f"{where}: is {shown(value)}; name the interface's own address, or 127.0.0.1")
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only processes of this host reach a `tcp://HOST:PORT`."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", "lo"}
 
 
 def named(path: str, key: object) -> str:

@@ -127,6 +127,13 @@ class ListenConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """`keys`: the keys folder; None: TCP on loopback only, and nobody needs a key."""
+
+    keys: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """A policy's name and its options, checked and with their defaults."""
 
@@ -156,6 +163,7 @@ class ClusterConfig:
     network: NetworkConfig = NetworkConfig()
     interference: PolicyChoice = PolicyChoice("none")
     listen: ListenConfig = ListenConfig()
+    security: SecurityConfig = SecurityConfig()
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 
     @property

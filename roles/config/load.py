@@ -25,6 +25,7 @@ from roles.config.checks import (
     SEED_MAX,
     check_endpoint,
     finite,
+    is_loopback,
     name_like,
     one_of,
     translated,
@@ -38,6 +39,7 @@ from roles.config.cluster import (
     NetworkConfig,
     NodeConfig,
     PolicyChoice,
+    SecurityConfig,
     interference_choice,
     placement_choice,
 )
@@ -129,7 +131,8 @@ def _cluster_config(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
         interference=interference,
-        listen=_listen(read.listen),
+        listen=_listen(read.listen, has_keys=read.security.keys is not None),
+        security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
         settings=(
             *section_settings(read, document, "", source),
             *policy_settings(
@@ -317,8 +320,13 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     return tuple(nodes)
 
 
-def _listen(section: ListenSection) -> ListenConfig:
+def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
     check_endpoint(section.client, "listen.client", schemes=("tcp", "ipc"))
+    if not has_keys and section.client.startswith("tcp://") and not is_loopback(section.client):
+        raise ConfigError(
+            f"listen.client: is {shown(section.client)}, which others can reach: that needs keys"
+            " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
+        )
     for key, value in (("http", section.http), ("metrics", section.metrics)):
         if value is not None:
             check_endpoint(value, f"listen.{key}", schemes=())

@@ -119,6 +119,12 @@ class ListenSection(Section, frozen=True):
     metrics: str | None = None
 
 
+class SecuritySection(Section, frozen=True):
+    """`security`: `keys` is a folder made by `tenuto keys create`; with it TCP connections need a key."""
+
+    keys: str | None = None
+
+
 class Document(Section, frozen=True):
     """The whole file."""
 
@@ -130,6 +136,7 @@ class Document(Section, frozen=True):
     batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
+    security: SecuritySection = SecuritySection()
 
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -144,5 +151,6 @@ SECTIONS: Mapping[str, type[Section]] = {
     "network": NetworkSection,
     "popularity": PopularitySection,
     "listen": ListenSection,
+    "security": SecuritySection,
 }
 """By the last name in a path: which keys are allowed there."""

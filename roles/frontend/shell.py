@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fabric.clock import MonotonicClock
+from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
+from fabric.keys import NODE, Keyring
 from fabric.link import Link, NamedTensor
 from fabric.messages import Answer, AnyMessage, Arrivals, Refusal, StatusListed
 from fabric.outbox import Outbox
@@ -63,6 +65,7 @@ class FrontendOptions:
     pending_bytes_max: int = 1 << 30
     decode_threads: int = 2
     host: str = "127.0.0.1"
+    keyring: Keyring | None = None
 
 
 class FrontendShell:
@@ -89,14 +92,20 @@ class FrontendShell:
             is_sharing=True,
         )
         ipc = run_dir.ipc_address(f"{self._id}.client")
-        self._clients = RouterLink.bind([ipc, *options.client_addresses], client_options)
-        self._outputs = PullLink.bind([run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"])
+        keyring = options.keyring
+        self._clients = RouterLink.bind(
+            [ipc, *options.client_addresses], client_options, guarded(keyring, CLIENT_KINDS)
+        )
+        self._outputs = PullLink.bind(
+            [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
+            guard=guarded(keyring, {NODE}, names=False),
+        )
         self._scheduler: ServerLink = (
-            DealerLink.connect(own, SCHEDULER, options.scheduler_addresses)
+            DealerLink.connect(own, SCHEDULER, options.scheduler_addresses, guard=guarded(keyring))
             if hub is None
             else hub.connect(own)
         )
-        self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max))
+        self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring))
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._to_scheduler = Outbox(self._scheduler, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)

@@ -1,4 +1,4 @@
-"""How a node agent starts a worker: ``python -P -m roles.gpu_worker AGENT WORKER_ID RUN_DIR``.
+"""How a node agent starts a worker: ``python -P -m roles.gpu_worker AGENT WORKER_ID RUN_DIR [KEYS PRINCIPAL]``.
 
 It is `tenuto worker` without the command line's own imports, and it makes way for slices that serve.
 """
@@ -16,10 +16,12 @@ def main() -> int:
     # Users' models may lie there: behind our own modules, which a user's deploy.py must not hide.
     sys.path.append(str(Path.cwd()))
     import_at_idle_priority("roles.gpu_worker.shell")
-    from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  after the gentle way
+    from fabric.keys import Keyring  # noqa: PLC0415  after the gentle way
+    from roles.gpu_worker.shell import WorkerOptions, run_worker  # noqa: PLC0415  likewise
 
-    agent, worker_id, run_dir = sys.argv[1:]
-    return run_worker(agent, worker_id, Path(run_dir))
+    agent, worker_id, run_dir, *key = sys.argv[1:]
+    keyring = Keyring.of_folder(Path(key[0]), key[1]) if key else None
+    return run_worker(agent, worker_id, Path(run_dir), WorkerOptions(keyring=keyring))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from fabric.clock import Clock
 from fabric.ids import PeerId
+from fabric.keys import Keyring
 from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage, Ping
 from roles.gpu_worker.events import SchedulerAnswers
@@ -28,8 +29,8 @@ ConnectionEvent = Heard | Lost | SchedulerAnswers
 class SchedulerConnection(Layer[Heard | Lost]):
     """Closed until the agent says where the scheduler is."""
 
-    def __init__(self, own: PeerId, clock: Clock) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, HEARTBEATS)
+    def __init__(self, own: PeerId, clock: Clock, keyring: Keyring | None = None) -> None:
+        self._connection = ServerConnection(own, SCHEDULER, clock, HEARTBEATS, keyring)
         super().__init__(self._connection)
         self._is_waiting = True
         self._knock_at_ms: float | None = None

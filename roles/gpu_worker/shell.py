@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
+from fabric.curve import guarded
 from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
+from fabric.keys import FRONTEND, Keyring
 from fabric.link import NamedTensor, Received
 from fabric.messages import (
     AnyMessage,
@@ -80,6 +82,7 @@ class WorkerOptions:
     threads: int = 1
     log_level: str = "INFO"
     clock: Clock = field(default_factory=MonotonicClock)
+    keyring: Keyring | None = None
 
 
 def run_worker(
@@ -127,11 +130,13 @@ class _Worker:
         self._watch = watch
         self._end: End | None = None
         self._pull = PullLink.bind(
-            [f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"], LinkOptions(is_sharing=True)
+            [f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"],
+            LinkOptions(is_sharing=True),
+            guarded(options.keyring, {FRONTEND}, names=False),
         )
         self._agent = DealerLink.connect(own, AGENT, [agent_address])
-        self._scheduler = SchedulerConnection(own, options.clock)
-        self._frontends = PushPool()
+        self._scheduler = SchedulerConnection(own, options.clock, options.keyring)
+        self._frontends = PushPool(guard=guarded(options.keyring))
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
         self._sleep = SleepExecutor()

@@ -13,6 +13,7 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import new_incarnation, peer_id
+from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
 from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
@@ -84,7 +85,12 @@ def run_node_agent(
 
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop)
+    keys = config.security.keys
+    if keys is not None:
+        Keyring.of_folder(
+            keys, principal_of_node(host)
+        )  # its workers need it: better said now than by each of them
+    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keys)
     try:
         agent.run()
     finally:
@@ -92,7 +98,9 @@ def run_node_agent(
 
 
 class _Agent:
-    def __init__(self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal) -> None:
+    def __init__(
+        self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal, keys: Path | None
+    ) -> None:
         incarnation = new_incarnation()
         role_id = role_id_of_node(node.host)
         own = identity_of(os.getpid())
@@ -103,6 +111,7 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
+        self._worker_key = () if keys is None else (str(keys.absolute()), principal_of_node(node.host))
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
         self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock)
@@ -190,7 +199,7 @@ class _Agent:
                 log.warning(text)
 
     def _spawn(self, worker_id: str, slices: Sequence[SliceSpec], *, is_mps: bool) -> None:
-        command = self._command(self._link.addresses[0], worker_id, self._run_dir)
+        command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._worker_key]
         environment = self._sharing.environment(slices[0], is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"

@@ -10,9 +10,11 @@ import select
 from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
+from fabric.curve import guarded
 from fabric.errors import PeerLost
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
+from fabric.keys import Keyring
 from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import DealerLink, new_counters
@@ -49,9 +51,15 @@ class ServerConnection:
     """
 
     def __init__(
-        self, own: PeerId, server: PeerId, clock: Clock, heartbeats: HeartbeatTiming | None = None
+        self,
+        own: PeerId,
+        server: PeerId,
+        clock: Clock,
+        heartbeats: HeartbeatTiming | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self._own = own
+        self._guard = guarded(keyring)
         self._server = server
         self._clock = clock
         self._timing = heartbeats
@@ -73,7 +81,7 @@ class ServerConnection:
     def _connect(self) -> None:
         self._open_at_ms = None
         try:
-            self._link = DealerLink.connect(self._own, self._server, self._addresses)
+            self._link = DealerLink.connect(self._own, self._server, self._addresses, guard=self._guard)
         except PeerLost:
             self._open_at_ms = self._clock.now_ms() + OPEN_AGAIN_AFTER_MS
             return

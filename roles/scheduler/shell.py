@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fabric.clock import MonotonicClock
+from fabric.curve import CONTROL_KINDS, guarded
 from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, new_incarnation
 from fabric.inproc import HubLink
+from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
+from fabric.keys import Keyring
 from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
@@ -76,7 +79,12 @@ class SchedulerShell:
         assert self._core.controller is not None, "it was made with one"
         self._controller = self._core.controller
         self._clock = clock = MonotonicClock()
-        router = RouterLink.bind([RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"), *control_addresses])
+        keys = config.security.keys
+        keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
+        router = RouterLink.bind(
+            [RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"), *control_addresses],
+            guard=guarded(keyring, CONTROL_KINDS),
+        )
         self.link = HubLink(router, SCHEDULER, clock)
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         core: MessageCore = self._core

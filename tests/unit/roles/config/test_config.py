@@ -389,6 +389,12 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(listen={"client": "127.0.0.1:1"}), 'it must be like "tcp://…" or "ipc://…"'),
         (document(listen={"client": "tcp://127.0.0.1"}), "it must end in :PORT"),
         (document(listen={"client": "tcp://0.0.0.0:1"}), "name the interface's own address"),
+        (
+            document(listen={"client": "tcp://10.0.0.1:1"}),
+            "others can reach: that needs keys (tenuto keys create",
+        ),
+        (document(security={"keys": 5}), "security.keys"),
+        (document(security={"key": "x"}), "security.key: unknown key; did you mean keys?"),
         (document(listen={"http": "127.0.0.1:70000"}), "listen.http: is '127.0.0.1:70000'"),
         (document(seed=-1), "seed: is -1"),
     ],

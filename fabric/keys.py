@@ -1,0 +1,234 @@
+"""Who may speak: the key pair of this process, and the public keys that are trusted.
+
+A *principal* is who a key speaks for: `scheduler`, `frontend`, `operator`, `node/NAME` (a host's agent and its workers) or
+`client/NAME`. Keys are Curve25519 pairs, written as ZeroMQ does (40 characters, Z85).
+
+A keys folder holds `trusted.json`, which is public and the same on every host, and one file with a secret for each principal that
+runs on this host. While a key is rotated a principal has two trusted keys, the newest first. What is revoked is refused at the next
+message: the folder is looked at again when its list has changed, at most once a second.
+
+A client gets one file, which holds its own pair and the frontends' public keys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from fabric.clock import Clock, MonotonicClock
+from fabric.errors import ConfigError
+
+SCHEDULER: Final = "scheduler"
+FRONTEND: Final = "frontend"
+OPERATOR: Final = "operator"
+NODE: Final = "node"
+CLIENT: Final = "client"
+KINDS: Final = (SCHEDULER, FRONTEND, OPERATOR, NODE, CLIENT)
+NAMED: Final = (NODE, CLIENT)
+"""Kinds of which there are several, each with its own key."""
+
+TRUSTED_FILE: Final = "trusted.json"
+KEY_SUFFIX: Final = ".key"
+TRUSTED_MAX: Final = 10_000
+LOOK_EVERY_MS: Final = 1_000.0
+_FILE_BYTES_MAX: Final = 4 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_FileT = TypeVar("_FileT", bound=msgspec.Struct)
+_Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+class TrustedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A public key, and whose it is. `since`: the day it was made, for people."""
+
+    principal: str
+    public: str
+    since: str
+
+
+class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The list that every host has, the newest first."""
+
+    keys: tuple[TrustedKey, ...] = ()
+
+    def of(self, principal: str) -> tuple[str, ...]:
+        """A principal's public keys, the newest first."""
+        return tuple(key.public for key in self.keys if key.principal == principal)
+
+
+class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A principal's own key. `trusted`: whom a client trusts that has no folder."""
+
+    principal: str
+    public: str
+    secret: str
+    trusted: tuple[TrustedKey, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.principal!r}, {self.public!r})"  # a secret is in no log
+
+
+@dataclass(slots=True)
+class Keyring:
+    """What one process knows: its own pair, and whom it trusts.
+
+    `folder` None: what the pair's own file says. `look_again` follows changes of the folder.
+    """
+
+    own: KeyPair
+    trusted: Trusted
+    folder: Path | None = None
+    clock: Clock = MonotonicClock()  # noqa: RUF009  it has no state
+    _stamp: tuple[int, int] = (0, 0)
+    _looked_at_ms: float = 0.0
+
+    @classmethod
+    def of_folder(cls, folder: Path, principal: str) -> Self:
+        """Raises ConfigError where the folder lacks that principal's key, or what is there cannot be used."""
+        own = read_pair(folder / key_file(principal))
+        if own.principal != principal:
+            raise ConfigError(f"{folder / key_file(principal)} is the key of {own.principal}")
+        path = folder / TRUSTED_FILE
+        trusted, stamp = read_trusted(path), _stamp_of(path)
+        if own.public not in trusted.of(principal):
+            raise ConfigError(f"{path} does not trust the key of {principal} that lies beside it")
+        return cls(own, trusted, folder, _stamp=stamp)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """A client's. Raises ConfigError for what is no key file."""
+        own = read_pair(path)
+        return cls(own, Trusted(own.trusted))
+
+    def look_again(self) -> None:
+        """Take over a list that has changed; one that cannot be read changes nothing."""
+        now_ms = self.clock.now_ms()
+        if self.folder is None or now_ms - self._looked_at_ms < LOOK_EVERY_MS:
+            return
+        self._looked_at_ms = now_ms
+        path = self.folder / TRUSTED_FILE
+        try:
+            stamp = _stamp_of(path)
+            if stamp != self._stamp:
+                self.trusted, self._stamp = read_trusted(path), stamp
+        except ConfigError:
+            return  # it is being written, or the disk is gone: whom we trusted we trust
+
+    def principal_of(self, public: str) -> str | None:
+        """Whose key that is; None: nobody's that is trusted."""
+        self.look_again()
+        for key in self.trusted.keys:
+            if key.public == public:
+                return key.principal
+        return None
+
+    def public_keys(self, principal: str) -> tuple[str, ...]:
+        """Those of a principal, the newest first; none where it is not known."""
+        self.look_again()
+        return self.trusted.of(principal)
+
+
+def checked_principal(principal: str) -> str:
+    """The same. Raises ConfigError for what is none, saying what would be right."""
+    kind, slash, name = principal.partition("/")
+    if kind in NAMED and _NAME.fullmatch(name):
+        return principal
+    if kind in KINDS and kind not in NAMED and not slash:
+        return principal
+    raise ConfigError(
+        f"{principal[:100]!r} is no principal: it must be scheduler, frontend, operator, node/NAME or client/NAME, with a NAME of"
+        " up to 100 letters, digits, dots, dashes and underscores"
+    )
+
+
+def principal_of_node(name: str) -> str:
+    """Whose key an agent and its workers have."""
+    return checked_principal(f"{NODE}/{name}")
+
+
+def kind_of(principal: str) -> str:
+    """The first part of a principal."""
+    return principal.partition("/")[0]
+
+
+def key_file(principal: str) -> str:
+    """The name of its secret's file in a keys folder."""
+    return checked_principal(principal).replace("/", "-") + KEY_SUFFIX
+
+
+def read_trusted(path: Path) -> Trusted:
+    """Raises ConfigError where there is none, or it is no such list."""
+    trusted = _read(path, Trusted)
+    if len(trusted.keys) > TRUSTED_MAX:
+        raise ConfigError(f"{path}: has {len(trusted.keys)} keys; it may have {TRUSTED_MAX}")
+    _check_keys(path, trusted.keys)
+    return trusted
+
+
+def read_pair(path: Path) -> KeyPair:
+    """Raises ConfigError where there is none, or others of this host may read it."""
+    pair = _read(path, KeyPair)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path}: others may read it (mode {mode:04o}); chmod 600 {path}, or rotate the key"
+        )
+    for text in (pair.public, pair.secret):
+        if not _Z85.fullmatch(text):
+            raise ConfigError(f"{path}: is no key file")
+    checked_principal(pair.principal)
+    _check_keys(path, pair.trusted)
+    return pair
+
+
+def write_private(path: Path, content: Trusted | KeyPair) -> None:
+    """A whole new file that only this user can read, or the old one; never a half. Raises ConfigError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _check_keys(path: Path, keys: Sequence[TrustedKey]) -> None:
+    for key in keys:
+        checked_principal(key.principal)
+        if not _Z85.fullmatch(key.public):
+            raise ConfigError(f"{path}: the key of {key.principal} is none")
+
+
+def _read(path: Path, type_: type[_FileT]) -> _FileT:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: is larger than any such file")
+    try:
+        return msgspec.json.decode(content, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no such file: {error}") from error
+
+
+def _stamp_of(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    return found.st_mtime_ns, found.st_ino

@@ -1,0 +1,167 @@
+"""`tenuto keys`: make, list, rotate and revoke the keys of a cluster. `docs/security.md` says what each may do."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import click
+
+from fabric.curve import new_pair
+from fabric.errors import ConfigError
+from fabric.keys import (
+    CLIENT,
+    FRONTEND,
+    OPERATOR,
+    SCHEDULER,
+    TRUSTED_FILE,
+    KeyPair,
+    Trusted,
+    TrustedKey,
+    checked_principal,
+    key_file,
+    kind_of,
+    principal_of_node,
+    read_trusted,
+    write_private,
+)
+from roles.cli.options import OutputPath, echo_json
+from roles.config.load import load_config
+
+_FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+_PRINCIPAL = click.argument("principal")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done.")
+
+
+@click.group()
+def keys() -> None:
+    """Make, list, rotate and revoke the keys of a cluster."""
+
+
+@keys.command()
+@_FOLDER
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Also a key for each node of this cluster.",
+)
+@_DRY_RUN
+def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: FBT001  click's flag
+    """Make FOLDER with keys of the scheduler, the frontends, the operator and the nodes."""
+    if (folder / TRUSTED_FILE).exists():
+        raise ConfigError(f"{folder} has keys already: add, rotate or revoke them")
+    nodes = [] if config is None else [principal_of_node(node.host) for node in load_config(config).nodes]
+    principals = [SCHEDULER, FRONTEND, OPERATOR, *nodes]
+    if not dry_run:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        _write(folder, Trusted())
+        for principal in principals:
+            _add(folder, principal)
+    click.echo(f"{'would make' if dry_run else 'made'} {folder}: {', '.join(principals)}")
+
+
+@keys.command()
+@_FOLDER
+@_PRINCIPAL
+@click.option("--out", type=OutputPath(), help="A client's one file; default: NAME.key here.")
+@_DRY_RUN
+def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001  click's flag
+    """Make a key for PRINCIPAL: node/NAME, or client/NAME, which gets one file for its own machine."""
+    checked_principal(principal)
+    if _trusted(folder).of(principal):
+        raise ConfigError(f"{principal} has a key already: rotate or revoke it")
+    target = _client_file(principal, out) if kind_of(principal) == CLIENT else folder / key_file(principal)
+    if not dry_run:
+        _add(folder, principal, out)
+    click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
+
+
+@keys.command()
+@_FOLDER
+@click.option("--json", "as_json", is_flag=True)
+def show(folder: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """List whose keys are trusted, and which secrets lie here. A secret is never shown."""
+    rows = [
+        {
+            "principal": key.principal,
+            "public": key.public,
+            "since": key.since,
+            "secret_here": (folder / key_file(key.principal)).exists(),
+        }
+        for key in _trusted(folder).keys
+    ]
+    if as_json:
+        echo_json({"keys": rows})
+        return
+    for row in rows:
+        here = "secret here" if row["secret_here"] else ""
+        click.echo(f"{row['principal']:24} {row['public']}  {row['since']}  {here}".rstrip())
+
+
+@keys.command()
+@_FOLDER
+@_PRINCIPAL
+@click.option("--out", type=OutputPath(), help="A client's one file; default: NAME.key here.")
+@_DRY_RUN
+def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001
+    """Make a new key for PRINCIPAL; the old one is trusted until `revoke --old`.
+
+    Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key.
+    """
+    if not _trusted(folder).of(checked_principal(principal)):
+        raise ConfigError(f"{principal} has no key: add one")
+    if not dry_run:
+        _add(folder, principal, out)
+    click.echo(
+        f"{principal}: {'would make' if dry_run else 'made'} a new key; now copy {TRUSTED_FILE} to every host, restart, and"
+        f" tenuto keys revoke {folder} {principal} --old"
+    )
+
+
+@keys.command()
+@_FOLDER
+@_PRINCIPAL
+@click.option("--old", is_flag=True, help="All but its newest key.")
+@_DRY_RUN
+def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # noqa: FBT001  click's flags
+    """Trust PRINCIPAL's keys no more: refused within a second of `trusted.json` reaching a host."""
+    trusted = _trusted(folder)
+    known = trusted.of(checked_principal(principal))
+    gone = known[1:] if old else known
+    if not gone:
+        raise ConfigError(f"{principal} has no {'older ' if old else ''}key")
+    if not dry_run:
+        _write(folder, Trusted(tuple(key for key in trusted.keys if key.public not in gone)))
+        if not old:
+            (folder / key_file(principal)).unlink(missing_ok=True)
+    click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
+
+
+def _add(folder: Path, principal: str, out: Path | None = None) -> None:
+    """Its secret first: a list that trusts a key which nobody has harms nobody, the other way round a role fails to start."""
+    trusted, pair = _trusted(folder), new_pair(principal)
+    since = dt.datetime.now(dt.UTC).date().isoformat()
+    _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
+    path = folder / key_file(principal)
+    if kind_of(principal) == CLIENT:
+        frontends = tuple(key for key in trusted.keys if key.principal == FRONTEND)
+        pair = KeyPair(principal, pair.public, pair.secret, frontends)
+        path = _client_file(principal, out)
+    try:
+        write_private(path, pair)
+    except ConfigError:
+        _write(folder, trusted)
+        raise
+
+
+def _client_file(principal: str, out: Path | None) -> Path:
+    return out or Path(f"{principal.partition('/')[2]}.key")
+
+
+def _trusted(folder: Path) -> Trusted:
+    return read_trusted(folder / TRUSTED_FILE)
+
+
+def _write(folder: Path, trusted: Trusted) -> None:
+    write_private(folder / TRUSTED_FILE, trusted)
