@@ -39,7 +39,9 @@ _DEDICATED_LOAD = 0.9  # of a whole GPU's throughput, as the authors' code has i
 class GpuKind:
     """GPUs that are planned alike: type, device, what iGniter knows of them, and the slots in file order.
 
-    `units_max`: units of a whole GPU. `memory_bytes`: what every one of them has.
+    Coarser than `common/gpu_kinds.py` on purpose, as iGniter plans on a type: what they differ in besides is memory,
+    of which `memory_bytes` is what every one has, and the price, where the first one's counts.
+    `units_max`: units of a whole GPU.
     """
 
     gpu_type: str

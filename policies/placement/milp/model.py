@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.placement.common.demands import GpuClass, ResourceDemand
+from policies.placement.common.demands import ResourceDemand
+from policies.placement.common.gpu_kinds import GpuClass
 from policies.placement.milp.packing import Pattern, ReplicaPacking, packing_of
 from policies.solver import Solved, quiet_pulp, solve
 

@@ -27,15 +27,14 @@ from policies.placement.common.base import (
     Unplaced,
 )
 from policies.placement.common.demands import (
-    GpuClass,
     Metric,
     ResourceDemand,
-    gpu_classes,
     profiled_demands,
     rate_of,
     why_unservable,
     within_slo,
 )
+from policies.placement.common.gpu_kinds import GpuClass, gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
 from policies.placement.milp.model import MilpProblem, MilpSolution, solve_task
 from policies.solver import TIME_LIMIT_S

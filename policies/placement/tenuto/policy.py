@@ -34,7 +34,8 @@ from policies.placement.common.base import (
     cannot_host,
 )
 from policies.placement.common.conditions import Conditions
-from policies.placement.common.demands import gpu_classes, rate_of
+from policies.placement.common.demands import rate_of
+from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated
 from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto.exact import exact_cluster

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from policies.placement.common.base import PlacedModelInput, Profiles, cannot_host
 from policies.placement.common.conditions import Conditions
-from policies.placement.common.demands import GpuClass, rate_of
+from policies.placement.common.demands import rate_of
+from policies.placement.common.gpu_kinds import GpuClass
 from profiles.interference import Interference, Running
 from profiles.model import ModelProfile
 
