@@ -52,7 +52,8 @@ _REJECTED_MAX = 5
 class Milp:
     """The thesis' MILP with the given metric. Options: see `OPTIONS`.
 
-    `time_limit_s` is the solver's, for all its stages. `second_stage` chooses among equal goodputs (`model.py`).
+    `time_limit_s` is the solver's, for all its stages: a plan that it cut short may depend on how fast the machine is, and
+    its first decision says that it is not proven. `second_stage` chooses among equal goodputs (`model.py`).
     `max_replicas` bounds a model's replicas. `build_filter` refuses more replicas with a batch size than get it
     filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas).
     """
