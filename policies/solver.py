@@ -55,13 +55,16 @@ def solve(pulp: Any, program: Any, time_limit_s: float, gap: float) -> Solved | 
     return _solved(pulp, program, gap, {"timeLimit": time_limit_s}, {"timeLimit": time_limit_s})
 
 
-def is_solved(pulp: Any, program: Any, nodes_max: int, gap: float) -> bool:
-    """Whether that many nodes of the search tree prove an optimum, to within `gap`; the variables then hold it."""
+def prove(pulp: Any, program: Any, nodes_max: int, gap: float) -> Solved | None:
+    """The optimum, to within `gap`, if so many nodes of the search tree prove it; no clock is looked at.
+
+    None: no solver is installed, there is no solution, or the nodes did not suffice.
+    """
     try:
         solved = _solved(pulp, program, gap, {"mip_max_nodes": nodes_max}, {"maxNodes": nodes_max})
     except KeyError:  # PuLP 3.3 has no word for what HiGHS says when the nodes are used up, kSolutionLimit
-        return False
-    return solved is not None and solved.is_proven
+        return None
+    return solved if solved is not None and solved.is_proven else None
 
 
 def _solved(

@@ -58,13 +58,21 @@ class Milp:
     filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas).
     """
 
-    def __init__(self, name: str, metric: Metric, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, metric: Metric, options: Mapping[str, Any], nodes_max: int | None = None
+    ) -> None:
         self._name = name
+        self._options = options
+        self._nodes_max = nodes_max
         self._metric = metric
         self._time_limit_s: float = options["time_limit_s"]
         self._has_second_stage: bool = options["second_stage"]
         self._max_replicas: int | None = options.get("max_replicas")
         self._max_wait_ms: float = options["max_wait_ms"] if options["build_filter"] else math.inf
+
+    def within_nodes(self, nodes_max: int) -> Milp:
+        """The same without a time limit: it places nothing that so many nodes a stage do not prove the best."""
+        return Milp(self._name, self._metric, self._options, nodes_max)
 
     def place(
         self,
@@ -92,7 +100,13 @@ class Milp:
             self._replicas_max(model, offered, len(gpus)) for model, offered in _by_model(models, offers)
         ]
         task = MilpProblem(
-            rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage
+            rates_rps,
+            classes,
+            offers,
+            replicas_max,
+            self._time_limit_s,
+            self._has_second_stage,
+            self._nodes_max,
         )
         answer = solve_task(task) if any(offers) else None
         if answer is None:

@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement
 
 from policies.placement.tenuto.goodput import USABLE, Cluster, GoodputModel, Pattern
 from policies.placement.tenuto.task import PlacementTask
-from policies.solver import is_solved, quiet_pulp
+from policies.solver import prove, quiet_pulp
 
 GPUS_MAX = 16
 _MODELS_MAX = 8
@@ -55,7 +55,7 @@ def exact_cluster(task: PlacementTask, model: GoodputModel, nodes_max: int = NOD
         for m, variable in enumerate(served):
             program += variable <= pulp.lpSum(carried[m])
         columns = max(_COLUMNS, program.numVariables())
-        if not is_solved(pulp, program, nodes_max * _COLUMNS // columns, _GAP):
+        if prove(pulp, program, nodes_max * _COLUMNS // columns, _GAP) is None:
             return None
         return tuple(
             _cluster_of(

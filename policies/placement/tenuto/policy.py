@@ -7,8 +7,8 @@ same the fairest is taken.
 
 Where the cluster's interference model knows what slices without limits do to each other (`sm`), plans are made of
 such slices with one model each and bounded batches: an integer program where the cluster is small, then local
-search, once for goodput alone and once with fairness in it. Both end by counts, never by the clock. Other policies' plans
-are candidates too, judged by the same model; of them `ao-milp` and `wsm-milp` keep their time limit. Where nobody knows what sharing in space costs, or a rate is not known, GPUs are shared in
+search, once for goodput alone and once with fairness in it. All end by counts, never by the clock. Other policies' plans
+are candidates too, judged by the same model. Where nobody knows what sharing in space costs, or a rate is not known, GPUs are shared in
 time, as `symphony` does.
 """
 

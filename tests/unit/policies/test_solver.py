@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.solver import is_solved, quiet_pulp
+from policies.solver import prove, quiet_pulp
 
 pulp = pytest.importorskip("pulp")
 
@@ -49,7 +49,7 @@ def knapsacks() -> Any:
 def test_too_few_nodes_are_no_proof_and_no_time_limit_is_given(name: str) -> None:
     solver = OneSolver(name)
     with quiet_pulp():
-        assert not is_solved(solver, knapsacks(), 1, 1e-3)
-        assert is_solved(solver, knapsacks(), 1000, 1e-3)
+        assert prove(solver, knapsacks(), 1, 1e-3) is None
+        assert prove(solver, knapsacks(), 1000, 1e-3) is not None
     assert "timeLimit" not in solver.told
     assert 1000 in solver.told.values()
