@@ -182,11 +182,18 @@ class ModelSpec(Value, frozen=True):
     """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
 
 
-class InterferenceSpec(Value, frozen=True):
-    """How slices of one emulated GPU disturb each other: an interference model's name and its option, if any."""
+class InterferenceOption(Value, frozen=True):
+    """An option of an interference law, as a configuration has it."""
 
     name: str
-    strength: float | None = None
+    value: float
+
+
+class InterferenceSpec(Value, frozen=True):
+    """How slices of one emulated GPU disturb each other: an interference law's name and its options."""
+
+    name: str
+    options: Listed[InterferenceOption] = ()
 
 
 class SliceSpec(Value, frozen=True):

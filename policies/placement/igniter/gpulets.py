@@ -180,11 +180,7 @@ def _why_not(newcomer: Replica, gpu: _Gpu, kind: GpuKind) -> str | None:
         return "its memory is full"
     alone_ms = modelled_ms(newcomer.profile, newcomer.batch_size, newcomer.share_percent)
     own = newcomer.profile.coefficients
-    cache_percent = sum(
-        r.profile.coefficients.cache_percent_per_rps * r.resident.ability_rps
-        + r.profile.coefficients.cache_percent
-        for r in gpu.replicas
-    )
+    cache_percent = sum(replica.resident.cache_percent for replica in gpu.replicas)
     latency_ms = alone_ms * (1 + own.cache_slowdown_per_percent * cache_percent)
     if latency_ms > newcomer.model.slo_ms / 2:
         return f"beside what is there it would take {latency_ms:.2f} ms"

@@ -270,6 +270,8 @@ def test_a_batch_that_still_waits_is_preempted_without_a_trace() -> None:
 class _Doubling:
     """Every neighbour that runs doubles the time."""
 
+    covers_unlimited_slices = False
+
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         return 2.0 ** len(neighbours)
 
