@@ -31,11 +31,11 @@ from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER_ID, Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
-from roles.runtime.local_scheduler import LocalScheduler, LocalSchedulerEvent
-from roles.runtime.process import StopSignal, StopSource, read_run_file
+from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in
-from roles.runtime.sources import Layer
+from roles.runtime.sources import SourceOver
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
@@ -158,7 +158,7 @@ class _RunFileWatch:
         return serves
 
 
-class _Readiness(Layer[LocalSchedulerEvent]):
+class _Readiness(SourceOver):
     """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:
@@ -211,7 +211,7 @@ class _Supervisor:
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
+            self._core, [stop, self._processes, watch, self._readiness], self._perform
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 

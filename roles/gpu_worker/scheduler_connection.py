@@ -16,7 +16,7 @@ from fabric.messages import AnyMessage, Ping
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.server_connection import ServerConnection
-from roles.runtime.sources import Layer
+from roles.runtime.sources import SourceOver
 
 KNOCK_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
 HEARTBEATS = HeartbeatTiming(lost_after_ms=2_000.0)
@@ -25,7 +25,7 @@ _KNOCK = Ping(0)  # liveness counts its own from 1
 ConnectionEvent = Heard | Lost | SchedulerAnswers
 
 
-class SchedulerConnection(Layer[Heard | Lost]):
+class SchedulerConnection(SourceOver):
     """Closed until the agent says where the scheduler is."""
 
     def __init__(self, own: PeerId, clock: Clock) -> None:

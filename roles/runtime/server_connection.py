@@ -17,13 +17,13 @@ from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import LinkSource
+from roles.runtime.sources import WatchedLinkSource
 
 OPEN_AGAIN_AFTER_MS = 100.0
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 
 
-class ServerSource(LinkSource):
+class ServerSource(WatchedLinkSource):
     """Hears the one server of a link: watched from the start, connected to anew when it is lost."""
 
     def __init__(
