@@ -494,7 +494,7 @@ class Cluster:
             self.agent_goes(node_id)
         batches = self.core._batches
         assert not batches.flights
-        assert not any(batches._on_slice.values())
+        assert not any(record.flights for record in self.core._fleet.slices.values())
         self.wait(2_500.0)
         names = texts_within(self.core)
         assert not names & self.peers - {OPERATOR, PLANNER}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (
@@ -74,13 +74,13 @@ class _Task:
 
     why: str
     desired: Desired
-    peer: PeerId | None = None
-    change: PlanChange | None = None
-    grown: tuple[SliceId, float] | None = None
-    before: Desired | None = None
-    slo_before_ms: float = 0.0
-    follow_rps: Mapping[ModelId, float] = field(default_factory=dict)
-    unplaced_before: frozenset[ModelId] = frozenset()
+    peer: PeerId | None
+    change: PlanChange | None
+    grown: tuple[SliceId, float] | None
+    before: Desired
+    slo_before_ms: float
+    follow_rps: Mapping[ModelId, float]
+    unplaced_before: frozenset[ModelId]
 
 
 class Controller:
@@ -93,6 +93,7 @@ class Controller:
         actuator: Actuator,
         loads: Loads,
         run_time_watch: RunTimeWatch,
+        names: SliceNames,
     ) -> None:
         self.due_at_ms = 0.0
         self.unsaid: deque[str] = deque(maxlen=UNSAID_MAX)
@@ -121,10 +122,7 @@ class Controller:
         self._loads_at_ms = 0.0
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
-        self._names = SliceNames(settings.desired.gpus, fleet.slices.values())
-        for kept in settings.hints:
-            actuator.hints[kept.slice_id] = kept.hints
-            run_time_watch.promise(kept.slice_id, kept.hints)
+        self._names = names
 
     # ------------------------------------------------------------ events
 
@@ -170,7 +168,7 @@ class Controller:
 
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
-        hints = tuple(KeptSlice(slice_id, of) for slice_id, of in self._actuator.hints.items())
+        hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
         return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
 
     def report(self, now_ms: float) -> PlanReport:
@@ -226,12 +224,12 @@ class Controller:
         if self._are_gpus_changed:
             self._are_gpus_changed = False
             gone = ", ".join(sorted(f"{ref.node_id}/gpu{ref.gpu}" for ref in self._presence.absent))
-            self._ask(_Task(f"GPUs went or came (away: {gone or 'none'})", self._desired))
+            self._ask(f"GPUs went or came (away: {gone or 'none'})", self._desired)
         elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
             drifted = self._rates.drifted(self._desired)
             if drifted:
                 self._replan_at_ms = now_ms + REPLAN_EVERY_MS
-                self._ask(_Task(f"the rate of {', '.join(drifted)} has drifted", self._desired))
+                self._ask(f"the rate of {', '.join(drifted)} has drifted", self._desired)
         if self._task is None:
             self._grow_broken(now_ms)
 
@@ -247,10 +245,7 @@ class Controller:
                 self._actuator.remove_model(model_id, now_ms)
                 self._rates.forget(model_id)
             self._desired = desired
-        task = _Task(_described(change), desired, peer, change)
-        if isinstance(change, ModelSet):
-            task.slo_before_ms = self._fleet.slo_ms(change.model_id)
-        self._ask(task)
+        self._ask(_described(change), desired, peer, change)
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._run_time_watch.broken(now_ms)
@@ -274,14 +269,30 @@ class Controller:
                 continue
             grown = share + min(GROWTH_PERCENT, free)
             why = f"{late}: {grown:g} % instead of {share:g} %"
-            self._ask(_Task(why, self._desired, grown=(slice_id, grown)))
+            self._ask(why, self._desired, grown=(slice_id, grown))
 
     # ------------------------------------------------------------ one plan
 
-    def _ask(self, task: _Task) -> None:
-        place_rps, task.follow_rps = self._rates.target(task.desired, self._desired)
-        task.before, task.unplaced_before = self._desired, frozenset(_models_of(self._made.unplaced))
-        self._task = task
+    def _ask(
+        self,
+        why: str,
+        desired: Desired,
+        peer: PeerId | None = None,
+        change: PlanChange | None = None,
+        grown: tuple[SliceId, float] | None = None,
+    ) -> None:
+        place_rps, follow_rps = self._rates.target(desired, self._desired)
+        task = self._task = _Task(
+            why,
+            desired,
+            peer,
+            change,
+            grown,
+            self._desired,
+            self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
+            follow_rps,
+            frozenset(_models_of(self._made.unplaced)),
+        )
         self._asked_number += 1
         self._is_planning = True
         self._say(f"planning: {task.why}")
@@ -291,7 +302,7 @@ class Controller:
                 record.node_id,
                 record.spec.gpu,
                 record.spec.share_percent,
-                self._actuator.hints.get(slice_id, ()),
+                record.hints,
                 sum(model.memory_bytes for model in record.spec.models),
             )
             for slice_id, record in self._fleet.slices.items()
@@ -317,8 +328,9 @@ class Controller:
         for spec, priority in zip(made.models, made.priorities, strict=True):
             self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
         for kept in made.kept:
-            if kept.slice_id in self._fleet.slices:
-                self._actuator.hint(kept.slice_id, kept.hints, now_ms)
+            record = self._fleet.slices.get(kept.slice_id)
+            if record is not None:
+                self._actuator.hint(record, kept.hints, now_ms)
         if task.grown is None:
             self._rates.settle(made.rates_rps, task.follow_rps)
         self._moves = [self._running(move) for move in made.moves]
@@ -414,7 +426,7 @@ class Controller:
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change
-        if self._desired is not task.desired or task.before is None:
+        if self._desired is not task.desired:
             return  # nothing was begun
         if isinstance(change, ModelsAdd):
             hosted = {

@@ -7,11 +7,11 @@ kept in `batches`, what is believed of the cluster in `fleet`, what measured tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from fabric.ids import FrontendId, PeerId
+from fabric.ids import FrontendId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
@@ -24,6 +24,7 @@ from fabric.messages import (
     PlanChange,
     PlanMade,
     Pong,
+    ReplicaHint,
     SeqRun,
     SliceChanged,
     SliceReady,
@@ -47,6 +48,7 @@ from roles.scheduler.loads import Loads
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
+from roles.scheduler.slice_names import SliceNames
 
 Event = Heard | Lost | Tick
 _NOTHING: Sequence[Send] = ()
@@ -71,7 +73,8 @@ class SchedulerCore:
         self._arrive = discipline.arrive
         nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
-        self._fleet = Fleet(settings.slices, slos_ms, nodes or ())
+        names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
+        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or ())
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._estimates = Estimates(settings)
@@ -96,10 +99,12 @@ class SchedulerCore:
             StatusAsked: self._on_status_asked,
         }
         self.controller: Controller | None = None
-        if planning is not None and run_time_watch is not None:
-            self._actuator = Actuator(self._fleet, self._batches, self._estimates, self._updates, discipline)
+        if planning is not None and names is not None and run_time_watch is not None:
+            self._actuator = Actuator(
+                self._fleet, self._batches, self._estimates, self._updates, discipline, run_time_watch
+            )
             loads = Loads(self._batches.tallies)
-            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch)
+            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
         self._look_ahead()
@@ -125,7 +130,11 @@ class SchedulerCore:
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
             priorities=self._estimates.priorities,
-            hints=dict(self._estimates.hints),
+            hints={
+                (slice_id, model_id): target
+                for slice_id, record in fleet.slices.items()
+                for model_id, target in record.targets.items()
+            },
             unplaced={},
         )
 
@@ -290,11 +299,9 @@ class SchedulerCore:
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
-        self._estimates.forget_speed(message.slice_id)
         self._updates.came(now_ms)
         if not record.is_draining:
-            free_at_ms = self._batches.free_at_ms(message.slice_id, now_ms)
-            actions.extend(self._batches.offer(record, free_at_ms, now_ms))
+            actions.extend(self._batches.offer(record, now_ms))
         self._slices_changed(now_ms)
         return actions
 
@@ -378,3 +385,18 @@ class SchedulerCore:
             None if self.controller is None else self.controller.report(now_ms),
         )
         return [Send(peer, listed)]
+
+
+def _records(
+    settings: SchedulerSettings, planning: ControllerSettings | None, names: SliceNames | None
+) -> Iterator[SliceRecord]:
+    """The planned slices, with what the plan says of their models."""
+    hints: dict[SliceId, list[ReplicaHint]] = {}
+    if planning is None:
+        for (slice_id, model_id), (batch, weight) in settings.hints.items():
+            hints.setdefault(slice_id, []).append(ReplicaHint(model_id, batch, weight))
+    else:
+        hints = {kept.slice_id: list(kept.hints) for kept in planning.hints}
+    for place, (node_id, spec) in enumerate(settings.slices):
+        order = place if names is None else names.order_of(node_id, spec)
+        yield SliceRecord(spec, node_id, order, tuple(hints.get(spec.slice_id, ())))

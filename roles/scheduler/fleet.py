@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     Directory,
     FrontendHello,
@@ -22,12 +22,16 @@ from fabric.messages import (
     LeftOut,
     ModelInfo,
     NodeHello,
+    Part,
+    ReplicaHint,
     ReplicaInfo,
     SliceInfo,
     SliceReady,
     SliceReport,
     SliceSpec,
 )
+from policies.batching.base import RequestRun
+from roles.scheduler.corrections import SpeedCorrection
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
@@ -48,13 +52,29 @@ class Hosting:
 _HOSTS_NOTHING = Hosting()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch between its dispatch and its `Done`."""
+
+    batch_id: BatchId
+    record: SliceRecord
+    model_id: ModelId
+    parts: tuple[Part, ...]
+    batch_size: int
+    exec_ms: float
+    sent_at_ms: float
+    runs: Sequence[RequestRun]
+
+
+@dataclass(slots=True, eq=False)
 class SliceRecord:
-    """One slice of the plan and what became of it."""
+    """One slice of the plan and what became of it: all that is known of it, for whoever needs it."""
 
     spec: SliceSpec
     node_id: NodeId
     order: int
+    hints: tuple[ReplicaHint, ...] = ()
+    """What the plan says of its models."""
     state: str = STARTING
     reason: str = ""
     incarnation: Incarnation = field(default=Incarnation(""))
@@ -67,6 +87,19 @@ class SliceRecord:
     requests: int = 0
     is_draining: bool = False
     """It gets no more batches: the plan has no place for it."""
+    speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
+    """Of the models whose measured run times left their worker's tables."""
+    flights: list[Flight] = field(default_factory=list, repr=False)
+    """Its batches that have not ended, in the order of their dispatch."""
+
+    @property
+    def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:
+        """Target batch and weight of the models to which the plan gives either."""
+        return {
+            hint.model_id: (hint.batch, hint.weight)
+            for hint in self.hints
+            if hint.batch is not None or hint.weight != 1.0
+        }
 
     @property
     def replicas(self) -> tuple[ReplicaInfo, ...]:
@@ -96,14 +129,12 @@ class Fleet:
 
     def __init__(
         self,
-        plan: Iterable[tuple[NodeId, SliceSpec]],
+        slices: Iterable[SliceRecord],
         slo_ms: dict[ModelId, float],
         nodes: Iterable[NodeId] = (),
     ) -> None:
         self.version = 0
-        self.slices = {
-            spec.slice_id: SliceRecord(spec, node_id, order) for order, (node_id, spec) in enumerate(plan)
-        }
+        self.slices = {record.spec.slice_id: record for record in slices}
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -120,10 +151,9 @@ class Fleet:
         """What should exist on a node."""
         return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
 
-    def add_slice(self, node_id: NodeId, spec: SliceSpec, order: int) -> SliceRecord:
+    def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""
-        record = self.slices[spec.slice_id] = SliceRecord(spec, node_id, order)
-        return record
+        self.slices[record.spec.slice_id] = record
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
@@ -189,6 +219,7 @@ class Fleet:
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.hosting = self._hosting(message.replicas)
+        record.speeds = {}  # the worker says itself how fast it is
         self._count(record, +1)
         self.version += 1
         return record

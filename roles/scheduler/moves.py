@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from fabric.ids import ModelId, SliceId
-from fabric.messages import MoveInfo, NewSlice
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import MoveInfo, NewSlice, SliceSpec
 from roles.scheduler.actuator import Actuator
 from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
 
@@ -25,6 +25,7 @@ DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
 LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
 
 Named = Callable[[NewSlice], NewSlice]
+OrderOf = Callable[[NodeId, SliceSpec], int]
 
 
 class MoveState(Enum):
@@ -47,9 +48,7 @@ class _Draining:
 class RunningMove:
     """One move. `starts` have their names; `reason` says why it failed."""
 
-    def __init__(
-        self, move: MoveInfo, starts: Sequence[NewSlice], order_of: Callable[[NewSlice], int], rename: Named
-    ) -> None:
+    def __init__(self, move: MoveInfo, starts: Sequence[NewSlice], order_of: OrderOf, rename: Named) -> None:
         self.move = move
         self.stage = MoveState.STARTING
         self.reason = ""
@@ -86,7 +85,7 @@ class RunningMove:
         if self.stage is MoveState.ROLLING_BACK and not self._draining:
             for old in self._stopped:
                 renamed = self._rename(old)
-                actuator.start(renamed.node_id, renamed.spec, renamed.hints, self._order_of(renamed))
+                actuator.start(renamed, self._order_of(renamed.node_id, renamed.spec))
             self.stage = MoveState.FAILED
 
     def give_up(self, reason: str, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
@@ -105,7 +104,7 @@ class RunningMove:
             slice_id = start.spec.slice_id
             if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
                 self._begun[slice_id] = start
-                actuator.start(start.node_id, start.spec, start.hints, self._order_of(start))
+                actuator.start(start, self._order_of(start.node_id, start.spec))
         problem = self._problem(fleet, now_ms)
         if problem:
             self.give_up(problem, fleet, actuator, now_ms)
@@ -117,7 +116,7 @@ class RunningMove:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
                     self._drain(record, actuator, now_ms)
-                    was = NewSlice(record.node_id, record.spec, actuator.hints.get(slice_id, ()))
+                    was = NewSlice(record.node_id, record.spec, record.hints)
                     self._stopped.append(was)
         if len(ready) == len(self.starts):
             self.stage = MoveState.DRAINING
@@ -160,7 +159,7 @@ class RunningMove:
             if fleet.slices.get(slice_id) is not record:
                 del self._draining[slice_id]
                 continue
-            if actuator.is_idle(slice_id) or record.state != READY:
+            if not record.flights or record.state != READY:
                 if draining.idle_since_ms is None:
                     draining.idle_since_ms = now_ms
             else:
