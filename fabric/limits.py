@@ -34,6 +34,7 @@ from fabric.messages import (
     PlanReport,
     ReplicaInfo,
     SeqRun,
+    SliceState,
     SliceStatus,
     TensorInfo,
     Value,
@@ -83,7 +84,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (Changed, "status"): ("ok", "partial", "failed", "refused"),
     (PlanReport, "state"): ("steady", "planning", "moving"),
-    (SliceStatus, "state"): ("starting", "ready", "failed", "lost", "stopped"),
+    (SliceStatus, "state"): tuple(state.value for state in SliceState),
 }
 
 

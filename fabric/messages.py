@@ -10,6 +10,7 @@ Tensors are not in here: they ride as raw frames behind the header, described by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -555,8 +556,18 @@ class BatchFailed(Message, frozen=True, tag=32):
 # node agent <-> scheduler
 
 
+class SliceState(StrEnum):
+    """What became of a slice that should exist."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    LOST = "lost"
+    STOPPED = "stopped"
+
+
 class SliceStatus(Value, frozen=True):
-    """`state`: starting | ready | failed | lost | stopped; `reason` says why for the last three."""
+    """`state`: a `SliceState`; `reason` says why for the last three."""
 
     slice_id: SliceId
     incarnation: Incarnation
@@ -661,7 +672,7 @@ class StatusAsked(Message, frozen=True, tag=60):
 
 
 class SliceReport(Value, frozen=True):
-    """One slice as the scheduler sees it."""
+    """One slice as the scheduler sees it. `state`: a `SliceState`; a worker says how far it is with the slice."""
 
     slice_id: SliceId
     state: str

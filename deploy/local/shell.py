@@ -25,7 +25,7 @@ from deploy.local.core import (
 )
 from fabric.clock import MonotonicClock
 from fabric.ids import new_incarnation, peer_id
-from fabric.messages import SliceReport, StatusAsked, StatusListed
+from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
 from roles.config.cluster import ClusterConfig, role_id_of_node
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER_ID, Heard
@@ -40,7 +40,7 @@ from roles.runtime.sources import SourceOver
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
 CORES_APART = 4  # client, frontend, scheduler, worker
-SETTLED_STATES = ("ready", "failed")
+SETTLED_STATES = (SliceState.READY, SliceState.FAILED)
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
 FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
@@ -114,7 +114,9 @@ def supervise(
 
 def problems_of(slices: Sequence[SliceReport]) -> list[str]:
     """What is not served as it was asked for: slices that failed, models that a slice is served without."""
-    failed = [f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == "failed"]
+    failed = [
+        f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == SliceState.FAILED
+    ]
     return failed + [
         f"model {left.model_id} is not served on slice {left.slice_id}: {left.reason}"
         for one in slices

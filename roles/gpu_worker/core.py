@@ -80,7 +80,7 @@ from roles.gpu_worker.executors.base import (
 )
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
-from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
+from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_HUNG
 from roles.runtime.peer_checks import Offences
@@ -212,7 +212,7 @@ class WorkerCore:
         self._left_out = host.left_out
         for slice_ in list(self._slices.values()):
             if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
-                slice_.turn(Turn.UNWANTED)
+                slice_.go_on(HostedTransition.UNWANTED)
                 actions += self._forget_if_drained(slice_)
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
         return actions + [action for spec in new for action in self._load(spec)]
@@ -227,9 +227,9 @@ class WorkerCore:
         self._orphan_until_ms = None
         self.counters["adopted"] += 1
         for slice_id, slice_ in self._slices.items():
-            if slice_.state is SliceState.READY:
+            if slice_.state is HostedState.READY:
                 actions.append(Send(AGENT, self._introductions.word(slice_)))
-            elif slice_.state is SliceState.FAILED:
+            elif slice_.state is HostedState.FAILED:
                 actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
         return actions
 
@@ -257,7 +257,7 @@ class WorkerCore:
         self._stop_by_ms = stop_by_ms
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
-            slice_.turn(Turn.UNWANTED)
+            slice_.go_on(HostedTransition.UNWANTED)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
         return actions + self._end_if_stopped(now_ms)
@@ -271,8 +271,8 @@ class WorkerCore:
         slice_.loading = None
         slice_.replicas = event.replicas
         slice_.left_out += event.left_out
-        slice_.turn(Turn.LOADED)
-        if slice_.state is SliceState.STOPPING:
+        slice_.go_on(HostedTransition.LOADED)
+        if slice_.state is HostedState.STOPPING:
             return self._forget_if_drained(slice_)
         to_agent = Send(AGENT, self._introductions.word(slice_))
         return [to_agent, *self._introductions.loaded(slice_, now_ms)]
@@ -281,14 +281,14 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         slice_.shrink(event.model_id, event.batch_size_max)
         self.counters["batch_sizes_shrunk"] += 1
-        if slice_.state is not SliceState.READY:
+        if slice_.state is not HostedState.READY:
             return []
         return [*self._introductions.changed(slice_, now_ms)]
 
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         slice_.has_loaded = True
-        slice_.turn(Turn.BROKEN)
+        slice_.go_on(HostedTransition.BROKEN)
         slice_.reason = event.reason
         failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
@@ -299,7 +299,7 @@ class WorkerCore:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
-            slice_.turn(Turn.BROKEN)
+            slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
             if slice_.queue.running is not None:
                 actions += self._end_broken(slice_, slice_.queue.running, reason)
@@ -358,7 +358,7 @@ class WorkerCore:
 
     def _accepts(self, slice_: HostedSlice, run: RunBatch) -> bool:
         return (
-            slice_.state is SliceState.READY
+            slice_.state is HostedState.READY
             and slice_.hosts(run.model_id)
             and len(slice_.queue) < GRANTED_MAX
         )
@@ -587,7 +587,7 @@ class WorkerCore:
 
     def _forget_if_drained(self, slice_: HostedSlice) -> list[WorkerAction]:
         """A slice nobody wants leaves once it has nothing more to do."""
-        if slice_.state is not SliceState.STOPPING or self._stop_by_ms is not None:
+        if slice_.state is not HostedState.STOPPING or self._stop_by_ms is not None:
             return []
         if len(slice_.queue) or not slice_.has_loaded:
             return []

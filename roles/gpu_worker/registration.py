@@ -13,7 +13,7 @@ from typing import Final
 
 from fabric.ids import Incarnation, NodeId, SliceId
 from fabric.messages import Directory, SliceReady
-from roles.gpu_worker.slices import HostedSlice, SliceState
+from roles.gpu_worker.slices import HostedSlice, HostedState
 from roles.runtime.core import SCHEDULER, Send
 
 WORD_ON_ITS_WAY_MS: Final = 1_000.0
@@ -99,4 +99,4 @@ class Registration:
         return words
 
     def _ready_slices(self) -> list[HostedSlice]:
-        return [slice_ for slice_ in self._slices.values() if slice_.state is SliceState.READY]
+        return [slice_ for slice_ in self._slices.values() if slice_.state is HostedState.READY]

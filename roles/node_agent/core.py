@@ -45,6 +45,7 @@ from fabric.messages import (
     SliceFailed,
     SliceReady,
     SliceSpec,
+    SliceState,
     StatusAsked,
     StatusListed,
     Stop,
@@ -255,7 +256,7 @@ class NodeAgentCore:
         for slice_id in dropped:
             del worker.slices[slice_id]
             if slice_id in self._wanted:
-                self._reports.report(slice_id, "stopped", "its specification changed")
+                self._reports.report(slice_id, SliceState.STOPPED, "its specification changed")
         if dropped and worker.slices:
             self._workers.tell_what_to_host(worker)
         self._workers.end_if_unwanted(worker, now_ms)
@@ -271,7 +272,9 @@ class NodeAgentCore:
             if problem:
                 self._reports.give_up(spec, problem)
             elif self._daemons.is_held(spec.gpu):
-                self._reports.report(slice_id, "starting", f"waits for the MPS daemon of gpu {spec.gpu}")
+                self._reports.report(
+                    slice_id, SliceState.STARTING, f"waits for the MPS daemon of gpu {spec.gpu}"
+                )
             else:
                 missing.append(spec)
         for group in _groups(missing):
@@ -382,7 +385,7 @@ class NodeAgentCore:
                 pass  # the news of its end was quicker
             case SliceReady():
                 worker.loading = None
-                self._reports.report(slice_id, "ready", incarnation=incarnation)
+                self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
             case SliceFailed() if message.model_id or self._reports.is_ready(slice_id):
                 self._workers.broke(worker, message, now_ms)

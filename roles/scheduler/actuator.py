@@ -12,7 +12,7 @@ from roles.runtime.core import Send
 from roles.scheduler.batches import Batches
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
-from roles.scheduler.fleet import READY, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.run_time_watch import RunTimeWatch
 
 
@@ -68,7 +68,7 @@ class Actuator:
         """What the plan says of a slice; it serves on."""
         former = record.targets
         record.hints = hints
-        if record.targets != former and record.state == READY and not record.is_draining:
+        if record.targets != former and record.is_ready and not record.is_draining:
             self._put(record, now_ms)
 
     def drain(self, record: SliceRecord, now_ms: float) -> None:
@@ -113,7 +113,7 @@ class Actuator:
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():
             hosts = any(replica.model_id == model_id for replica in record.replicas)
-            if hosts and record.state == READY and not record.is_draining:
+            if hosts and record.is_ready and not record.is_draining:
                 self._put(record, now_ms)
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:

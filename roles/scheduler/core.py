@@ -28,6 +28,7 @@ from fabric.messages import (
     SeqRun,
     SliceChanged,
     SliceReady,
+    SliceState,
     StatusAsked,
     StatusListed,
     Telemetry,
@@ -43,7 +44,7 @@ from roles.scheduler.corrections import LatenessGuard
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
-from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import Loads
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.run_time_watch import RunTimeWatch
@@ -283,7 +284,7 @@ class SchedulerCore:
             status = alive.get(record.spec.slice_id)
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
-        actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
+        actions = self._slices_down(gone, SliceState.LOST, "its node agent started anew", now_ms)
         self._slices_changed(now_ms)
         actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
@@ -294,8 +295,10 @@ class SchedulerCore:
         del late_ms
         old = self._fleet.slices.get(message.slice_id)
         actions: list[Send] = []
-        if old is not None and old.state == READY and old.incarnation != message.incarnation:
-            actions.extend(self._slices_down([old], LOST, "replaced by its next incarnation", now_ms))
+        if old is not None and old.is_ready and old.incarnation != message.incarnation:
+            actions.extend(
+                self._slices_down([old], SliceState.LOST, "replaced by its next incarnation", now_ms)
+            )
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
@@ -313,15 +316,15 @@ class SchedulerCore:
         status = message.status
         if record is None:
             return _NOTHING
-        if record.state == READY and status.incarnation != record.incarnation:
+        if record.is_ready and status.incarnation != record.incarnation:
             return _NOTHING  # old news of a former incarnation
-        if status.state in (FAILED, LOST, STOPPED):
+        if status.state in (SliceState.FAILED, SliceState.LOST, SliceState.STOPPED):
             self._slices_changed(now_ms)
-            return self._slices_down([record], status.state, status.reason, now_ms)
+            return self._slices_down([record], SliceState(status.state), status.reason, now_ms)
         return _NOTHING  # starting is what we believe already; ready comes from the worker itself
 
     def _slices_down(
-        self, records: Sequence[SliceRecord], state: str, reason: str, now_ms: float
+        self, records: Sequence[SliceRecord], state: SliceState, reason: str, now_ms: float
     ) -> list[Send]:
         """Forget what was in flight there: frontends see in the directory that the slices are gone."""
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
@@ -348,7 +351,7 @@ class SchedulerCore:
             gone.extend(self._fleet.node_lost(node_id))
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
-        actions = self._slices_down(gone, LOST, reason, now_ms)
+        actions = self._slices_down(gone, SliceState.LOST, reason, now_ms)
         # Who was only stopped, or cut off, sees that we gave it up: a worker that its slices are not listed, an
         # agent that it hears of a directory at all. Both introduce themselves again.
         actions.extend(Send(host, self._fleet.directory()) for host in (*hosts, *agents))

@@ -29,12 +29,12 @@ from fabric.messages import (
     SliceReady,
     SliceReport,
     SliceSpec,
+    SliceState,
 )
 from policies.batching.base import RequestRun
 from roles.scheduler.corrections import SpeedCorrection
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
-STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -75,7 +75,7 @@ class SliceRecord:
     order: int
     hints: tuple[ReplicaHint, ...] = ()
     """What the plan says of its models."""
-    state: str = STARTING
+    state: SliceState = SliceState.STARTING
     reason: str = ""
     incarnation: Incarnation = field(default=Incarnation(""))
     worker: PeerId | None = None
@@ -91,6 +91,11 @@ class SliceRecord:
     """Of the models whose measured run times left their worker's tables."""
     flights: list[Flight] = field(default_factory=list, repr=False)
     """Its batches that have not ended, in the order of their dispatch."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether batches can go there."""
+        return self.state == SliceState.READY
 
     @property
     def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:
@@ -157,7 +162,7 @@ class Fleet:
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
-        if record.state == READY:
+        if record.is_ready:
             self._count(record, -1)
         del self.slices[record.spec.slice_id]
         self.version += 1
@@ -170,7 +175,7 @@ class Fleet:
         """A model is served from now on, or has another SLO."""
         self._slo_ms[model_id] = slo_ms
         if model_id not in self.replicas:
-            ready = [record for record in self.slices.values() if record.state == READY]
+            ready = [record for record in self.slices.values() if record.is_ready]
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
         self.version += 1
 
@@ -207,13 +212,13 @@ class Fleet:
         record = self.slices.get(message.slice_id)
         if record is None:
             return None
-        if record.state == READY:
+        if record.is_ready:
             if record.incarnation == message.incarnation and record.replicas == message.replicas:
                 return None
             # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
             self._count(record, -1)
         record.left_out = message.left_out
-        record.state = READY
+        record.state = SliceState.READY
         without = "; ".join(f"without {one.model_id}: {one.reason}" for one in record.left_out)
         record.reason = without[:LEFT_OUT_CHARS_MAX]
         record.incarnation, record.worker = message.incarnation, peer
@@ -224,9 +229,9 @@ class Fleet:
         self.version += 1
         return record
 
-    def slice_down(self, record: SliceRecord, state: str, reason: str) -> bool:
+    def slice_down(self, record: SliceRecord, state: SliceState, reason: str) -> bool:
         """A slice is not ready (any more); True when it was."""
-        was_ready = record.state == READY
+        was_ready = record.is_ready
         if was_ready:
             self._count(record, -1)
         record.state, record.reason, record.worker = state, reason, None
@@ -253,7 +258,7 @@ class Fleet:
 
     def slices_on(self, node_id: NodeId) -> list[SliceRecord]:
         """Ready slices of a node."""
-        return [r for r in self.slices.values() if r.node_id == node_id and r.state == READY]
+        return [r for r in self.slices.values() if r.node_id == node_id and r.is_ready]
 
     def peers_to_tell(self) -> list[PeerId]:
         """Everyone who gets the directory: frontends, and workers with a ready slice."""
@@ -264,7 +269,7 @@ class Fleet:
         """Every model, with the signature of its first ready replica."""
         first: dict[ModelId, ReplicaInfo] = {}
         for record in self.slices.values():
-            if record.state == READY:
+            if record.is_ready:
                 for replica in record.replicas:
                     first.setdefault(replica.model_id, replica)
         infos = []
@@ -285,7 +290,7 @@ class Fleet:
             slices=tuple(
                 SliceInfo(slice_id, record.incarnation, record.node_id, record.addresses)
                 for slice_id, record in self.slices.items()
-                if record.state == READY
+                if record.is_ready
             ),
             frontends=tuple(info for _, info in self.frontends.values()),
         )
@@ -300,7 +305,7 @@ class Fleet:
                 tuple(model.model_id for model in record.spec.models),
                 record.batches,
                 record.requests,
-                record.left_out if record.state == READY else (),
+                record.left_out if record.is_ready else (),
             )
             for slice_id, record in self.slices.items()
         ]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import MoveInfo, NewSlice, SliceSpec
+from fabric.messages import MoveInfo, NewSlice, SliceSpec, SliceState
 from roles.scheduler.actuator import Actuator
-from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
@@ -130,7 +130,7 @@ class RunningMove:
             record = fleet.slices.get(slice_id)
             if record is None:
                 return f"slice {slice_id} is gone"
-            if record.state == FAILED:
+            if record.state == SliceState.FAILED:
                 return f"slice {slice_id} failed: {record.reason}"
             for out in record.left_out:
                 if not self._is_left_out_already(fleet, out.model_id):
@@ -159,13 +159,13 @@ class RunningMove:
             if fleet.slices.get(slice_id) is not record:
                 del self._draining[slice_id]
                 continue
-            if not record.flights or record.state != READY:
+            if not record.flights or not record.is_ready:
                 if draining.idle_since_ms is None:
                     draining.idle_since_ms = now_ms
             else:
                 draining.idle_since_ms = None
             is_quiet = draining.idle_since_ms is not None and (
-                record.state != READY or now_ms - draining.idle_since_ms >= LINGER_MS
+                not record.is_ready or now_ms - draining.idle_since_ms >= LINGER_MS
             )
             if is_quiet or now_ms - draining.since_ms > DRAIN_LIMIT_MS:
                 actuator.end(record, now_ms)
@@ -174,4 +174,4 @@ class RunningMove:
 
 def _is_ready(fleet: Fleet, slice_id: SliceId) -> bool:
     record = fleet.slices.get(slice_id)
-    return record is not None and record.state == READY
+    return record is not None and record.is_ready
