@@ -46,7 +46,7 @@ RECEIVED_MAX: Final = 64
 TURN_HEADER_BYTES: Final = 64 << 10
 """One `receive` decodes no more than so many bytes of headers and one header: what it takes grows with them."""
 FLUSH_MS: Final = 100
-RECONNECT_AFTER_MS: Final = 100.0
+RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
 KEEPALIVE_S: Final = 2
 UNACKNOWLEDGED_MS: Final = 5_000  # bytes that nobody acknowledges for so long end the connection
 NOBODY: Final = PeerId("")  # who sent what comes out of a PULL

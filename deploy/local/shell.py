@@ -24,7 +24,7 @@ from deploy.local.core import (
     Warn,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import new_incarnation, peer_id
+from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id
 from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
 from roles.config.cluster import ClusterConfig, role_id_of_node
 from roles.runtime.children import Processes
@@ -87,7 +87,7 @@ def role_plans(
     ]
     frontends = [
         RolePlan(
-            f"frontend-{index}",
+            frontend_id(index),
             (*tenuto, "frontend", "--index", str(index), *common),
             start_rank=1,
             stop_rank=0,
@@ -208,7 +208,7 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._scheduler = LocalScheduler(peer_id("operator", new_incarnation()), run_dir, clock)
+        self._scheduler = LocalScheduler(peer_id(OPERATOR, new_incarnation()), run_dir, clock)
         self._readiness = _Readiness(self._scheduler)
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)

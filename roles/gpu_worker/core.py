@@ -82,7 +82,7 @@ from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
-from roles.runtime.exit_codes import EXIT_HUNG
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
 
 NO_MODEL: Final = ModelId("")
@@ -294,7 +294,7 @@ class WorkerCore:
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
 
     def _break(
-        self, reason: str, exit_code: int = 1, hung: tuple[SliceId, ModelId] | None = None
+        self, reason: str, exit_code: int = EXIT_FAILURE, hung: tuple[SliceId, ModelId] | None = None
     ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
 from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, SliceState, Stop
 from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
@@ -13,7 +13,8 @@ from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, W
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
 from roles.node_agent.suspects import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
-from roles.runtime.process_events import EXIT_UNKNOWN, explaining_lines
+from roles.runtime.exit_codes import EXIT_UNKNOWN
+from roles.runtime.process_events import explaining_lines
 from roles.runtime.restarts import Restarts
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
@@ -172,7 +173,7 @@ class Workers:
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:
         self._spawned += 1
-        worker.worker_id = f"worker-{self._node_id}-{self._spawned}"
+        worker.worker_id = f"{worker_prefix(self._node_id)}{self._spawned}"
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Self
 
 from fabric.errors import FabricError
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
 
@@ -47,7 +48,7 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(expected):
-        raise SystemExit(1)
+        raise SystemExit(EXIT_FAILURE)
 
 
 def wake_exactly() -> None:
@@ -120,7 +121,7 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
         if self.is_set and number == signal.SIGINT:
-            os._exit(130)
+            os._exit(EXIT_INTERRUPTED)
         self.is_set = True
 
     def fileno(self) -> int:

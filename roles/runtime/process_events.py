@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
-
-EXIT_UNKNOWN: Final = 256
-"""No process can end with that code: of one that was adopted nobody is told."""
-
 
 _LOGGED = re.compile(r" level=[A-Z]+ role=")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, peer_id
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, frontend_id, peer_id
 from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import (
@@ -187,7 +187,7 @@ class VirtualFrontend:
 
     def __init__(self, world: Surroundings, number: int) -> None:
         self._world = world
-        self._id = FrontendId(f"frontend-{number}")
+        self._id = frontend_id(number)
         outputs = PeerId(f"{self._id}/outputs")
         model = world.hardware.network.model
         self._grace_ms = 0.0 if model.jitter_ms else GRACE_MS

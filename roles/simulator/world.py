@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.ids import (
+    Incarnation,
+    ModelId,
+    NodeId,
+    PeerId,
+    SliceId,
+    frontend_id,
+    peer_id,
+    worker_prefix,
+)
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -151,8 +160,7 @@ class World:
         self._hardware = hardware
         self._traffic = {one.model_id: one for one in traffic}
         self._frontends = [
-            (FrontendId(f"frontend-{number}"), peer_id(f"frontend-{number}", FIRST))
-            for number in range(hardware.frontends)
+            (frontend_id(number), peer_id(frontend_id(number), FIRST)) for number in range(hardware.frontends)
         ]
         self._peer_of = dict(self._frontends)
         self._number_of = {name: number for number, (name, _) in enumerate(self._frontends)}
@@ -387,7 +395,7 @@ class World:
                 continue
             gpu = self._gpus[node_id, spec.gpu]
             self._started += 1
-            worker = peer_id(f"worker-{node_id}-{self._started}", FIRST)
+            worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
             slice_ = SimulatedSlice(spec, worker, gpu, self)
             gpu.slices.append(slice_)
             self._slices[spec.slice_id] = slice_
