@@ -499,7 +499,7 @@ class Done(Message, frozen=True, tag=22):
     exec_ms: float
 
 
-class Preempt(Message, frozen=True, tag=23):
+class PreemptBatch(Message, frozen=True, tag=23):
     """Scheduler -> worker: stop that batch if you can; its `Done` says whether it was `preempted`.
 
     The scheduler grants its requests again, so a frontend may be granted a request more than once; only the
@@ -893,7 +893,7 @@ AnyMessage = (
     | SliceReady
     | RunBatch
     | Done
-    | Preempt
+    | PreemptBatch
     | Inputs
     | Outputs
     | BatchFailed

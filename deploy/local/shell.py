@@ -21,7 +21,6 @@ from deploy.local.core import (
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,
-    Warn,
 )
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id
@@ -33,6 +32,7 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
 from roles.runtime.local_scheduler import LocalScheduler
 from roles.runtime.process import StopSignal, read_run_file
+from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in
 from roles.runtime.sources import SourceOver

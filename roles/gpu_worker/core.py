@@ -31,7 +31,7 @@ from fabric.messages import (
     Loading,
     Ping,
     Pong,
-    Preempt,
+    PreemptBatch,
     RunBatch,
     SliceFailed,
     SliceReport,
@@ -317,7 +317,7 @@ class WorkerCore:
         match message:
             case RunBatch():
                 return self._grant(message, late_ms, now_ms)
-            case Preempt():
+            case PreemptBatch():
                 return self._preempt(message, now_ms)
             case Directory():
                 frontends = KnowFrontends(message.frontends)
@@ -345,7 +345,7 @@ class WorkerCore:
         slice_.queue.add(batch)
         return actions + self._advance(slice_, now_ms)
 
-    def _preempt(self, preempt: Preempt, now_ms: float) -> list[WorkerAction]:
+    def _preempt(self, preempt: PreemptBatch, now_ms: float) -> list[WorkerAction]:
         """Its requests are granted again already, so nothing of it is `missing`."""
         slice_ = self._slices.get(preempt.slice_id)
         batch = slice_.queue.find(preempt.batch_id) if slice_ is not None else None

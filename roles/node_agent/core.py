@@ -61,7 +61,6 @@ from roles.node_agent.events import (
     Kill,
     Orphan,
     SharingPlan,
-    Warn,
 )
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.peer_checks import AgentPeerChecks
@@ -71,7 +70,7 @@ from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import Offences
-from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0

@@ -30,9 +30,9 @@ from roles.node_agent.events import (
     SharingPlan,
     StartDaemon,
     Terminate,
-    Warn,
 )
 from roles.runtime.exit_codes import EXIT_GUARD_REFUSED
+from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
 
 MPS, TIME_SHARING, STARTING = "mps", "time-sharing", "starting"

@@ -35,7 +35,6 @@ from roles.node_agent.events import (
     Spawn,
     StartDaemon,
     Terminate,
-    Warn,
 )
 from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
@@ -54,7 +53,7 @@ from roles.runtime.process import (
     remove_run_file,
     write_run_file,
 )
-from roles.runtime.process_events import ProcessExited
+from roles.runtime.process_events import ProcessExited, Warn
 from roles.runtime.sources import LinkSource, TranslatedSource
 
 log = logging.getLogger("tenuto")

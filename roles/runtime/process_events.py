@@ -1,4 +1,4 @@
-"""What the two cores that keep processes alive hear: the node agent's and `tenuto up`'s."""
+"""What the two cores that keep processes alive hear and do alike: the node agent's and `tenuto up`'s."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ class SchedulerFound:
 @dataclass(slots=True, frozen=True)
 class StopAsked:
     """End everything in order."""
+
+
+@dataclass(slots=True, frozen=True)
+class Warn:
+    """Something a person should read, though everything goes on. `text` is logfmt."""
+
+    text: str

@@ -41,7 +41,7 @@ class Actuator:
         """What all of it means for others, in order: first the directory, then what nodes should host."""
         actions, self._actions = self._actions, []
         if self._updates.is_behind and self._touched:
-            actions.extend(self._updates.tell())
+            actions.extend(self._updates.publish())
         for node_id in sorted(self._touched):
             peer = self._fleet.nodes.get(node_id)
             if peer is not None:  # else it hears when it says hello
@@ -96,7 +96,7 @@ class Actuator:
             return
         is_new = model_id not in self._fleet.replicas
         self._fleet.put_model(model_id, slo_ms)
-        self._updates.came(now_ms)
+        self._updates.note_change(now_ms)
         self._discipline.add_model(self._estimates.model(model_id), now_ms)
         if is_new:  # slices that hosted it before it was removed may still be there
             self._put_hosts(model_id, now_ms)
@@ -108,7 +108,7 @@ class Actuator:
         self._estimates.forget_model(model_id)
         self._fleet.forget_model(model_id)
         self._put_hosts(model_id, now_ms)
-        self._actions.extend(self._updates.tell())
+        self._actions.extend(self._updates.publish())
 
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():

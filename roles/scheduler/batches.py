@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId
-from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun, split_runs
-from fabric.messages import Preempt as PreemptBatch
+from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -182,7 +181,7 @@ class Batches:
         if expires_in_ms < latest_in_ms:
             expires_in_ms = latest_in_ms
         if self._updates.is_behind:
-            actions += self._updates.tell()
+            actions += self._updates.publish()
         run_batch = RunBatch(
             batch_id, slice_id, incarnation, model_id, granted, start_in_ms, latest_in_ms, expires_in_ms
         )

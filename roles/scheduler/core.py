@@ -235,7 +235,7 @@ class SchedulerCore:
                 self._discipline.set_guard_ms(self._guard.guard_ms)
             actions = self._batches.carry_out(self._discipline.tick(now_ms), now_ms)
         if self._updates.due_at_ms <= now_ms:
-            actions.extend(self._updates.tell())
+            actions.extend(self._updates.publish())
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
@@ -271,7 +271,7 @@ class SchedulerCore:
         former = self._fleet.frontend_joined(peer, message)
         if former is not None:
             self._batches.forget_frontend(former, now_ms)
-        return self._updates.tell()
+        return self._updates.publish()
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float
@@ -302,7 +302,7 @@ class SchedulerCore:
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
-        self._updates.came(now_ms)
+        self._updates.note_change(now_ms)
         if not record.is_draining:
             actions.extend(self._batches.offer(record, now_ms))
         self._slices_changed(now_ms)
@@ -330,7 +330,7 @@ class SchedulerCore:
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
         if not gone:
             return []
-        actions = self._updates.tell()
+        actions = self._updates.publish()
         for record in gone:
             self._batches.lose(record)
         actions.extend(self._batches.withdraw(gone, now_ms))
@@ -342,7 +342,7 @@ class SchedulerCore:
         self._checks.forget(peer)
         if self._fleet.frontend_lost(peer) is not None:
             self._batches.forget_frontend(peer, now_ms)
-            self._updates.came(now_ms)
+            self._updates.note_change(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)
         nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]

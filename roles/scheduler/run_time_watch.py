@@ -16,7 +16,7 @@ from roles.scheduler.fleet import SliceRecord
 
 JUDGED_EVERY_MS = 1_000.0
 JUDGED_AGAIN_MS = 500.0
-SLACK = 1.10  # 10 % is the largest error of iGniter's predictions (section 5.2)
+TOLERANCE = 1.10  # 10 % is the largest error of iGniter's predictions (section 5.2)
 BATCHES_MAX = 10_000  # are kept of a slice: nobody looks while a plan is made or carried out
 BATCHES_MIN = 5  # of fewer in an interval one hiccup would be the p99
 
@@ -67,7 +67,7 @@ class RunTimeWatch:
             interval.since_ms = now_ms
             p99 = _p99(interval.ratios) if len(interval.ratios) >= BATCHES_MIN else 0.0
             interval.ratios.clear()
-            is_bad = p99 > SLACK
+            is_bad = p99 > TOLERANCE
             if is_bad and interval.is_doubted:
                 found[slice_id] = p99
             interval.is_doubted = is_bad and not interval.is_doubted

@@ -64,7 +64,7 @@ class FullWorld:
         self.outputs = VirtualLinks(
             self.clock, lambda _from, _to, sent_at_ms: network.result_at_ms(sent_at_ms)
         )
-        self.batches_sent: dict[BatchId, BatchTimes] = {}
+        self.times_of_batch: dict[BatchId, BatchTimes] = {}
         self._inputs_take_ms = 0.0
         self._traffic = traffic
         self._asked: list[tuple[ModelTraffic, int]] = []
@@ -123,7 +123,7 @@ class FullWorld:
     def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
         """See `Surroundings`."""
         each_ms = self.hardware.network.model.data_ms_per_item
-        self._inputs_take_ms = each_ms * self.batches_sent[message.batch_id].size
+        self._inputs_take_ms = each_ms * self.times_of_batch[message.batch_id].size
         link.send(peer, message)
 
     def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class FullWorld:
 
     def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
         """See `Surroundings`."""
-        times = self.batches_sent[batch_id]
+        times = self.times_of_batch[batch_id]
         self.batches.append(
             BatchRecord(
                 times.model_id,

@@ -101,7 +101,7 @@ class Surroundings(Protocol):
     """Between the scheduler and workers."""
     inputs: VirtualLinks
     outputs: VirtualLinks
-    batches_sent: dict[BatchId, BatchTimes]
+    times_of_batch: dict[BatchId, BatchTimes]
 
     def connect(
         self,
@@ -172,7 +172,7 @@ class VirtualScheduler:
                 continue
             if isinstance(message, RunBatch):
                 size = requests_in(message.parts)
-                self._world.batches_sent[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
+                self._world.times_of_batch[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
             link = self._work if self._world.work.is_there(action.peer) else self._control
             link.send(action.peer, message)
         self.wake_at_ms = self._core.wake_at_ms
@@ -223,7 +223,7 @@ class VirtualFrontend:
 
     def _heard_worker(self, one: Received) -> None:
         if isinstance(one.message, Outputs):
-            self._computed = self._world.batches_sent[one.message.batch_id]
+            self._computed = self._world.times_of_batch[one.message.batch_id]
             self._take(Computed(one.message, NO_PAYLOAD, ()))
         else:
             self._take(WorkerSaid(one.message))
@@ -323,7 +323,7 @@ class VirtualWorker:
             case PushOutputs(frontend_id, message):
                 self._outputs.send(self._frontends[frontend_id], message)
             case Execute(run, parts):
-                self._world.batches_sent[run.batch_id].started_at_ms = now_ms
+                self._world.times_of_batch[run.batch_id].started_at_ms = now_ms
                 job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
                 self._agent.devices.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
             case Abort(slice_id, batch_id):

@@ -36,7 +36,7 @@ from fabric.messages import (
     GpuInfo,
     NodeHello,
     PlanAsked,
-    Preempt,
+    PreemptBatch,
     ReplicaInfo,
     Returned,
     RunBatch,
@@ -190,7 +190,7 @@ class World:
         self._ticks = 0
         self._on: dict[type, Callable[[PeerId, Any, float], None]] = {
             RunBatch: self._on_run_batch,
-            Preempt: self._on_preempt,
+            PreemptBatch: self._on_preempt,
             Dropped: self._on_dropped,
             Returned: self._on_returned,
             DesiredSlices: self._on_want,
@@ -453,7 +453,7 @@ class World:
         else:
             self.schedule(received_at_ms, slice_.take, job)
 
-    def _on_preempt(self, peer: PeerId, message: Preempt, now_ms: float) -> None:
+    def _on_preempt(self, peer: PeerId, message: PreemptBatch, now_ms: float) -> None:
         slice_ = self._slices[message.slice_id]
         at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         self.schedule(at_ms, slice_.preempt, message.batch_id)

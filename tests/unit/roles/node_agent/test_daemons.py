@@ -36,11 +36,10 @@ from roles.node_agent.events import (
     Spawn,
     StartDaemon,
     Terminate,
-    Warn,
 )
 from roles.runtime.core import SCHEDULER, Heard, Send, Tick
 from roles.runtime.exit_codes import EXIT_GUARD_REFUSED, EXIT_UNKNOWN
-from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
 
 LIMITS = AgentLimits(restart=RestartRule(first_ms=100.0, failures_max=3))
