@@ -29,9 +29,14 @@ PARTS_MAX: Final = 1_024
 ITEMS_MAX: Final = 65_536
 """In any tuple or dict of a message."""
 
+ADDRESSES_MAX: Final = 16
+"""Of one peer: a role has one per transport."""
+
 ItemT = TypeVar("ItemT")
 Listed = Annotated[tuple[ItemT, ...], msgspec.Meta(max_length=ITEMS_MAX)]
 """Lists in what anybody may send us: their length is looked at before anything of them is decoded."""
+
+Addresses = Annotated[tuple[str, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 
 Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
 
@@ -105,7 +110,7 @@ class SliceInfo(Value, frozen=True):
     slice_id: SliceId
     incarnation: Incarnation
     node_id: NodeId
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class FrontendInfo(Value, frozen=True):
@@ -113,7 +118,7 @@ class FrontendInfo(Value, frozen=True):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class SeqRun(Value, frozen=True):
@@ -373,7 +378,7 @@ class FrontendHello(Message, frozen=True, tag=10):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class Directory(Message, frozen=True, tag=11):
@@ -458,7 +463,7 @@ class SliceReady(Message, frozen=True, tag=20):
     incarnation: Incarnation
     node_id: NodeId
     gpu: int
-    addresses: Listed[str]
+    addresses: Addresses
     replicas: Listed[ReplicaInfo]
     left_out: Listed[LeftOut] = ()
 
@@ -634,7 +639,7 @@ class Host(Message, frozen=True, tag=51):
 
     node_id: NodeId
     slices: Listed[SliceSpec]
-    scheduler_addresses: Listed[str]
+    scheduler_addresses: Addresses
     agent_pid: int = 0
     left_out: Listed[LeftOut] = ()
 
