@@ -51,8 +51,6 @@ class FullWorld:
         """Every batch that started, in the order of their ends."""
         self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in traffic}
         """Requests that were refused before their deadline."""
-        self.late_preemptions = 0
-        """Always 0: frontends and workers see to them themselves."""
         self.clock = VirtualClock(BOOT_MS)
         self.hardware = hardware
         network = hardware.network

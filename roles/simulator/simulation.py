@@ -107,7 +107,7 @@ def simulate(
         list(dict.fromkeys(slices)),
         settings.unplaced,
         log,
-        world.late_preemptions,
+        world.late_preemptions if isinstance(world, World) else 0,
     )
 
 
