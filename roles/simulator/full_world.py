@@ -23,6 +23,8 @@ from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import Inputs, SliceSpec
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
+from roles.simulator.traffic import ModelTraffic
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
 from roles.simulator.virtual_roles import (
     BatchTimes,
@@ -31,7 +33,6 @@ from roles.simulator.virtual_roles import (
     VirtualRole,
     VirtualScheduler,
 )
-from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode
 from roles.workload.outcomes import BatchRecord
 
 BOOT_MS: Final = -1_000.0

@@ -15,8 +15,10 @@ from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.full_world import FullWorld
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
+from roles.simulator.traffic import ModelTraffic
+from roles.simulator.world import World
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
 

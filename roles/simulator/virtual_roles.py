@@ -68,9 +68,10 @@ from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Hea
 from roles.runtime.process_events import ProcessExited, SchedulerFound
 from roles.scheduler.planning import make_plan
 from roles.simulator.gpu import requests_in
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import KnownReturn
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.world import FIRST, SimulatedHardware, SimulatedNode
+from roles.simulator.world import FIRST
 
 CLIENT: Final = PeerId("client")
 SOMEWHERE: Final = ("loopback",)

@@ -32,8 +32,10 @@ from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import AGAIN_FROM, ModelTraffic, SimulatedHardware, SimulatedNode, World
+from roles.simulator.traffic import ModelTraffic
+from roles.simulator.world import AGAIN_FROM, World
 
 MODEL = ModelId("m")
 NODE = NodeId("n")
