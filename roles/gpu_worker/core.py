@@ -106,7 +106,7 @@ class WorkerCore:
         self._checks = WorkerPeerChecks()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
-        self._introductions = Registration(identity, self._slices)
+        self._registration = Registration(identity, self._slices)
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
@@ -157,10 +157,10 @@ class WorkerCore:
             case AgentGone():
                 return self._agent_gone(now_ms)
             case SchedulerAnswers():
-                return [*self._introductions.scheduler_answers(now_ms)]
+                return [*self._registration.scheduler_answers(now_ms)]
             case Lost():
                 # Granted batches run on. Only the scheduler is watched by its silence.
-                self._introductions.scheduler_gone()
+                self._registration.scheduler_gone()
                 return []
             case Tick():
                 return self._tick(now_ms)
@@ -174,7 +174,7 @@ class WorkerCore:
             heapq.heappop(self._alarms)
         moments = (
             self._hello_at_ms,
-            self._introductions.wake_at_ms,
+            self._registration.wake_at_ms,
             self._orphan_until_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
@@ -202,11 +202,11 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         self._hello_at_ms = None
-        self._introductions.node_id = host.node_id
-        actions = self._obey(host.agent_pid)
+        self._registration.node_id = host.node_id
+        actions = self._follow_agent(host.agent_pid)
         if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
             self._scheduler_addresses = host.scheduler_addresses
-            self._introductions.scheduler_gone()
+            self._registration.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         self._left_out = host.left_out
@@ -217,7 +217,7 @@ class WorkerCore:
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
         return actions + [action for spec in new for action in self._load(spec)]
 
-    def _obey(self, agent_pid: int) -> list[WorkerAction]:
+    def _follow_agent(self, agent_pid: int) -> list[WorkerAction]:
         """Whoever says what to host is the agent; a new one hears how the slices are."""
         if not self._outlive_ms:
             return []
@@ -228,7 +228,7 @@ class WorkerCore:
         self.counters["adopted"] += 1
         for slice_id, slice_ in self._slices.items():
             if slice_.state is HostedState.READY:
-                actions.append(Send(AGENT, self._introductions.word(slice_)))
+                actions.append(Send(AGENT, self._registration.slice_ready(slice_)))
             elif slice_.state is HostedState.FAILED:
                 actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
         return actions
@@ -274,8 +274,8 @@ class WorkerCore:
         slice_.go_on(HostedTransition.LOADED)
         if slice_.state is HostedState.STOPPING:
             return self._forget_if_drained(slice_)
-        to_agent = Send(AGENT, self._introductions.word(slice_))
-        return [to_agent, *self._introductions.loaded(slice_, now_ms)]
+        to_agent = Send(AGENT, self._registration.slice_ready(slice_))
+        return [to_agent, *self._registration.loaded(slice_, now_ms)]
 
     def _shrunk(self, event: Shrunk, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -283,7 +283,7 @@ class WorkerCore:
         self.counters["batch_sizes_shrunk"] += 1
         if slice_.state is not HostedState.READY:
             return []
-        return [*self._introductions.changed(slice_, now_ms)]
+        return [*self._registration.changed(slice_, now_ms)]
 
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -321,7 +321,7 @@ class WorkerCore:
                 return self._preempt(message, now_ms)
             case Directory():
                 frontends = KnowFrontends(message.frontends)
-                return [frontends, *self._introductions.heard(message, now_ms)]
+                return [frontends, *self._registration.heard(message, now_ms)]
             case _:
                 raise AssertionError("checked before")
 
@@ -553,9 +553,9 @@ class WorkerCore:
             return self._stop(now_ms + LAST_GRACE_MS, now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
-        repeat_at_ms = self._introductions.wake_at_ms
+        repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
-            actions += self._introductions.repeat(now_ms)
+            actions += self._registration.repeat(now_ms)
         expired = self._early.take_expired(now_ms)
         if expired:
             self.counters["inputs_without_batch"] += len(expired)

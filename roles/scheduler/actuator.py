@@ -49,7 +49,7 @@ class Actuator:
         self._touched.clear()
         return actions
 
-    def say(self, peer: PeerId, message: AnyMessage) -> None:
+    def send(self, peer: PeerId, message: AnyMessage) -> None:
         """Send a message."""
         self._actions.append(Send(peer, message))
 

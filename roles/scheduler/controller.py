@@ -65,7 +65,7 @@ GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
 GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
 CHANGES_MAX = 16
 LATELY_MAX = 16
-UNSAID_MAX = 256
+UNLOGGED_MAX = 256
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Controller:
         names: SliceNames,
     ) -> None:
         self.due_at_ms = 0.0
-        self.unsaid: deque[str] = deque(maxlen=UNSAID_MAX)
+        self.unlogged: deque[str] = deque(maxlen=UNLOGGED_MAX)
         """What it did since somebody looked, for a log."""
         self._fleet = fleet
         self._actuator = actuator
@@ -149,7 +149,7 @@ class Controller:
         """An operator wants something changed. It is answered when that is over."""
         if len(self._changes) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
-            self._actuator.say(peer, Changed(change.request_no, "refused", BUSY, reason))
+            self._actuator.send(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
         self._changes.append((peer, change))
         self._go_on(now_ms)
@@ -202,8 +202,8 @@ class Controller:
     def _out(self) -> frozenset[GpuRef]:
         return self._desired.drained | self._presence.absent
 
-    def _say(self, text: str) -> None:
-        self.unsaid.append(text)
+    def _note(self, text: str) -> None:
+        self.unlogged.append(text)
         self._lately.append(text[:500])
 
     def _go_on(self, now_ms: float) -> None:
@@ -236,7 +236,7 @@ class Controller:
     def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         desired = self._desired.changed(change)
         if isinstance(desired, ChangeRefused):
-            self._actuator.say(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
+            self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
             return
         if isinstance(
             change, ModelsRemove
@@ -265,7 +265,7 @@ class Controller:
             self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
             late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
             if free <= 0:
-                self._say(f"{late}: its GPU has no share left")
+                self._note(f"{late}: its GPU has no share left")
                 continue
             grown = share + min(GROWTH_PERCENT, free)
             why = f"{late}: {grown:g} % instead of {share:g} %"
@@ -295,7 +295,7 @@ class Controller:
         )
         self._asked_number += 1
         self._is_planning = True
-        self._say(f"planning: {task.why}")
+        self._note(f"planning: {task.why}")
         current = tuple(
             CurrentSlice(
                 slice_id,
@@ -314,7 +314,7 @@ class Controller:
         )
         if task.grown is not None:
             asked = replaced(asked, grown=task.grown[0], share_percent=task.grown[1])
-        self._actuator.say(PLANNER, asked)
+        self._actuator.send(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
         reason = made.reason or self._objection(task, made)
@@ -385,12 +385,12 @@ class Controller:
         match move.stage:
             case MoveState.DONE:
                 self._moves_done += 1
-                self._say(f"moved: {starts} for {ends}")
+                self._note(f"moved: {starts} for {ends}")
             case MoveState.FAILED:
                 self._moves_failed += 1
-                self._say(f"rolled back: {starts} for {ends}: {move.reason}")
+                self._note(f"rolled back: {starts} for {ends}: {move.reason}")
             case MoveState.ROLLING_BACK:
-                self._say(f"a move fails: {move.reason}")
+                self._note(f"a move fails: {move.reason}")
 
     def _finish(self, task: _Task, now_ms: float) -> None:
         moves, self._moves = self._moves, []
@@ -404,14 +404,14 @@ class Controller:
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)
         kept, unplaced = len(self._made.kept), self._made.unplaced
-        self._say(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
+        self._note(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
         if task.peer is not None and task.change is not None:
             fresh = {*_models_of(unplaced)} - task.unplaced_before | {*_models_of(unplaced)} & _names_in(
                 task.change
             )
             status = "partial" if fresh else "ok"
             answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced)
-            self._actuator.say(task.peer, answer)
+            self._actuator.send(task.peer, answer)
 
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
         """Nothing came of it: what was wanted before is wanted again."""
@@ -419,10 +419,10 @@ class Controller:
         self.settled += 1
         if status == "failed" or task.change is None:
             self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
-        self._say(f"given up: {task.why}: {reason}")
+        self._note(f"given up: {task.why}: {reason}")
         self._undo(task, now_ms)
         if task.peer is not None and task.change is not None:
-            self._actuator.say(task.peer, Changed(task.change.request_no, status, code, reason))
+            self._actuator.send(task.peer, Changed(task.change.request_no, status, code, reason))
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change

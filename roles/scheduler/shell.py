@@ -160,8 +160,8 @@ class SchedulerShell:
         self._outbox.flush()
         controller, kept = self._controller, self._kept
         log_offences(self._core.offences)
-        while controller.unsaid:
-            log.info("placement %s", controller.unsaid.popleft())
+        while controller.unlogged:
+            log.info("placement %s", controller.unlogged.popleft())
         if controller.is_steady and kept.is_due(controller.settled, self._clock):
             about = about_scheduler(self._core.settings(), self._config.batching, controller.settings())
             kept.write(about, controller.settled, self._clock.now_ms())

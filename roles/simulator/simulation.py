@@ -100,7 +100,7 @@ def simulate(
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
-    log = () if core.controller is None else tuple(core.controller.unsaid)
+    log = () if core.controller is None else tuple(core.controller.unlogged)
     return SimulatedRun(
         outcome,
         window,
