@@ -29,12 +29,6 @@ InnerT = TypeVar("InnerT")
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-class TimedLink(Link, Protocol):
-    """A link that measures the way of its messages."""
-
-    transit: TransitMeter
-
-
 class Source(Protocol[EventT_co]):
     """Something a role hears from: a socket, an executor, a thread pool, a child process."""
 
@@ -115,6 +109,12 @@ class LinkSource(SourceOver, Generic[EventT]):
         if self._lost is not None:
             events.extend(self._lost(peer) for peer in gone)
         return events
+
+
+class TimedLink(Link, Protocol):
+    """A link that measures the way of its messages."""
+
+    transit: TransitMeter
 
 
 class WatchedLinkSource(SourceOver):
