@@ -39,7 +39,7 @@ INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
 
 # From an outsider to the files (or folders, with a slash) that may import it.
 DOORS = {
-    "zmq": ("fabric/sockets.py",),
+    "zmq": ("fabric/sockets/",),
     "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
     "msgspec": ("fabric/codec.py", "fabric/messages.py", "roles/config/load.py", "roles/config/sections.py"),
     "time": ("fabric/clock.py",),

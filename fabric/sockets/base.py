@@ -1,14 +1,4 @@
-"""Link over ZeroMQ; every socket option is set here.
-
-Control goes over ROUTER and DEALER, payload over PUSH and PULL. Every socket has bounded queues and no linger
-except for a flush of at most 100 ms when it is closed in good order. One thread owns a socket.
-
-A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows. A push socket cannot:
-its first message is sent in the moment it is opened, before any connection can exist, and would be refused
-every time. Instead its queue is small in messages and in bytes (ZeroMQ only counts messages, so the bytes are
-ours to count, by trackers that tell when ZeroMQ is done with a message's last frame), and `drop` throws it away
-the moment a worker is known to be lost.
-"""
+"""What all links over ZeroMQ share: bounds, socket options, and how a message is sent and taken whole."""
 
 from __future__ import annotations
 
@@ -30,12 +20,11 @@ from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
-from fabric.ids import Epoch, Incarnation, PeerId
-from fabric.ipc import IPC, IpcPath, nearest
+from fabric.ids import Epoch, PeerId
+from fabric.ipc import IpcPath
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
-from fabric.shared_memory import Borrowed, Region, is_shared_with, memory_address
-from fabric.tensors import ArenaSharing
+from fabric.shared_memory import Borrowed, Region
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -46,7 +35,6 @@ RECEIVED_MAX: Final = 64
 TURN_HEADER_BYTES: Final = 64 << 10
 """One `receive` decodes no more than so many bytes of headers and one header: what it takes grows with them."""
 FLUSH_MS: Final = 100
-RECONNECT_AFTER_MS: Final = 100.0
 KEEPALIVE_S: Final = 2
 UNACKNOWLEDGED_MS: Final = 5_000  # bytes that nobody acknowledges for so long end the connection
 NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
@@ -55,13 +43,11 @@ NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _IPC_PEER: Final = re.compile(
     rf"[^:]*:{os.geteuid()}:\d+:\d+"
 )  # its user, group and process, as the kernel says
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
-_IDENTITIES_LOST_MAX: Final = 10_000
-_PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,20 +82,6 @@ CONTROL: Final = LinkOptions(header_bytes_max=BULKY_HEADER_BYTES_MAX, payload_by
 """What roles say to one another: no tensors, but lists of a whole cluster."""
 
 
-@dataclass(slots=True, frozen=True)
-class PushOptions:
-    """Bounds of each push socket; one message is always allowed into an empty one, however large.
-
-    `shared_bytes_max`: of tensors that lie in shared memory for receivers of this host, 0 for none. They must be
-    kept (as NamedTensors) until the receiver has answered.
-    """
-
-    link: LinkOptions = field(default_factory=lambda: LinkOptions(queue_messages_max=64))
-    queue_bytes_max: int = 256 << 20
-    shared_bytes_max: int = 0
-    idle_close_ms: float = 60_000.0
-
-
 @cache
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger."""
@@ -119,7 +91,7 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
     return made
 
 
-class _SocketLink(ABC):
+class SocketLink(ABC):
     """What all links over one socket share."""
 
     kind: ClassVar[int]
@@ -135,7 +107,7 @@ class _SocketLink(ABC):
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
-        self._socket = _open(self.kind, self._options)
+        self._socket = open_socket(self.kind, self._options)
         self._borrowed = Borrowed() if self._options.is_sharing else None
         self._frames_max = self.routes + self._options.frames_max
         self._is_amid = False  # in a message that has more frames than were taken of it
@@ -271,7 +243,7 @@ class _SocketLink(ABC):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
-                with _naming(address, "bind"):
+                with naming(address, "bind"):
                     self._socket.bind(address)
                     self._addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         except ConfigError:
@@ -308,7 +280,7 @@ class _ByIpc:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class InFlight:
     """Bytes of which ZeroMQ is not done with, by the trackers of their messages' last frames."""
 
     messages: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
@@ -325,325 +297,6 @@ class _InFlight:
         if tracker is not None:
             self.messages.append((tracker, size))
             self.size += size
-
-
-class RouterLink(_SocketLink):
-    """Many peers, each by its name: the server's end of control, and of clients.
-
-    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full, in
-    messages or in bytes, is refused. A second connection under a living peer's name is ignored (no hand-over):
-    names carry a nonce.
-    """
-
-    kind = zmq.ROUTER
-    routes = 1
-
-    def __init__(self, options: LinkOptions | None = None) -> None:
-        super().__init__(options)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
-        self._lost: list[PeerId] = []
-        self._in_flight: dict[PeerId, _InFlight] = {}  # of peers that were sent something large
-
-    @classmethod
-    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> RouterLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
-        link = cls(options)
-        link._bind(addresses)
-        return link
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        """False: the peer is unroutable (see `take_lost`) or its queue is full."""
-        if self._socket.closed:
-            return False
-        parts = self._join(packed)
-        size = frames.size_of(parts)
-        is_large = size >= COPY_BELOW_BYTES
-        if is_large and not self._of(peer).has_room(size, self._options.queue_bytes_max):
-            return _refused(self._counters)
-        self._is_touched = True
-        try:
-            self._socket.send(frames.route_to(peer), _MORE)
-        except zmq.Again:
-            return _refused(self._counters)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            if len(self._lost) < _IDENTITIES_LOST_MAX:
-                self._lost.append(peer)
-            self.transit.forget(peer)
-            self._in_flight.pop(peer, None)
-            self._counters["unroutable_out"] += 1
-            return False
-        _, tracker = _send_parts(self._socket, parts, is_tracked=is_large)
-        if is_large:
-            self._in_flight[peer].add(tracker, size)
-        return _sent(self._counters, size, packed)
-
-    def take_lost(self) -> Sequence[PeerId]:
-        """Peers that a send found gone since the last call."""
-        lost, self._lost = self._lost, []
-        return lost
-
-    def _of(self, peer: PeerId) -> _InFlight:
-        own = self._in_flight.get(peer)
-        if own is None:
-            if len(self._in_flight) >= _PEERS_IN_FLIGHT_KEPT:  # mostly of peers that left without a word
-                self._in_flight = {
-                    other: theirs for other, theirs in self._in_flight.items() if not theirs.has_room(1, 0)
-                }
-            own = self._in_flight[peer] = _InFlight()
-        return own
-
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        return frames.peer_from(parts[0])
-
-
-class DealerLink(_SocketLink):
-    """One server, under its given name; the client's end. Sends are refused while there is no connection."""
-
-    kind = zmq.DEALER
-
-    def __init__(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
-    ) -> None:
-        super().__init__(options)
-        self._server = server
-        self._given = tuple(addresses)
-        self._connected_to = ""
-        self._connect_at_ms: float | None = None
-        self._socket.setsockopt(zmq.IDENTITY, frames.route_to(own))
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-
-    @classmethod
-    def connect(
-        cls, own: PeerId, server: PeerId, addresses: Sequence[str], options: LinkOptions | None = None
-    ) -> DealerLink:
-        """Connect to the nearest of `addresses`, in the background and again whenever it breaks.
-
-        Raises ConfigError for an address that cannot be one.
-        """
-        link = cls(own, server, addresses, options)
-        try:
-            link._connect()
-        except ConfigError:
-            link.close()
-            raise
-        return link
-
-    def reconnect(self) -> None:
-        """Give the connection up for a new one, for a server that is silent though the connection looks alive.
-
-        After a cut a router may not have noticed that our old connection is gone and will then ignore a new one
-        of the same name, for good. So the new one begins at the first send 100 ms later, and if that was too
-        early for the router, the next silence brings the owner here again.
-        """
-        if self._connected_to:
-            with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
-                self._socket.disconnect(self._connected_to)
-        self._connected_to = ""
-        self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
-
-    @property
-    def is_by_ipc(self) -> bool:
-        """Whether the server can only be a process of this host."""
-        return self._connected_to.startswith(IPC)
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        """False: not connected, or the queue is full, or `peer` is not the server."""
-        if self._socket.closed or peer != self._server:
-            return False
-        if self._connect_at_ms is not None:
-            if self._clock.now_ms() < self._connect_at_ms:
-                return _refused(self._counters)  # the old connection may still take messages, to nowhere
-            self._connect()
-        parts = self._join(packed)
-        self._is_touched = True
-        is_in, _ = _send_parts(self._socket, parts)
-        return _sent(self._counters, frames.size_of(parts), packed) if is_in else _refused(self._counters)
-
-    def _connect(self) -> None:
-        self._is_touched = True
-        address = nearest(self._given)
-        with _naming(address, "connect to"):
-            self._socket.connect(address)
-        self._connected_to = address
-        self._connect_at_ms = None
-
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        del parts
-        return self._server
-
-
-class PullLink(_SocketLink):
-    """Takes payload from anybody; the messages themselves say whose they are."""
-
-    kind = zmq.PULL
-    default = LinkOptions(queue_messages_max=64)
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Where others reach this link: ipc first, shared memory last."""
-        memory = memory_address() if self._options.is_sharing else ""
-        return [*self._addresses, memory] if memory else self._addresses
-
-    @classmethod
-    def bind(cls, addresses: Sequence[str], options: LinkOptions | None = None) -> PullLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot."""
-        link = cls(options)
-        link._bind(addresses)
-        return link
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        """Nothing leaves by this link."""
-        del peer, packed
-        return False
-
-
-@dataclass(slots=True)
-class _Target:
-    incarnation: Incarnation
-    addresses: tuple[str, ...]
-    is_known_here: bool  # its memory could be shared, by its addresses
-    is_sharing: bool = False
-    socket: zmq.Socket[bytes] | None = None
-    used_at_ms: float = 0.0
-    in_flight: _InFlight = field(default_factory=_InFlight)
-
-    def close(self, linger_ms: int) -> None:
-        if self.socket is not None:
-            self.socket.close(linger=linger_ms)
-        self.socket = None
-        self.in_flight = _InFlight()
-
-
-class PushPool:
-    """Push sockets by the name of the slice or frontend they feed: opened at the first send, closed when idle.
-
-    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied, but for
-    a receiver with which we share memory: that copy is the only one, and a tensor that lies there already is not
-    sent at all.
-    """
-
-    def __init__(self, options: PushOptions | None = None) -> None:
-        self.epoch = NO_EPOCH
-        self._options = options or PushOptions()
-        self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
-        self._clock = self._options.link.clock
-        self._counters = new_counters()
-        self._targets: dict[PeerId, _Target] = {}
-        self._swept_at_ms = 0.0
-
-    def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
-        """Take an entry of the directory. A new incarnation or place closes the socket to the old one."""
-        target = self._targets.get(peer)
-        if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
-            return
-        self.drop(peer)
-        is_known_here = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
-        self._targets[peer] = _Target(incarnation, tuple(addresses), is_known_here)
-
-    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
-        """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes).
-
-        Raises LocalProtocolError for what cannot be sent.
-        """
-        target = self._targets.get(peer)
-        if target is None:
-            return self._unroutable()
-        now_ms = self._clock.now_ms()
-        if now_ms - self._swept_at_ms > 1_000.0:
-            self.close_idle(now_ms)
-        try:
-            socket = self._socket_to(target)
-        except (ConfigError, PeerLost):
-            # The directory holds what somebody said of himself; or there is no descriptor left, for the moment.
-            return self._unroutable()
-        if target.is_sharing:
-            self._sharing.share(tensors)
-        packed = frames.pack(
-            message,
-            tensors,
-            payload_bytes_max=self._options.link.payload_bytes_max,
-            is_sharing=target.is_sharing,
-        )
-        parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
-        size = frames.size_of(parts)
-        if not target.in_flight.has_room(size, self._options.queue_bytes_max):
-            return _refused(self._counters)
-        target.used_at_ms = now_ms
-        is_in, tracker = _send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
-        if not is_in:
-            return _refused(self._counters)
-        target.in_flight.add(tracker, size)
-        return _sent(self._counters, size, (packed,))
-
-    def drop(self, peer: PeerId) -> None:
-        """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
-        target = self._targets.pop(peer, None)
-        if target is not None:
-            target.close(linger_ms=0)
-
-    def close_idle(self, now_ms: float) -> None:
-        """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""
-        self._swept_at_ms = now_ms
-        for target in self._targets.values():
-            if now_ms - target.used_at_ms > self._options.idle_close_ms:
-                target.close(linger_ms=0)
-
-    def receive(self, limit: int) -> Sequence[Received]:
-        """Nothing comes in by this link."""
-        del limit
-        return ()
-
-    def take_lost(self) -> Sequence[PeerId]:
-        """A push socket cannot tell; the directory does."""
-        return ()
-
-    @property
-    def has_more(self) -> bool:
-        """Nothing comes in by this link."""
-        return False
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Nobody connects to this link."""
-        return ()
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """See `new_counters`, and `sockets_open`."""
-        is_open = sum(target.socket is not None for target in self._targets.values())
-        return {**self._counters, "sockets_open": float(is_open)}
-
-    def fileno(self) -> int:
-        """Nothing to wait for."""
-        return -1
-
-    def close(self) -> None:
-        """Flush for at most 100 ms in the background."""
-        for target in self._targets.values():
-            target.close(linger_ms=FLUSH_MS)
-        self._targets.clear()
-        self._sharing.close()
-
-    def _unroutable(self) -> bool:
-        self._counters["unroutable_out"] += 1
-        return False
-
-    def _socket_to(self, target: _Target) -> zmq.Socket[bytes]:
-        if target.socket is None:
-            address = nearest(target.addresses)
-            opened = _open(zmq.PUSH, self._options.link)
-            try:
-                with _naming(address, "connect to"):
-                    opened.connect(address)
-            except ConfigError:
-                opened.close()
-                raise
-            target.socket = opened
-            target.is_sharing = target.is_known_here and address.startswith(IPC)
-        return target.socket
 
 
 def new_counters() -> dict[str, float]:
@@ -665,7 +318,7 @@ def new_counters() -> dict[str, float]:
     return dict.fromkeys(names, 0.0)
 
 
-def _open(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
+def open_socket(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
     """Raises PeerLost where there is no descriptor left for it."""
     try:
         opened = context().socket(kind)
@@ -693,7 +346,7 @@ def _content(frame: zmq.Frame) -> Buffer:
     return frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer
 
 
-def _send_parts(
+def send_parts(
     socket: zmq.Socket[bytes], parts: Sequence[Buffer], *, is_tracked: bool = False
 ) -> tuple[bool, zmq.MessageTracker | None]:
     """Queue a whole message or nothing of it. The tracker is done when ZeroMQ is done with the last frame."""
@@ -701,7 +354,7 @@ def _send_parts(
     tracker: zmq.MessageTracker | None = None
     last = len(parts) - 1
     for place, part in enumerate(parts):
-        flags = _MORE if place < last else _NOBLOCK
+        flags = MORE if place < last else _NOBLOCK
         try:
             if is_tracked and place == last:
                 frame = zmq.Frame(part, track=True, copy=False, copy_threshold=0)
@@ -717,20 +370,22 @@ def _send_parts(
     return is_in, tracker
 
 
-def _sent(counters: dict[str, float], size: int, packed: Sequence[Packed]) -> bool:
+def note_sent(counters: dict[str, float], size: int, packed: Sequence[Packed]) -> bool:
+    """Count what went out, in `size` bytes; True."""
     counters["messages_out"] += len(packed)
     counters["bytes_out"] += size
     counters["shared_bytes_out"] += sum([one.shared_size for one in packed])
     return True
 
 
-def _refused(counters: dict[str, float]) -> bool:
+def note_refused(counters: dict[str, float]) -> bool:
+    """Count a message that a full queue or a missing connection refused; False."""
     counters["full_out"] += 1
     return False
 
 
 @contextlib.contextmanager
-def _naming(address: str, doing: str) -> Iterator[None]:
+def naming(address: str, doing: str) -> Iterator[None]:
     """Turn ZeroMQ's error about an address into one that names it."""
     try:
         yield

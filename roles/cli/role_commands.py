@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from fabric.errors import ConfigError
-from fabric.ids import FrontendId
+from fabric.ids import frontend_id
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
 from roles.config.cluster import role_id_of_node
 from roles.config.documents import read_document
@@ -68,7 +68,7 @@ def scheduler(
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
-            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,))
+            options = FrontendOptions(frontend_id(0), home, (), (client,))
             run_on_one_loop(written, options, stop, recording)
         else:
             run_scheduler(written, home, stop, recording)
@@ -83,11 +83,11 @@ def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_ad
     """Run a frontend: it owns requests and their payload, and gives each its one answer."""
     from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
 
-    frontend_id = FrontendId(f"frontend-{index}")
-    with _role(frontend_id, run_dir_option) as (home, stop):
+    own = frontend_id(index)
+    with _role(own, run_dir_option) as (home, stop):
         listen = load_config(config).listen
         addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
-        options = FrontendOptions(frontend_id, home, addresses, (_client_address(listen.client, index),))
+        options = FrontendOptions(own, home, addresses, (_client_address(listen.client, index),))
         run_frontend(options, stop)
 
 
