@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.placement.igniter.workload import GpuKind, IgniterWorkload
+from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload
 
 _Terms = tuple[tuple[tuple[float, float, float], ...], float, float, float, float]
 """Of a workload, what a prediction reads: rows, launch delay, kernels, slowdown by cache, time left on the GPU."""
@@ -41,7 +41,7 @@ class SharedGpu:
         "workloads",
     )
 
-    def __init__(self, kind: GpuKind, place: int) -> None:
+    def __init__(self, kind: IgniterGpuKind, place: int) -> None:
         self.kind = kind
         self.place = place
         self.workloads: list[IgniterWorkload] = []

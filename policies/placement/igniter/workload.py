@@ -35,10 +35,10 @@ _DEDICATED_LOAD = 0.9  # of a whole GPU's throughput, as the authors' code has i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuKind:
+class IgniterGpuKind:
     """GPUs that are planned alike: type, device, what iGniter knows of them, and the slots in file order.
 
-    Coarser than `common/gpu_kinds.py` on purpose, as iGniter plans on a type: what they differ in besides is memory,
+    Coarser than `GpuKind` on purpose, as iGniter plans on a type: what they differ in besides is memory,
     of which `memory_bytes` is what every one has, and the price, where the first one's counts.
     `units_max`: units of a whole GPU.
     """
@@ -107,7 +107,7 @@ class GpuDemand:
     missing_rps: float = 0.0
 
 
-def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -> GpuDemand | str:
+def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: IgniterGpuKind) -> GpuDemand | str:
     """Theorem 1 for a model with a rate over 0, or why no share of such a GPU serves it."""
     rate_rps = model.rate_rps or 0.0
     one = _workload(model, profile, kind, rate_rps, profile.batch_size_max)
@@ -155,7 +155,11 @@ def by_need(workloads: Sequence[IgniterWorkload]) -> list[IgniterWorkload]:
 
 
 def _workload(
-    model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size_max: int
+    model: PlacedModelInput,
+    profile: IgniterProfile,
+    kind: IgniterGpuKind,
+    rate_rps: float,
+    batch_size_max: int,
 ) -> IgniterWorkload | None:
     """Theorem 1 with batches up to that size; None where a whole GPU is not enough."""
     own, hardware = profile.coefficients, profile.hardware
@@ -181,7 +185,7 @@ def _workload(
 
 
 def _whole(
-    model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size: int
+    model: PlacedModelInput, profile: IgniterProfile, kind: IgniterGpuKind, rate_rps: float, batch_size: int
 ) -> IgniterWorkload:
     """A dedicated GPU."""
     curves = curves_of(profile.hardware, profile.coefficients, batch_size, kind.units_max)
