@@ -181,7 +181,9 @@ class Tenuto(Central):
                     asked.append((state, rate_rps))
                 else:
                     counts.opening_ms = counts.expected_ms_per_request = 0.0
-                    state.follow(ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
+                    self._follow(
+                        state, ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False), now_ms
+                    )
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
@@ -201,7 +203,16 @@ class Tenuto(Central):
                 counts.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
                 timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
                 target = hold.target if self._plans_target else 0
-                state.follow(ModelPlan(timeout_ms, target, hold.spares_reserve))
+                self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+
+    def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
+        """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
+        is_new_target = state.plan is None or plan.target != state.plan.target
+        state.follow(plan)
+        if is_new_target:
+            for candidate in state.candidates:
+                if candidate.is_waiting:
+                    self._queue_anew(candidate, now_ms)
 
     def _regroup(self) -> None:
         self._is_regrouped = False
