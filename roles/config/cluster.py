@@ -206,8 +206,9 @@ class ClusterConfig:
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
         current: Placement | None = None,
+        gpus: Sequence[GpuSlot] | None = None,
     ) -> Placement:
-        """The placement of this workload by its own policy, or by another one.
+        """The placement of this workload by its own policy, or by another one, on all GPUs or on some of them.
 
         Raises ConfigError where the policy's options do not fit this cluster.
         """
@@ -216,7 +217,8 @@ class ClusterConfig:
         )
         if isinstance(policy, ConditionedPolicy):
             policy = policy.under(self.conditions())
-        return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
+        own_gpus = self.gpus if gpus is None else gpus
+        return policy.place(placed_models(self.models), own_gpus, self.profiles(), current)
 
     @property
     def is_planned_for_its_batching(self) -> bool:
