@@ -61,7 +61,8 @@ LONG: tuple[Long, ...] = (
     ),
     Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
-        "29 settings of the thesis, two disciplines, each policy: [docs/placement.md](placement.md)",
+        "29 settings of the thesis, with `--set held-out` 12 drawn at random, two disciplines, each policy:"
+        " [docs/placement.md](placement.md)",
     ),
     Long(
         "python benchmarks/gpulet_schedulability.py",

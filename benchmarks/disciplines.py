@@ -51,6 +51,7 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "timeout 30 %": ("timeout", {"slo_percent": 30}),
     "nexus": ("nexus", {}),
     "clockwork": ("clockwork", {}),
+    "clockwork all": ("clockwork", {"sizes": "all"}),
     "shepherd": ("shepherd", {}),
 }
 RIVALS = [name for name in CONTENDERS if name != "tenuto"]

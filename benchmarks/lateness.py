@@ -33,7 +33,7 @@ from fabric.clock import MonotonicClock
 from roles.benchmark.player import run_precisely
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
-from roles.runtime.core import Tick
+from roles.runtime.core import SCHEDULER_ID, Tick
 from roles.runtime.drive import Driver, Role
 from roles.runtime.running_cluster import look
 from roles.workload.arrivals import workload_of
@@ -186,7 +186,7 @@ def under(rate_rps: float, figures: Figures, options: argparse.Namespace) -> Non
     _of_roles(table, counters)
     for name, (p50, p99, longest, cpu) in medians(found).items():
         table.rows.append((name, p50, p99, longest, options.timers * options.repeat, None, None, 100 * cpu))
-    scheduler_p99_ms = counters["scheduler-0"]["timer_late_p99_ms"]
+    scheduler_p99_ms = counters[SCHEDULER_ID]["timer_late_p99_ms"]
     if rate_rps == options.quiet_rate:
         figures.lines.append(
             Line("dispatch lateness of the scheduler, p99, ms", scheduler_p99_ms, at_most=LATE_P99_MS_MAX)

@@ -32,7 +32,7 @@ from fabric.messages import (
     GpuInfo,
     ModelSpec,
     NodeHello,
-    Preempt,
+    PreemptBatch,
     ReplicaInfo,
     RunBatch,
     SliceChanged,
@@ -107,7 +107,7 @@ class Stage:
                 self.in_time += right if ends_ms <= SLO_MS else 0
                 self.missed += right if ends_ms > SLO_MS else 0
                 self.rights[batch.batch_id] = right if ends_ms <= SLO_MS else 0
-            case Preempt() as preempt:
+            case PreemptBatch() as preempt:
                 self.in_time -= self.rights.pop(preempt.batch_id)
                 self.free_at_ms[preempt.slice_id] = self.now_ms
             case Dropped() as dropped if action.peer == RIGHT:

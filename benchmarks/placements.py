@@ -1,8 +1,11 @@
 """Every placement policy on the settings of the thesis' figures 6.1, 6.10 and 6.15, under two disciplines.
 
-    python benchmarks/placements.py run RESULTS.json [--settings 6.1,6.10/5-gpus] [--seconds 20] [--strength 1]
+    python benchmarks/placements.py run RESULTS.json [--set thesis|held-out] [--settings 6.1,6.10/5-gpus]
+                                                     [--seconds 20] [--strength 1]
                                                      [--policies tenuto,symphony] [--processes 2]
     python benchmarks/placements.py table RESULTS.json
+
+The set `held-out` has settings drawn at random, on which nothing was tuned.
 
 Emulated V100s, table A.1's run times, interference `sm` of the given strength, Poisson arrivals, no network delay.
 All policies play the same arrivals. A row is a setting under a discipline: the best of the others, `tenuto` beside
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
@@ -21,9 +25,11 @@ from statistics import fmean
 from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
+from policies.placement.common.base import largest_batch
+from profiles.store import shipped_profile, shipped_refs
 from roles.lab.parallel import executor_of
 from roles.lab.reproduce.thesis_runs import Contender, contenders
-from roles.lab.reproduce.thesis_settings import JUDGED, FigureSetting
+from roles.lab.reproduce.thesis_settings import JUDGED, PROFILE_FAMILY, FigureSetting
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
@@ -35,6 +41,39 @@ ESTIMATE = "thesis-v100-estimate"
 WARMUP_MS = 2_000.0  # as the thesis does, and long enough for overloaded queues to be full
 NEAR = 0.98
 NOISE = 0.005  # of a served fraction: what a run of 20 s leaves to chance where all is served
+
+
+def held_out() -> tuple[FigureSetting, ...]:
+    """Twelve settings that nothing was tuned on, drawn from one seed.
+
+    Three to seven models of table A.1 on two to six V100s, one SLO for all, and the last number of the name: how many
+    times what the GPUs carry comes, were each model alone on its part of them with 2 l(b) within the SLO.
+    """
+    rng = random.Random(20261124)
+    family = f"{PROFILE_FAMILY}/"
+    names = sorted(ref.removeprefix(family) for ref in shipped_refs() if ref.startswith(family))
+    drawn = []
+    for _ in range(12):
+        slo_ms, gpu_count, load = (
+            rng.choice((150, 200, 300, 400)),
+            rng.randint(2, 6),
+            rng.choice((0.8, 1.0, 1.3)),
+        )
+        hosted = [name for name in names if shipped_profile(family + name).exec_ms(1) <= slo_ms / 2]
+        chosen = rng.sample(hosted, rng.randint(3, 7))
+        parts = [rng.uniform(0.5, 1.5) for _ in chosen]
+        loads = []
+        for name, part in zip(chosen, parts, strict=True):
+            table = shipped_profile(family + name).exec_table()
+            size = largest_batch(table, slo_ms / 2)
+            alone_rps = 1000 * size / table[size - 1]
+            loads.append((name, round(load * gpu_count * part / sum(parts) * alone_rps, 1)))
+        label = f"held-out/{len(chosen)}-models/{gpu_count}-gpus/{slo_ms}-ms/{load:g}"
+        drawn.append(FigureSetting(label, "drawn from a seed", tuple(loads), slo_ms, gpu_count))
+    return tuple(drawn)
+
+
+SETS: Mapping[str, Sequence[FigureSetting]] = {"thesis": JUDGED, "held-out": held_out()}
 
 _THESIS = {
     "iGniter": "igniter",
@@ -101,7 +140,11 @@ def run(arguments: argparse.Namespace) -> None:
     rows = json.loads(path.read_text()) if path.exists() else []
     done = {(row["setting"], row["policy"], row["batching"], row["strength"]) for row in rows}
     asked = [part for part in arguments.settings.split(",") if part]
-    chosen = [s for s in JUDGED if not asked or any(s.name == a or s.name.startswith(f"{a}/") for a in asked)]
+    chosen = [
+        s
+        for s in SETS[arguments.set]
+        if not asked or any(s.name == a or s.name.startswith(f"{a}/") for a in asked)
+    ]
     only = [part for part in arguments.policies.split(",") if part]
     jobs = [
         (setting, policy, batching, arguments.strength)
@@ -131,7 +174,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> None:
     print("| setting | ideal | best other | goodput | worst | `tenuto` | worst | ratio | |")
     print("|---|---|---|---|---|---|---|---|---|")
     bests, ours = [], []
-    for setting in JUDGED:
+    for setting in (one for settings in SETS.values() for one in settings):
         played = {r["policy"]: r for r in rows if r["setting"] == setting.name and "error" not in r}
         own = played.pop(OURS, None)
         if own is None or not played:
@@ -166,6 +209,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("results")
+    running.add_argument("--set", default="thesis", choices=SETS)
     running.add_argument("--settings", default="")
     running.add_argument("--policies", default="")
     running.add_argument("--seconds", type=float, default=20.0)

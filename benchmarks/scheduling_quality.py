@@ -39,6 +39,7 @@ RIVALS: tuple[Any, ...] = (
     {"timeout": {"slo_percent": 30}},
     "nexus",
     "clockwork",
+    {"clockwork": {"sizes": "all"}},
     "shepherd",
     "tenuto",
 )

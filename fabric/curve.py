@@ -2,7 +2,7 @@
 
 A link that listens says which kinds of principals may connect (`Guard.kinds`). ZeroMQ asks for each new connection, by ZAP; the
 answer is pyzmq's own authenticator, on its thread, and this process's keyring. After that each message carries the key of its
-connection, by which a revoked key and a wrong name are refused. Sockets by ipc need none of it: their folder is this user's.
+connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Sockets by ipc need none of it: their folder is this user's.
 
 A server's address names its key (`tcp://HOST:PORT?key=HEX`), so that while a key is rotated everybody knows which of two to ask for;
 one that names none is tried with the newest trusted key, and after a failure with the next.
@@ -11,6 +11,8 @@ one that names none is tried with the newest trusted key, and after a failure wi
 from __future__ import annotations
 
 import atexit
+import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +28,7 @@ from fabric.ids import PeerId, role_id_of
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
 _KEY: Final = "?key="
+_NUMBER: Final = re.compile(r"[0-9]+")
 _serial = count(1)
 
 
@@ -43,6 +46,7 @@ class Guard:
     refused: int = 0
     """Connections and messages that a key did not cover."""
     _domain: str = field(init=False)
+    _asked_by: _Authenticator | None = field(init=False, default=None)
     _tries: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,11 +54,17 @@ class Guard:
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
-        _authenticator(socket.context).configure_curve_callback(self._domain, self)
+        self._asked_by = _authenticator(socket.context)
+        self._asked_by.configure_curve_callback(self._domain, self)
         own = self.keyring.own
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain.encode())
+
+    def close(self) -> None:
+        """Its link is closed: nobody asks any more."""
+        if self._asked_by is not None:
+            self._asked_by.credentials_providers.pop(self._domain, None)
 
     def announced(self, address: str) -> str:
         """An address of ours as others should know it."""
@@ -80,12 +90,12 @@ class Guard:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         return bare
 
-    def check(self, frame: zmq.Frame, peer: PeerId) -> None:
-        """Raises RemoteProtocolError for a message that the key of its connection does not cover."""
+    def check(self, frame: zmq.Frame, peer: PeerId) -> str | None:
+        """Whose key a message's connection has; None: it came by ipc. Raises RemoteProtocolError for one that is trusted no more."""
         try:
             public = str(frame.get("User-Id"))
         except zmq.ZMQError:
-            return  # by ipc; by TCP nobody gets here without a key
+            return None  # by TCP nobody gets here without a key
         principal = self.keyring.principal_of(public)
         if principal is None or kind_of(principal) not in self.kinds:
             self.refused += 1
@@ -93,14 +103,50 @@ class Guard:
         if self.names and not may_be_called(principal, peer):
             self.refused += 1
             raise RemoteProtocolError(f"{principal} is not called {peer}", "not its name")
+        return principal
+
+    def check_owner(self, principal: str, message: object) -> None:
+        """Raises RemoteProtocolError where a node speaks of another node's slice."""
+        slice_id = getattr(message, "slice_id", None)
+        if (
+            kind_of(principal) == NODE
+            and slice_id is not None
+            and principal_of_receiver(slice_id) != principal
+        ):
+            self.refused += 1
+            raise RemoteProtocolError(f"{slice_id} is not of {principal}", "not its own")
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Pyzmq's authenticator asks, on its thread, whether that key may connect."""
+        """The authenticator asks, on its thread, whether that key may connect."""
         del domain
         principal = self.keyring.principal_of(key.decode("ascii", "replace"))
         is_allowed = principal is not None and kind_of(principal) in self.kinds
         self.refused += not is_allowed
         return is_allowed
+
+
+class _Authenticator(ThreadAuthenticator):
+    """Pyzmq's, but whoever is refused may ask again, when it may be known.
+
+    ZeroMQ gives a connection up for good that is refused with 400, not so with 300. (It does not say under which name a
+    connection comes, so names are checked with each message.)
+    """
+
+    def _send_zap_reply(
+        self, request_id: bytes, status_code: bytes, status_text: bytes, user_id: str = "anonymous"
+    ) -> None:
+        status_code = b"300" if status_code == b"400" else status_code
+        super()._send_zap_reply(request_id, status_code, status_text, user_id)
+
+
+def keyless(address: str) -> str:
+    """An address for who has no key. Raises ConfigError where it asks for one."""
+    if _KEY in address:
+        bare = address.partition(_KEY)[0]
+        raise ConfigError(
+            f"{bare} asks for a key: give a client its file, ClientOptions(key_file=...), see `tenuto keys`"
+        )
+    return address
 
 
 def guarded(keyring: Keyring | None, kinds: Collection[str] = (), *, names: bool = True) -> Guard | None:
@@ -115,7 +161,8 @@ def may_be_called(principal: str, peer: PeerId) -> bool:
     match kind:
         case "node":
             return role_id == f"node-{name}" or (
-                role_id.startswith(f"worker-{name}-") and role_id[len(f"worker-{name}-") :].isdigit()
+                role_id.startswith(f"worker-{name}-")
+                and _NUMBER.fullmatch(role_id[len(f"worker-{name}-") :]) is not None
             )
         case "frontend":
             return role_id.startswith("frontend-")
@@ -143,12 +190,17 @@ def new_pair(principal: str) -> KeyPair:
 
 
 @cache
-def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
+def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> _Authenticator:
     """A context's one, for ZeroMQ asks in one place; it ends with the process."""
-    made = ThreadAuthenticator(context)
+    made = _Authenticator(context)
     made.start()
-    atexit.register(made.stop)
+    atexit.register(_stop, made, os.getpid())
     return made
+
+
+def _stop(made: _Authenticator, pid: int) -> None:
+    if os.getpid() == pid:  # a fork has no such thread, and would wait for it
+        made.stop()
 
 
 def _public(named: str, address: str) -> str:

@@ -8,7 +8,7 @@ nonce, so a message for the dead incarnation can never reach the living one.
 from __future__ import annotations
 
 import secrets
-from typing import NewType
+from typing import Final, NewType
 
 ModelId = NewType("ModelId", str)
 SliceId = NewType("SliceId", str)  # "<node>/gpu<i>/<k>": the k-th slice of that GPU
@@ -18,6 +18,20 @@ NodeId = NewType("NodeId", str)
 Epoch = NewType("Epoch", int)
 PeerId = NewType("PeerId", str)
 Incarnation = NewType("Incarnation", str)
+
+OPERATOR: Final = "operator"
+"""The role id of whoever asks for a status, or changes the plan."""
+FRONTEND_PREFIX: Final = "frontend-"
+
+
+def frontend_id(number: int) -> FrontendId:
+    """The role id of a frontend, from 0."""
+    return FrontendId(f"{FRONTEND_PREFIX}{number}")
+
+
+def worker_prefix(node_id: NodeId) -> str:
+    """What the role ids of a node's workers begin with; a number follows."""
+    return f"worker-{node_id}-"
 
 
 def new_incarnation() -> Incarnation:

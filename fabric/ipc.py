@@ -56,7 +56,7 @@ class IpcPath:
 
 
 def path_of(address: str) -> str:
-    """The path in an `ipc://` address. Raises ConfigError unless it is absolute and at most 107 bytes long."""
+    """The path in an `ipc://` address. Raises ConfigError unless it is absolute and fits into a socket's address."""
     path = address.removeprefix("ipc://")
     if not path.startswith("/"):
         raise ConfigError(f"{address}: an ipc address needs an absolute path")

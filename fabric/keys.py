@@ -12,11 +12,14 @@ A client gets one file, which holds its own pair and the frontends' public keys.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+import secrets
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -39,7 +42,8 @@ KEY_SUFFIX: Final = ".key"
 TRUSTED_MAX: Final = 10_000
 LOOK_EVERY_MS: Final = 1_000.0
 _FILE_BYTES_MAX: Final = 4 << 20
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DAY: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})?")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FileT = TypeVar("_FileT", bound=msgspec.Struct)
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -85,8 +89,18 @@ class Keyring:
     trusted: Trusted
     folder: Path | None = None
     clock: Clock = MonotonicClock()  # noqa: RUF009  it has no state
+    failures: int = 0
+    """Looks at a list that could not be read."""
     _stamp: tuple[int, int] = (0, 0)
     _looked_at_ms: float = 0.0
+    _principals: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._take(self.trusted)
+
+    def _take(self, trusted: Trusted) -> None:
+        self.trusted = trusted
+        self._principals = {key.public: key.principal for key in trusted.keys}
 
     @classmethod
     def of_folder(cls, folder: Path, principal: str) -> Self:
@@ -95,7 +109,8 @@ class Keyring:
         if own.principal != principal:
             raise ConfigError(f"{folder / key_file(principal)} is the key of {own.principal}")
         path = folder / TRUSTED_FILE
-        trusted, stamp = read_trusted(path), _stamp_of(path)
+        stamp = _stamp_of(path)  # first: what is replaced in between is read again
+        trusted = read_trusted(path)
         if own.public not in trusted.of(principal):
             raise ConfigError(f"{path} does not trust the key of {principal} that lies beside it")
         return cls(own, trusted, folder, _stamp=stamp)
@@ -116,17 +131,15 @@ class Keyring:
         try:
             stamp = _stamp_of(path)
             if stamp != self._stamp:
-                self.trusted, self._stamp = read_trusted(path), stamp
+                self._take(read_trusted(path))
+                self._stamp = stamp
         except ConfigError:
-            return  # it is being written, or the disk is gone: whom we trusted we trust
+            self.failures += 1  # the disk is gone, say: whom we trusted we trust
 
     def principal_of(self, public: str) -> str | None:
         """Whose key that is; None: nobody's that is trusted."""
         self.look_again()
-        for key in self.trusted.keys:
-            if key.public == public:
-                return key.principal
-        return None
+        return self._principals.get(public)
 
     def public_keys(self, principal: str) -> tuple[str, ...]:
         """Those of a principal, the newest first; none where it is not known."""
@@ -143,7 +156,7 @@ def checked_principal(principal: str) -> str:
         return principal
     raise ConfigError(
         f"{principal[:100]!r} is no principal: it must be scheduler, frontend, operator, node/NAME or client/NAME, with a NAME of"
-        " up to 100 letters, digits, dots, dashes and underscores"
+        " up to 128 letters, digits, dots, dashes and underscores"
     )
 
 
@@ -165,6 +178,9 @@ def key_file(principal: str) -> str:
 def read_trusted(path: Path) -> Trusted:
     """Raises ConfigError where there is none, or it is no such list."""
     trusted = _read(path, Trusted)
+    found = path.stat()
+    if found.st_mode & 0o022 or found.st_uid not in {0, os.geteuid()}:
+        raise ConfigError(f"{path}: others may write it, and so let in whom they like; chmod 644 {path}")
     if len(trusted.keys) > TRUSTED_MAX:
         raise ConfigError(f"{path}: has {len(trusted.keys)} keys; it may have {TRUSTED_MAX}")
     _check_keys(path, trusted.keys)
@@ -187,9 +203,23 @@ def read_pair(path: Path) -> KeyPair:
     return pair
 
 
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """One change of a keys folder at a time. Raises ConfigError where it cannot be written."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_private(path: Path, content: Trusted | KeyPair) -> None:
     """A whole new file that only this user can read, or the old one; never a half. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -210,6 +240,8 @@ def _check_keys(path: Path, keys: Sequence[TrustedKey]) -> None:
         checked_principal(key.principal)
         if not _Z85.fullmatch(key.public):
             raise ConfigError(f"{path}: the key of {key.principal} is none")
+        if not _DAY.fullmatch(key.since):
+            raise ConfigError(f"{path}: the key of {key.principal} has no day of a kind like 2026-11-23")
 
 
 def _read(path: Path, type_: type[_FileT]) -> _FileT:

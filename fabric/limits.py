@@ -17,12 +17,10 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
-    PARTS_MAX,
-    REQUESTS_TOLD_MAX,
     Changed,
     Done,
     Envelope,
@@ -34,6 +32,7 @@ from fabric.messages import (
     PlanReport,
     ReplicaInfo,
     SeqRun,
+    SliceState,
     SliceStatus,
     TensorInfo,
     Value,
@@ -46,7 +45,6 @@ DOCUMENT_CHARS_MAX: Final = 8 << 20  # a configuration with a table for each of 
 DURATION_MAX_MS: Final = 1e9  # eleven days; nobody serves at such an SLO
 REQUESTS_MAX: Final = 65_536  # in one run or batch
 REQUESTS_LISTED_MAX: Final = 1 << 20  # in all runs of one message
-ADDRESSES_MAX: Final = 16  # of one peer: a role has one per transport
 RATE_MAX_RPS: Final = 1e9
 SMALLEST_MS: Final = sys.float_info.min  # of what is divided by
 INTEGER_MAX: Final = 1 << 53  # what a double still counts exactly, should a peer be written in JavaScript
@@ -70,20 +68,12 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 }
 DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset({(ReplicaInfo, "exec_ms"), (ModelSpec, "exec_ms")})
 """Durations that are divided by, so that they may not be 0."""
-LENGTHS: Final[Mapping[str, int]] = {
-    "addresses": ADDRESSES_MAX,
-    "scheduler_addresses": ADDRESSES_MAX,
-    "runs": REQUESTS_TOLD_MAX,
-    "parts": PARTS_MAX,
-    "missing": PARTS_MAX,
-}
-"""Of tuples that may have fewer than `ITEMS_MAX` items."""
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (Changed, "status"): ("ok", "partial", "failed", "refused"),
     (PlanReport, "state"): ("steady", "planning", "moving"),
-    (SliceStatus, "state"): ("starting", "ready", "failed", "lost", "stopped"),
+    (SliceStatus, "state"): tuple(state.value for state in SliceState),
 }
 
 
@@ -134,7 +124,7 @@ def _clip(value: Any) -> Any:
 
 def _rules(struct: type[Struct]) -> Iterator[tuple[str, str]]:
     """Each field that needs one, with its expression over `m`, the message."""
-    hints = typing.get_type_hints(struct)
+    hints = typing.get_type_hints(struct, include_extras=True)
     for name in struct.__struct_fields__:
         expression = _rule(struct, name, hints[name], f"m.{name}")
         if expression:
@@ -143,6 +133,10 @@ def _rules(struct: type[Struct]) -> Iterator[tuple[str, str]]:
 
 def _rule(owner: type, name: str, hint: Any, value: str) -> str:
     """What must hold for a field of that type; empty: its type says everything."""
+    length_max = ITEMS_MAX
+    if typing.get_origin(hint) is Annotated:
+        hint, meta = typing.get_args(hint)
+        length_max = meta.max_length
     hint = getattr(hint, "__supertype__", hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
@@ -155,7 +149,7 @@ def _rule(owner: type, name: str, hint: Any, value: str) -> str:
     if hint is float:
         return _float_rule(owner, name, value)
     if origin is tuple:
-        return _tuple_rule(owner, name, inner[0], value)
+        return _tuple_rule(owner, name, inner[0], value, length_max)
     if origin is dict:
         return f"are_counters({value})"
     if origin is types.UnionType and type(None) in inner:
@@ -193,7 +187,7 @@ def _text_rule(owner: type, name: str, value: str) -> str:
     return f"len({value}) <= {limit.get(name, NAME_CHARS_MAX)}"
 
 
-def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:
+def _tuple_rule(owner: type, name: str, hint: Any, value: str, length_max: int) -> str:
     hint = getattr(hint, "__supertype__", hint)
     if hint is SeqRun:
         each = f"are_runs({value})"
@@ -202,7 +196,7 @@ def _tuple_rule(owner: type, name: str, hint: Any, value: str) -> str:
         each = f"min({value}) >= {low} and max({value}) <= {high}"
     else:
         each = f"all({_rule(owner, name, hint, 'item')} for item in {value})"
-    return f"(not {value} or (len({value}) <= {LENGTHS.get(name, ITEMS_MAX)} and {each}))"
+    return f"(not {value} or (len({value}) <= {length_max} and {each}))"
 
 
 def _are_runs(runs: tuple[SeqRun, ...]) -> bool:

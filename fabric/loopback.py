@@ -54,7 +54,7 @@ class LoopbackNetwork:
         self._queue_messages_max = queue_messages_max
         self._links: dict[PeerId, LoopbackLink] = {}
         self._in_order_at_ms: dict[tuple[PeerId, PeerId], float] = {}
-        self._expected: list[tuple[float, int, LoopbackLink]] = []
+        self._arrivals: list[tuple[float, int, LoopbackLink]] = []
         self._sent = 0
 
     def link(self, own: PeerId, *, is_anonymous: bool = False) -> LoopbackLink:
@@ -74,21 +74,21 @@ class LoopbackNetwork:
     def next_link(self) -> LoopbackLink | None:
         """Where the next message arrives; of those that arrive at one moment, the one that was sent first."""
         self._forget_received()
-        return self._expected[0][2] if self._expected else None
+        return self._arrivals[0][2] if self._arrivals else None
 
-    def expect(self, arrives_at_ms: float, sent: int, link: LoopbackLink) -> None:
+    def note_arrival(self, arrives_at_ms: float, sent: int, link: LoopbackLink) -> None:
         """That message will arrive by that link."""
-        heapq.heappush(self._expected, (arrives_at_ms, sent, link))
+        heapq.heappush(self._arrivals, (arrives_at_ms, sent, link))
         self._forget_received()
 
     def _forget_received(self) -> None:
         """Of what was received, or whose link is closed, nothing stands first."""
-        expected = self._expected
-        while expected:
-            _, sent, link = expected[0]
+        arrivals = self._arrivals
+        while arrivals:
+            _, sent, link = arrivals[0]
             if link.queued and link.next_arrival()[1] == sent:
                 return
-            heapq.heappop(expected)
+            heapq.heappop(arrivals)
 
     def is_there(self, peer: PeerId) -> bool:
         """Whether a link of that name is open."""
@@ -192,7 +192,7 @@ class LoopbackLink:
     def arrive(self, arrival: _Arrival) -> None:
         """Take a message that will be here at its moment; a test may bring garbage this way."""
         heapq.heappush(self._inbox, arrival)
-        self._network.expect(*arrival[:2], self)
+        self._network.note_arrival(*arrival[:2], self)
 
     def take_lost(self) -> Sequence[PeerId]:
         """Names that a send found nobody under since the last call."""

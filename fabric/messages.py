@@ -10,6 +10,7 @@ Tensors are not in here: they ride as raw frames behind the header, described by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -28,9 +29,14 @@ PARTS_MAX: Final = 1_024
 ITEMS_MAX: Final = 65_536
 """In any tuple or dict of a message."""
 
+ADDRESSES_MAX: Final = 16
+"""Of one peer: a role has one per transport."""
+
 ItemT = TypeVar("ItemT")
 Listed = Annotated[tuple[ItemT, ...], msgspec.Meta(max_length=ITEMS_MAX)]
 """Lists in what anybody may send us: their length is looked at before anything of them is decoded."""
+
+Addresses = Annotated[tuple[str, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
 
 Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
 
@@ -104,7 +110,7 @@ class SliceInfo(Value, frozen=True):
     slice_id: SliceId
     incarnation: Incarnation
     node_id: NodeId
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class FrontendInfo(Value, frozen=True):
@@ -112,7 +118,7 @@ class FrontendInfo(Value, frozen=True):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class SeqRun(Value, frozen=True):
@@ -182,11 +188,18 @@ class ModelSpec(Value, frozen=True):
     """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
 
 
-class InterferenceSpec(Value, frozen=True):
-    """How slices of one emulated GPU disturb each other: an interference model's name and its option, if any."""
+class InterferenceOption(Value, frozen=True):
+    """An option of an interference law, as a configuration has it."""
 
     name: str
-    strength: float | None = None
+    value: float
+
+
+class InterferenceSpec(Value, frozen=True):
+    """How slices of one emulated GPU disturb each other: an interference law's name and its options."""
+
+    name: str
+    options: Listed[InterferenceOption] = ()
 
 
 class SliceSpec(Value, frozen=True):
@@ -372,7 +385,7 @@ class FrontendHello(Message, frozen=True, tag=10):
 
     frontend_id: FrontendId
     incarnation: Incarnation
-    addresses: Listed[str]
+    addresses: Addresses
 
 
 class Directory(Message, frozen=True, tag=11):
@@ -457,7 +470,7 @@ class SliceReady(Message, frozen=True, tag=20):
     incarnation: Incarnation
     node_id: NodeId
     gpu: int
-    addresses: Listed[str]
+    addresses: Addresses
     replicas: Listed[ReplicaInfo]
     left_out: Listed[LeftOut] = ()
 
@@ -498,7 +511,7 @@ class Done(Message, frozen=True, tag=22):
     exec_ms: float
 
 
-class Preempt(Message, frozen=True, tag=23):
+class PreemptBatch(Message, frozen=True, tag=23):
     """Scheduler -> worker: stop that batch if you can; its `Done` says whether it was `preempted`.
 
     The scheduler grants its requests again, so a frontend may be granted a request more than once; only the
@@ -555,8 +568,18 @@ class BatchFailed(Message, frozen=True, tag=32):
 # node agent <-> scheduler
 
 
+class SliceState(StrEnum):
+    """What became of a slice that should exist."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    LOST = "lost"
+    STOPPED = "stopped"
+
+
 class SliceStatus(Value, frozen=True):
-    """`state`: starting | ready | failed | lost | stopped; `reason` says why for the last three."""
+    """`state`: a `SliceState`; `reason` says why for the last three."""
 
     slice_id: SliceId
     incarnation: Incarnation
@@ -623,7 +646,7 @@ class Host(Message, frozen=True, tag=51):
 
     node_id: NodeId
     slices: Listed[SliceSpec]
-    scheduler_addresses: Listed[str]
+    scheduler_addresses: Addresses
     agent_pid: int = 0
     left_out: Listed[LeftOut] = ()
 
@@ -661,7 +684,7 @@ class StatusAsked(Message, frozen=True, tag=60):
 
 
 class SliceReport(Value, frozen=True):
-    """One slice as the scheduler sees it."""
+    """One slice as the scheduler sees it. `state`: a `SliceState`; a worker says how far it is with the slice."""
 
     slice_id: SliceId
     state: str
@@ -882,7 +905,7 @@ AnyMessage = (
     | SliceReady
     | RunBatch
     | Done
-    | Preempt
+    | PreemptBatch
     | Inputs
     | Outputs
     | BatchFailed

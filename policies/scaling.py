@@ -44,7 +44,7 @@ def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ObservedLoad:
     """What became of a model's requests since the last look, and the GPU time its batches took."""
 
     offered: int
@@ -64,7 +64,7 @@ class ScaleAdvice:
 class _Sample:
     at_ms: float
     span_ms: float
-    models: Mapping[ModelId, ModelLoad]
+    models: Mapping[ModelId, ObservedLoad]
     idle_fraction: float
 
 
@@ -79,7 +79,7 @@ class ScaleAdvisor:
         self._asking: set[ModelId | None] = set()  # None stands for all models together
         self._is_releasing = False
 
-    def observe(self, gpus: int, models: Mapping[ModelId, ModelLoad], now_ms: float) -> None:
+    def observe(self, gpus: int, models: Mapping[ModelId, ObservedLoad], now_ms: float) -> None:
         """What happened since the last call, about once a second; the first one only starts the clock.
 
         When the number of GPUs changes, what was seen before says nothing about the new size.
@@ -109,7 +109,7 @@ class ScaleAdvisor:
             self._samples.popleft()
         loads = self._loads_since(now_ms - ASK_WINDOW_MS)
         busy_ms = sum(load.busy_gpu_ms for load in loads.values())
-        total = ModelLoad(
+        total = ObservedLoad(
             sum(load.offered for load in loads.values()), sum(load.bad for load in loads.values()), busy_ms
         )
         share = {
@@ -133,21 +133,21 @@ class ScaleAdvisor:
         gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
         return ScaleAdvice(gpus, {model_id: -gpus_of * idle_fraction for model_id, gpus_of in share.items()})
 
-    def _loads_since(self, from_ms: float) -> dict[ModelId, ModelLoad]:
-        loads: dict[ModelId, ModelLoad] = {}
+    def _loads_since(self, from_ms: float) -> dict[ModelId, ObservedLoad]:
+        loads: dict[ModelId, ObservedLoad] = {}
         for sample in reversed(self._samples):
             if sample.at_ms <= from_ms:
                 break
             for model_id, load in sample.models.items():
                 so_far = loads.get(model_id, _NO_LOAD)
-                loads[model_id] = ModelLoad(
+                loads[model_id] = ObservedLoad(
                     so_far.offered + load.offered,
                     so_far.bad + load.bad,
                     so_far.busy_gpu_ms + load.busy_gpu_ms,
                 )
         return dict(sorted(loads.items()))
 
-    def _is_asking(self, whose: ModelId | None, load: ModelLoad) -> bool:
+    def _is_asking(self, whose: ModelId | None, load: ObservedLoad) -> bool:
         threshold = _BAD_RATE_CALM if whose in self._asking else BAD_RATE_ALLOWED
         if load.offered < _REQUESTS_MIN or load.bad < threshold * load.offered:
             self._asking.discard(whose)
@@ -183,9 +183,9 @@ class ScaleAdvisor:
         return least
 
 
-_NO_LOAD = ModelLoad(0, 0, 0.0)
+_NO_LOAD = ObservedLoad(0, 0, 0.0)
 
 
-def _missing_fraction(load: ModelLoad) -> float:
+def _missing_fraction(load: ObservedLoad) -> float:
     """What is missing, r / (1 - r), of what there is; 0 where nothing at all is good."""
     return load.bad / (load.offered - load.bad) if load.bad < load.offered else 0.0

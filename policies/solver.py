@@ -1,14 +1,15 @@
 """Mixed integer programs: PuLP writes them, HiGHS solves them, CBC where HiGHS is not installed.
 
 All of it belongs to the extra `plan`. Solvers run on one thread: the same path each time, and the other cores
-serve requests. What a clock stopped may differ from run to run; whoever calls says so in its result.
+serve requests. What a clock stopped may differ from run to run and from machine to machine; whoever limits time says so
+in its result. What a number of nodes stopped is the same everywhere.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,11 +52,29 @@ def solve(pulp: Any, program: Any, time_limit_s: float, gap: float) -> Solved | 
     None: no solver is installed, there is no solution, or the time was too short for any. The caller still
     has to check the variables: stopped by the clock, HiGHS may call feasible what is not.
     """
-    highs = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapAbs=gap, gapRel=0.0)
+    return _solved(pulp, program, gap, {"timeLimit": time_limit_s}, {"timeLimit": time_limit_s})
+
+
+def prove(pulp: Any, program: Any, nodes_max: int, gap: float) -> Solved | None:
+    """The optimum, to within `gap`, if so many nodes of the search tree prove it; no clock is looked at.
+
+    None: no solver is installed, there is no solution, or the nodes did not suffice.
+    """
+    try:
+        solved = _solved(pulp, program, gap, {"mip_max_nodes": nodes_max}, {"maxNodes": nodes_max})
+    except KeyError:  # PuLP 3.3 has no word for what HiGHS says when the nodes are used up, kSolutionLimit
+        return None
+    return solved if solved is not None and solved.is_proven else None
+
+
+def _solved(
+    pulp: Any, program: Any, gap: float, for_highs: Mapping[str, Any], for_cbc: Mapping[str, Any]
+) -> Solved | None:
+    highs = pulp.HiGHS(msg=False, threads=1, gapAbs=gap, gapRel=0.0, **for_highs)
     solver = (
         highs
         if highs.available()
-        else pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, threads=1, gapAbs=gap, gapRel=0.0)
+        else pulp.PULP_CBC_CMD(msg=False, threads=1, gapAbs=gap, gapRel=0.0, **for_cbc)
     )
     if not solver.available():
         return None

@@ -39,7 +39,7 @@ from fabric.messages import (
     NodeHello,
     PlanAsked,
     PlanMade,
-    Preempt,
+    PreemptBatch,
     ReplicaHint,
     ReplicaInfo,
     Returned,
@@ -417,7 +417,7 @@ class Cluster:
                 self._want(peer, message)
             case RunBatch():
                 self._run(peer, message)
-            case Preempt():
+            case PreemptBatch():
                 self._preempt(message)
             case Grant():
                 for key in _keys(peer, message.model_id, message.runs):
@@ -458,7 +458,7 @@ class Cluster:
             (end_at_ms, next(self._numbers), batch.slice_id, batch.incarnation, batch.batch_id),
         )
 
-    def _preempt(self, preempt: Preempt) -> None:
+    def _preempt(self, preempt: PreemptBatch) -> None:
         worker = self.workers.get(preempt.slice_id)
         batch = worker.running.pop(preempt.batch_id, None) if worker is not None else None
         for key, fate in self.fates.items():
@@ -494,7 +494,7 @@ class Cluster:
             self.agent_goes(node_id)
         batches = self.core._batches
         assert not batches.flights
-        assert not any(batches._on_slice.values())
+        assert not any(record.flights for record in self.core._fleet.slices.values())
         self.wait(2_500.0)
         names = texts_within(self.core)
         assert not names & self.peers - {OPERATOR, PLANNER}

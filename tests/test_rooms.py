@@ -39,7 +39,7 @@ INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
 
 # From an outsider to the files (or folders, with a slash) that may import it.
 DOORS = {
-    "zmq": ("fabric/sockets.py", "fabric/curve.py"),
+    "zmq": ("fabric/sockets/", "fabric/curve.py"),
     "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
     "msgspec": (
         "fabric/codec.py",

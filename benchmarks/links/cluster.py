@@ -17,7 +17,7 @@ from fabric.errors import FabricError
 from fabric.ids import new_incarnation, peer_id
 from fabric.messages import StatusAsked, StatusListed
 from fabric.sockets import DealerLink
-from roles.runtime.core import SCHEDULER
+from roles.runtime.core import SCHEDULER, SCHEDULER_ID
 from roles.runtime.process import RunFile, child_environment, read_run_file, write_run_file
 
 ROLE = Path(__file__).parent / "role.py"
@@ -54,7 +54,7 @@ class LinkedCluster:
 
     def counters(self, role: str) -> Mapping[str, float]:
         """What `frontend-a` or `scheduler-0` counts."""
-        host, purpose = ("b", "control") if role == "scheduler-0" else ("a", "client")
+        host, purpose = ("b", "control") if role == SCHEDULER_ID else ("a", "client")
         address = f"ipc://{self.home / host / role}.{purpose}"
         link = DealerLink.connect(peer_id("links", new_incarnation()), SCHEDULER, [address])
         try:
@@ -88,12 +88,12 @@ def linked_cluster(document: str, link: LinkSpec) -> Iterator[LinkedCluster]:
 
         try:
             start("scheduler", "b")
-            scheduler = _wait_for(home / "b" / "scheduler-0.json", roles)
+            scheduler = _wait_for(home / "b" / f"{SCHEDULER_ID}.json", roles)
             control = [one for one in scheduler.addresses["control"] if one.startswith("tcp://")]
             # As it is found on its own host: an agent looks for the scheduler in its run directory.
             write_run_file(
                 home / WORKERS,
-                RunFile("scheduler-0", scheduler.pid, scheduler.incarnation, {"control": control}),
+                RunFile(SCHEDULER_ID, scheduler.pid, scheduler.incarnation, {"control": control}),
             )
             start("agent", WORKERS)
             start("frontend", "a", *control)

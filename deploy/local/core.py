@@ -19,7 +19,7 @@ from typing import Final
 
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
-from roles.runtime.process_events import ProcessExited, StopAsked, explaining_lines
+from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines
 from roles.runtime.restarts import RestartRule, Restarts
 
 
@@ -124,13 +124,6 @@ class KillRole:
 @dataclass(slots=True, frozen=True)
 class Announce:
     """Everything serves: say so, once."""
-
-
-@dataclass(slots=True, frozen=True)
-class Warn:
-    """Something a person should read, though everything goes on."""
-
-    text: str
 
 
 @dataclass(slots=True, frozen=True)

@@ -21,26 +21,26 @@ from deploy.local.core import (
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,
-    Warn,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import new_incarnation, peer_id
-from fabric.messages import SliceReport, StatusAsked, StatusListed
+from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id
+from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
 from roles.config.cluster import ClusterConfig, role_id_of_node
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER_ID, Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
-from roles.runtime.local_scheduler import LocalScheduler, LocalSchedulerEvent
-from roles.runtime.process import StopSignal, StopSource, read_run_file
+from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.process import StopSignal, read_run_file
+from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in
-from roles.runtime.sources import Layer
+from roles.runtime.sources import SourceOver
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
 CORES_APART = 4  # client, frontend, scheduler, worker
-SETTLED_STATES = ("ready", "failed")
+SETTLED_STATES = (SliceState.READY, SliceState.FAILED)
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
 FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
@@ -87,7 +87,7 @@ def role_plans(
     ]
     frontends = [
         RolePlan(
-            f"frontend-{index}",
+            frontend_id(index),
             (*tenuto, "frontend", "--index", str(index), *common),
             start_rank=1,
             stop_rank=0,
@@ -114,7 +114,9 @@ def supervise(
 
 def problems_of(slices: Sequence[SliceReport]) -> list[str]:
     """What is not served as it was asked for: slices that failed, models that a slice is served without."""
-    failed = [f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == "failed"]
+    failed = [
+        f"slice {one.slice_id} failed: {one.reason}" for one in slices if one.state == SliceState.FAILED
+    ]
     return failed + [
         f"model {left.model_id} is not served on slice {left.slice_id}: {left.reason}"
         for one in slices
@@ -158,7 +160,7 @@ class _RunFileWatch:
         return serves
 
 
-class _Readiness(Layer[LocalSchedulerEvent]):
+class _Readiness(SourceOver):
     """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:
@@ -206,12 +208,12 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._scheduler = LocalScheduler(peer_id("operator", new_incarnation()), run_dir, clock)
+        self._scheduler = LocalScheduler(peer_id(OPERATOR, new_incarnation()), run_dir, clock)
         self._readiness = _Readiness(self._scheduler)
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [StopSource(stop), self._processes, watch, self._readiness], self._perform
+            self._core, [stop, self._processes, watch, self._readiness], self._perform
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 

@@ -90,13 +90,18 @@ class _Awaited(asyncio.Future[InferResult]):
     """The answer to one request; cancelling it tells the frontend."""
 
     def __init__(
-        self, client: Client, number: int, sent_at_ms: float, loop: asyncio.AbstractEventLoop
+        self,
+        client: Client,
+        message: Infer,
+        inputs: Sequence[NamedTensor],
+        sent_at_ms: float,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
-        self.number = number
+        self.number = message.request_no
+        self.budget_ms = message.budget_ms
+        self.inputs = inputs  # kept until the answer, with their places in shared memory
         self.sent_at_ms = sent_at_ms
-        self.budget_ms: float | None = None
-        self.inputs: Sequence[NamedTensor] = ()  # kept until the answer, with their places in shared memory
         self._client = client
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -215,9 +220,7 @@ class Client:
             self._outbox.put(_FRONTEND, message, tensors)
         except LocalProtocolError as error:
             raise InvalidInput(str(error)) from error
-        future = self._pending[number] = _Awaited(self, number, now_ms, self._loop)
-        future.inputs = tensors
-        future.budget_ms = budget_ms
+        future = self._pending[number] = _Awaited(self, message, tensors, now_ms, self._loop)
         self._set_alarm(now_ms + limit_ms, number, now_ms)
         self._send_soon()
         self._watch()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost
-from fabric.ids import PeerId, new_incarnation, peer_id
+from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
 from fabric.messages import StatusAsked, StatusListed
 from fabric.sockets import DealerLink
 
@@ -17,7 +17,7 @@ def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> Sta
     clock = MonotonicClock()
     addresses = (address,) if isinstance(address, str) else tuple(address)
     server = PeerId("role")
-    link = DealerLink.connect(peer_id("operator", new_incarnation()), server, addresses)
+    link = DealerLink.connect(peer_id(OPERATOR, new_incarnation()), server, addresses)
     until_ms = clock.now_ms() + timeout_ms
     is_asked = False
     try:

@@ -77,7 +77,10 @@ DISCIPLINES: Mapping[str, Registered] = {
         lambda options: Fixed(max_wait_ms=options["max_wait_ms"], batch=options.get("batch")),
     ),
     "nexus": Registered({"epoch_s": Number(10.0)}, lambda options: Nexus(epoch_s=options["epoch_s"])),
-    "clockwork": Registered({}, lambda _: Clockwork()),
+    "clockwork": Registered(
+        {"sizes": Choice(("powers_of_two", "all"))},
+        lambda options: Clockwork(has_all_sizes=options["sizes"] == "all"),
+    ),
     "shepherd": Registered(
         {"preempt_ratio": Number(3.0, minimum=1)},
         lambda options: Shepherd(preempt_ratio=options["preempt_ratio"]),

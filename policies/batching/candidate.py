@@ -136,10 +136,9 @@ class Candidate:
 
     `deadline_at_ms` is that of the first request in it, `edge_at_ms` the same less the guard: the timer is due at
     edge - hold[n]. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due moment
-    at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `latest_at_ms` is its
-    rank. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
+    at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
+    last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
     left to faster ones. `is_early`: it stands in its pools' `early`, at `opening` (another one for each head).
-    `is_whole`: the batch it waits with is the whole queue, so arrivals make it more urgent.
     `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and sleeps until they are.
     """
 
@@ -154,11 +153,11 @@ class Candidate:
         "hold",
         "is_early",
         "is_waiting",
-        "is_whole",
         "lead",
         "model",
         "opening",
         "pools",
+        "rank_at_ms",
         "size_max",
         "skip_count",
         "skip_runs",
@@ -196,7 +195,7 @@ class Candidate:
         self.opening = 0
         self.is_early = False
         self.is_waiting = False
-        self.is_whole = False
+        self.rank_at_ms = NEVER_MS
         self.armed_at_ms = NEVER_MS
         self.reset(0.0)
 

@@ -2,8 +2,7 @@
 
 Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
 there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
-head could not finish even alone, or stands in the way of a larger batch. Each pool has one timer too, armed only
-while somebody waits: at the next slice's free moment less the delay it serves the waiting candidate with the smallest
+head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it serves the waiting candidate with the smallest
 latest (in `tenuto` less its model's credit for what it has lost). A candidate that is overtaken by time while it
 waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could be done about it
 before, and the outcome is the same.
@@ -128,6 +127,8 @@ class Central(Matchmaker):
                 if candidate.is_waiting:
                     self._leave(candidate, now_ms)
                 candidate.reset(self._guard_ms)
+            elif index < len(queue.runs) - 1 and candidate.is_waiting:
+                candidate.alarm_at_ms = NEVER_MS  # amid the queue it may change which heads are in the way
             if candidate.awaits_inputs and run.ready_at_ms > now_ms:
                 continue  # not ready in time to change much
             if self._grow(candidate, now_ms, out):

@@ -3,7 +3,7 @@
 *Simple drop* gives up what can no longer finish even alone. *Window drop* also gives up heads that would force
 a small batch while enough younger requests wait for a batch of the target size: the queue's *suffix* is its
 longest tail that can still run as one batch, b = min(target, suffix), and every head that cannot finish in a
-batch of b is given up, as soon as its batch is due. The target is a floor for this, never a cap: the batch then grows to what its head allows.
+batch of b is given up. The target is a floor for this, never a cap: the batch then grows to what its head allows.
 
 The target comes from the model's own rate r by the staggered bound: with n = r·l/b slices busy for this model,
 requests wait at most l/n while the batch before them is gathered, so the largest b with l·(1 + 1/max(1, n)) within

@@ -9,7 +9,7 @@ saving beta/(T + 1/r)² everywhere, so T = sqrt(beta·price) - 1/r with one pric
 for often is held, the rest goes at once. The price follows from how many slices may be busy.
 
 1/r is the gap of requests that come one by one. Under bursts batches fill by themselves, and cost a part of
-beta/(T + 1/r): `opened`, which the discipline counts.
+beta/(T + 1/r): `opening_ratio`, which the discipline counts.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Prospect:
     hold_max_ms: float
     target: int
 
-    def work_deferred(self, opened: float = 1.0) -> float:
+    def work_deferred(self, opening_ratio: float = 1.0) -> float:
         """The slices kept busy by full deferral."""
-        return self.alpha_ms * self.per_ms + opened * self.opening(self.hold_max_ms)
+        return self.alpha_ms * self.per_ms + opening_ratio * self.opening(self.hold_max_ms)
 
     def opening(self, hold_ms: float) -> float:
         """The slices kept busy by opening batches alone."""
@@ -99,23 +99,27 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
 
 
 def plan_holds(
-    prospects: Sequence[Prospect], lost_shares: Sequence[float], slices: int, mean: float, opened: float = 1.0
+    prospects: Sequence[Prospect],
+    lost_shares: Sequence[float],
+    slices: int,
+    mean: float,
+    opening_ratio: float = 1.0,
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `opened`: the part of the work of opening batches that there turned out to be, of what their rates let expect.
+    `opening_ratio`: what opening their batches really costs, over what their rates let expect.
     """
     if not prospects:
         return []
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    work = [one.work_deferred(opened) for one in prospects]
+    work = [one.work_deferred(opening_ratio) for one in prospects]
     deferred = sum(work)
     frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
     models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
     allowed = frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal)
-    price = _price(prospects, (allowed - fixed) / opened)
+    price = _price(prospects, (allowed - fixed) / opening_ratio)
     price_of_need = _price(prospects, slices - fixed)
     crowd = min(1.0, deferred / (CROWDED * slices))
     holds = []
@@ -139,18 +143,18 @@ def plan_holds(
 
 
 def plan_reserves(
-    prospects: Sequence[Prospect], slices: int, pools: Sequence[int], opened: float = 1.0
+    prospects: Sequence[Prospect], slices: int, pools: Sequence[int], opening_ratio: float = 1.0
 ) -> list[int]:
     """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
 
     They pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
-    waited for a large batch, and both are small then. Never more than deferral saves. `opened` as for `plan_holds`.
+    waited for a large batch, and both are small then. Never more than deferral saves. `opening_ratio` as for `plan_holds`.
     """
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    price_of_need = _price(prospects, (slices - fixed) / opened)
+    price_of_need = _price(prospects, (slices - fixed) / opening_ratio)
     deferred = saved = needed = 0.0
     for one in prospects:
-        own = one.work_deferred(opened)
+        own = one.work_deferred(opening_ratio)
         deferred += own
         saved += one.opening(0.0) - one.opening(one.hold_max_ms)
         if one.hold_max_ms > 0.0:

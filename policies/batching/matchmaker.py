@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from heapq import heappop, heappush, heapreplace
-from typing import ClassVar
+from itertools import islice
+from typing import ClassVar, NamedTuple
 
 from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
 from policies.batching.candidate import Candidate, ModelState, SendRule
@@ -17,15 +18,28 @@ from policies.rates import SAMPLE_MS
 Target = Candidate | Pool[Candidate] | ModelState
 
 
+class _Batch(NamedTuple):
+    """What a candidate would run now: so many of the `left` that are in its queue then, from one with that deadline on.
+
+    `is_open`: arrivals can put more heads in the way.
+    """
+
+    size: int
+    left: int
+    deadline_at_ms: float
+    is_open: bool
+
+
 class Matchmaker:
     """What happens to candidates and waiting pools; it knows neither how models nor how slices come and go.
 
     A slice that is free goes to the most urgent batch that waits for it. Those that wait stand in heaps by a moment
     that is corrected only when they come to the front, so it must never be later than their true one. Time makes a
     waiting batch smaller, hence less urgent: that may be seen late. Three things make it more urgent, and are seen at once:
-    arrivals, where the batch is the whole queue; the window drop, which gives up heads of a waiting batch as soon as they
-    stand in the way of a larger one; and its model's credit, which changes at moments of its own. (Requests whose inputs
-    are not ready yet count for the rank as if they were.)
+    arrivals, where the batch is the whole queue, or they let the window drop take more of its heads; another size worth
+    protecting, for the same reason; and its model's credit, which changes at moments of its own. (Heads that the drop
+    would take are left out of the rank, and stay until a slice comes. Requests whose inputs are not ready yet count for
+    the rank as if they were.)
 
     Decisions are appended to `out`. The timers are a heap in which only the entry counts that agrees with its
     target's `armed_at_ms`.
@@ -52,42 +66,21 @@ class Matchmaker:
                 return self._step(candidate, now_ms, out)
             self._sleep(candidate, due_at_ms, now_ms)
             return False
-        if candidate.alarm_at_ms == -NEVER_MS:
-            return False
-        if self._is_window_drop and candidate is candidate.model.candidates[0]:
-            at_ms, _ = self._in_the_way_at_ms(candidate, now_ms)
-            if at_ms <= now_ms:
-                return self._step(candidate, now_ms, out)
-            if at_ms < candidate.armed_at_ms:
-                self._arm(candidate, at_ms)
-        if candidate.is_whole:
-            # It has grown; a larger batch has to start earlier, so it is more urgent than before.
+        if candidate.alarm_at_ms != -NEVER_MS:
+            # It has grown; a larger batch has to start earlier, so it may be more urgent than before.
             self._queue_anew(candidate, now_ms)
         return False
 
-    def _in_the_way_at_ms(self, candidate: Candidate, now_ms: float) -> tuple[float, bool]:
-        """When the head of a waiting batch may have to make way for a larger one, and whether arrivals can hasten that.
-
-        As if nobody arrived until then. A tail of b fits for as long as its first request has l(b) left, and the head has
-        no more than that one; so the longest tail that fits now still does when the head fits no batch of its size any
-        more. And with each sample of the model's rate another size may be worth protecting.
-        """
-        cost, queue = candidate.cost, candidate.model.queue
-        target = candidate.window_target(now_ms)
-        size = min(queue.count, target)
-        at_ms = candidate.deadline_at_ms - cost[size] + EPSILON_MS
-        if at_ms <= now_ms:
-            size = suffix_size(queue.runs, cost, now_ms, target)
-            at_ms = candidate.deadline_at_ms - cost[size] + EPSILON_MS
-        if not candidate.target_planned and candidate.model.rate.due_at_ms < at_ms:
-            at_ms = candidate.model.rate.due_at_ms
-        return at_ms, size < target
-
     def _queue_anew(self, candidate: Candidate, now_ms: float) -> None:
-        """Rank a waiting candidate by the largest batch that its head allows, so that arrivals do not matter."""
-        size = bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1
-        if size > 0:
-            self._wait(candidate, size, now_ms)
+        """Rank a waiting candidate by the largest batch that its head allows, so that arrivals matter as little as may be."""
+        batch = self._batch_left(candidate, now_ms)
+        if batch.size:
+            size = bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1
+            rank_at_ms = batch.deadline_at_ms - candidate.table[size] - candidate.model.credit_ms
+            if rank_at_ms < candidate.rank_at_ms:
+                self._wait(candidate, _Batch(size, *batch[1:]), now_ms)
+            elif not batch.is_open:
+                candidate.alarm_at_ms = -NEVER_MS
 
     def _advance(self, state: ModelState, now_ms: float, out: list[Decision]) -> None:
         """Bring all candidates up to date, until none of them changes the head of the queue."""
@@ -117,7 +110,7 @@ class Matchmaker:
                 return False
             if candidate.spares_reserve and self._holds_back(candidate, count, now_ms, pool):
                 return False
-            size, limit_at_ms = self._fit(candidate, count, now_ms)
+            size, limit_at_ms, is_open = self._fit(candidate, count, now_ms)
             ready_at_ms = now_ms
             if size and state.ready_at_ms > now_ms:
                 gathers = self._rule.gathers_unready
@@ -139,6 +132,8 @@ class Matchmaker:
                     candidate.skip_before(limit_at_ms, self._guard_ms)
                     pool = None  # it was the turn of another batch
                     continue
+                if self._is_window_drop and self._keeps_heads(candidate, now_ms, pool):
+                    return False
                 self._give_up(state, state.queue.drop_before(limit_at_ms), now_ms, out)
                 self._reset(state, now_ms)
                 return True
@@ -147,27 +142,62 @@ class Matchmaker:
                 horizon_ms = ready_at_ms
             slice_ = self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)
             if slice_ is None:
-                self._wait(candidate, size, now_ms)
+                batch = _Batch(size, count, candidate.deadline_at_ms, is_open=is_open)
+                self._wait(candidate, batch, now_ms)
                 return False
             self._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
             return True
         return False
 
-    def _fit(self, candidate: Candidate, count: int, now_ms: float) -> tuple[int, float]:
-        """The size of a batch sent now; 0 if requests with deadlines before the second value must go first."""
+    def _fit(self, candidate: Candidate, count: int, now_ms: float) -> tuple[int, float, bool]:
+        """The size of a batch sent now; 0 if requests with deadlines before the second value must go first.
+
+        The third: whether arrivals can put the first request in the way of a larger batch.
+        """
         cost = candidate.cost
         slack_ms = candidate.deadline_at_ms - now_ms
         whole = count if count < candidate.size_max else candidate.size_max
         if cost[whole] <= slack_ms:
-            return whole, now_ms
+            return whole, now_ms, False
         target = candidate.window_target(now_ms) if self._is_window_drop else 1
+        is_open = False
         if slack_ms < cost[target if target < whole else whole]:
             floor = suffix_size(candidate.model.queue.runs, cost, now_ms, target)
             if floor == 0:
-                return 0, NEVER_MS
+                return 0, NEVER_MS, False
+            is_open = floor < target
             if slack_ms < cost[floor]:
-                return 0, now_ms + cost[floor]
-        return bisect_right(cost, slack_ms) - 1, now_ms
+                return 0, now_ms + cost[floor], is_open
+        return bisect_right(cost, slack_ms) - 1, now_ms, is_open
+
+    def _batch_left(self, candidate: Candidate, now_ms: float) -> _Batch:
+        """What a waiting candidate would run if its turn came now: without the heads that it would give up then."""
+        count = candidate.model.queue.count - candidate.skip_count
+        size, limit_at_ms, is_open = self._fit(candidate, count, now_ms)
+        if size:
+            return _Batch(size, count, candidate.deadline_at_ms, is_open)
+        for run in islice(candidate.model.queue.runs, candidate.skip_runs, None):
+            if run.deadline_at_ms >= limit_at_ms:
+                size = min(count, bisect_right(candidate.cost, run.deadline_at_ms - now_ms) - 1)
+                return _Batch(size, count, run.deadline_at_ms, is_open)
+            count -= run.count
+        return _Batch(0, 0, NEVER_MS, is_open)
+
+    def _keeps_heads(self, candidate: Candidate, now_ms: float, pool: Pool[Candidate] | None) -> bool:
+        """Whether heads that stand in the way stay, for no slice is there for what they leave: then it waits with that.
+
+        Given up at once they would be answered sooner, at the price of an event for each of them where slices are short.
+        """
+        if candidate.deadline_at_ms - now_ms < candidate.cost[1]:
+            return False
+        batch = self._batch_left(candidate, now_ms)
+        if not batch.size:
+            return False
+        horizon_ms = now_ms + candidate.lead[batch.size]
+        if (self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)) is not None:
+            return False
+        self._wait(candidate, batch, now_ms)
+        return True
 
     def _sleep(self, candidate: Candidate, due_at_ms: float, now_ms: float) -> None:
         """Set the candidate's timer: where expected arrivals will have moved `due_at_ms` to, if it is far."""
@@ -189,7 +219,7 @@ class Matchmaker:
         if candidate.is_early:
             self._queue_early(candidate, at_ms)
 
-    def _wait(self, candidate: Candidate, size: int, now_ms: float) -> None:
+    def _wait(self, candidate: Candidate, batch: _Batch, now_ms: float) -> None:
         """No slice is free in time: queue up for one, and look after the head until one comes."""
         candidate.awaits_inputs = False
         state = candidate.model
@@ -198,14 +228,12 @@ class Matchmaker:
         else:
             candidate.is_waiting = True
             candidate.wanted_at_ms = min(candidate.wanted_at_ms, now_ms)
-        count = state.queue.count - candidate.skip_count
-        ranked = size
+        size = batch.size
         if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
-            ranked = max(size, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
-        candidate.is_whole = ranked == count < candidate.size_max
-        is_watched = candidate.is_whole
-        rank_at_ms = candidate.deadline_at_ms - candidate.table[ranked] - state.credit_ms
-        lead_ms = candidate.lead[size]
+            size = max(size, bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1)
+        self._watch_arrivals(candidate, size, batch)
+        candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
+        lead_ms = candidate.lead[batch.size]
         for pool in candidate.pools:
             self._serial += 1
             pool.wait(rank_at_ms, state.model.priority, self._serial, candidate)
@@ -213,13 +241,18 @@ class Matchmaker:
             self._arm_pool(pool, lead_ms, now_ms)
         if candidate is state.candidates[0]:
             at_ms = candidate.deadline_at_ms - state.alone_ms + EPSILON_MS
-            if self._is_window_drop:
-                in_the_way_at_ms, is_hastened = self._in_the_way_at_ms(candidate, now_ms)
-                if in_the_way_at_ms < at_ms:
-                    at_ms = in_the_way_at_ms
-                is_watched = is_watched or is_hastened
+            if self._is_window_drop and not candidate.target_planned:
+                # With each sample of the model's rate another size may be worth protecting.
+                if now_ms >= state.rate.due_at_ms:
+                    state.refresh_rate(now_ms)
+                at_ms = min(at_ms, state.rate.due_at_ms)
             self._arm(candidate, at_ms)
-        candidate.alarm_at_ms = NEVER_MS if is_watched else -NEVER_MS
+
+    @staticmethod
+    def _watch_arrivals(candidate: Candidate, size: int, batch: _Batch) -> None:
+        """Where they may make a waiting batch more urgent than a rank by that size says."""
+        is_whole = size == batch.left < candidate.size_max
+        candidate.alarm_at_ms = NEVER_MS if is_whole or batch.is_open else -NEVER_MS
 
     def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
         """Give slices that are free by now to those who wait, the smallest latest first."""
@@ -233,14 +266,13 @@ class Matchmaker:
                 self._arm_pool(pool, pool.lead_max_ms, now_ms)
                 return
             state = candidate.model
-            count = state.queue.count - candidate.skip_count
-            size = min(count, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
+            batch = self._batch_left(candidate, now_ms)
+            size = batch.size
             if size > 0:
-                rank_at_ms = candidate.deadline_at_ms - candidate.table[size] - state.credit_ms
+                rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
                 if rank_at_ms != waiting[0][0]:
-                    if size == count < candidate.size_max:
-                        candidate.is_whole = True
-                        candidate.alarm_at_ms = NEVER_MS  # as it is now, arrivals make it more urgent
+                    self._watch_arrivals(candidate, size, batch)
+                    candidate.rank_at_ms = rank_at_ms
                     if not pool.wait_again(rank_at_ms):
                         continue  # overtaken by time, and now somebody else is more urgent
                 lead_ms = candidate.lead[size]

@@ -3,18 +3,20 @@
 A model with rate r on a slice either saturates it (batches of the largest size B with 2·l(B) within the SLO, as a
 request may just miss one batch and wait for it) or leaves a residue. A residue alone runs batches of b, the largest
 with l(b) + b/r within the SLO, once per duty cycle b/r. Residues are merged while, at the shorter duty cycle d, their
-batches of ⌈d·r⌉ fit into d and d + l is within every SLO.
+batches of ⌈d·r⌉ fit into d and d + l is within every SLO. Unlike gpulet's packing (`policies/placement/gpulet/sharing.py`)
+it tries that one cycle alone, asks for a request's own batch within the SLO instead of the whole round, and scales all
+rates to the slices there are.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.moments import Table
+from policies.duty_cycle import Sharer, nexus_in_time, round_of
 
 FACTOR_STEPS = 16
 
@@ -140,21 +142,19 @@ def _merge(plan: PackedPlan, shared: Mapping[SliceId, Bin], load: ModelLoad, per
         table = bin_.tables[load.model_id]
         shares = [*plan.shares[slice_id], Share(load, table, per_ms, 1)]
         duty_ms = min(_residue(share.table, share.load.budget_ms, share.per_ms)[1] for share in shares)
-        sizes = [max(1, math.ceil(duty_ms * share.per_ms - 1e-9)) for share in shares]
-        if any(size > len(share.table) - 2 for size, share in zip(sizes, shares, strict=True)):
-            continue
-        runs_ms = [share.table[size] for size, share in zip(sizes, shares, strict=True)]
-        is_in_time = all(
-            duty_ms + run_ms <= share.load.budget_ms + 1e-9
-            for run_ms, share in zip(runs_ms, shares, strict=True)
+        found = round_of(
+            duty_ms, (Sharer(share.per_ms, len(share.table) - 2, share.table.__getitem__) for share in shares)
         )
-        if sum(runs_ms) > duty_ms or not is_in_time:
+        if found is None or sum(found.exec_ms) > duty_ms:
             continue
-        occupancy = sum(runs_ms) / duty_ms
+        runs = zip(found.exec_ms, shares, strict=True)
+        if not all(nexus_in_time(duty_ms, exec_ms, share.load.budget_ms) for exec_ms, share in runs):
+            continue
+        occupancy = sum(found.exec_ms) / duty_ms
         if best is None or occupancy > best[0]:
             merged = [
                 Share(share.load, share.table, share.per_ms, size)
-                for size, share in zip(sizes, shares, strict=True)
+                for size, share in zip(found.batches, shares, strict=True)
             ]
             best = (occupancy, slice_id, merged)
     if best is None:

@@ -31,7 +31,8 @@ PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count: the last 2.5 s
 _NOTHING_MS = 1e-9  # a count that is forgotten
-_OPENED_MIN = 0.05  # of what was expected: whoever gathers twenty times as many as that is not held anyway
+# Of what was expected: whoever gathers twenty times as many as that is not held anyway
+_OPENING_RATIO_MIN = 0.05
 
 
 def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
@@ -59,7 +60,7 @@ class WaitLosses:
 
 
 @dataclass(slots=True)
-class Account:
+class ModelCounts:
     """What one model lost, and what opening its batches cost beside what its plan expects.
 
     Counted over the batches that found a slice at once: who waits gathers more, however requests arrive. What such a batch leaves
@@ -69,16 +70,16 @@ class Account:
     losses: WaitLosses = field(default_factory=WaitLosses)
     opening_ms: float = 0.0  # of one batch: beta
     expected_ms_per_request: float = 0.0
-    opened_ms: float = 0.0
+    openings_ms: float = 0.0
     expected_ms: float = 0.0
 
     def roll(self, memory: float) -> None:
         """Take over the losses counted since the last time, and forget a part of what is known."""
         self.losses.roll(memory)
-        self.opened_ms *= 1.0 - memory
+        self.openings_ms *= 1.0 - memory
         self.expected_ms *= 1.0 - memory
         if self.expected_ms < _NOTHING_MS:
-            self.opened_ms = self.expected_ms = 0.0
+            self.openings_ms = self.expected_ms = 0.0
 
 
 @dataclass(slots=True)
@@ -104,18 +105,18 @@ class Tenuto(Central):
         self._plan_at_ms = 0.0
         self._groups: list[Group] = []
         self._group_of: dict[ModelId, Group] = {}
-        self._accounts: dict[ModelId, Account] = {}
+        self._counts: dict[ModelId, ModelCounts] = {}
         self._is_regrouped = True
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
-        self._accounts.setdefault(model.model_id, Account())
+        self._counts.setdefault(model.model_id, ModelCounts())
         self._is_regrouped = True
         super().add_model(model, now_ms)
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
         """See `Discipline`."""
-        self._accounts.pop(model_id, None)
+        self._counts.pop(model_id, None)
         self._group_of.pop(model_id, None)
         self._is_regrouped = True
         return super().remove_model(model_id, now_ms)
@@ -131,23 +132,23 @@ class Tenuto(Central):
     ) -> None:
         if now_ms >= self._plan_at_ms:
             self._plan(now_ms)
-        account = self._accounts.get(candidate.model.model.model_id)
-        if account is not None:
-            account.losses.requests += size
+        counts = self._counts.get(candidate.model.model.model_id)
+        if counts is not None:
+            counts.losses.requests += size
             if candidate.wanted_at_ms >= now_ms:
-                account.opened_ms += account.opening_ms
-                account.expected_ms += account.expected_ms_per_request * size
+                counts.openings_ms += counts.opening_ms
+                counts.expected_ms += counts.expected_ms_per_request * size
             elif size < candidate.size_max:
                 left = candidate.model.queue.count - candidate.skip_count - size
-                account.losses.lost += LEFT_BEHIND * left
+                counts.losses.lost += LEFT_BEHIND * left
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
         lost = sum(run.count for run in runs)
-        account = self._accounts.get(state.model.model_id)
-        if account is not None:
-            account.losses.requests += lost
-            account.losses.lost += lost
+        counts = self._counts.get(state.model.model_id)
+        if counts is not None:
+            counts.losses.requests += lost
+            counts.losses.lost += lost
         super()._give_up(state, runs, now_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
@@ -160,43 +161,58 @@ class Tenuto(Central):
         if self._is_regrouped:
             self._regroup()
         for group in self._groups:
-            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's account is not.
-            accounts = [self._accounts[model_id] for model_id in group.model_ids]
-            group.wait_losses.requests = sum(account.losses.requests for account in accounts)
-            group.wait_losses.lost = sum(account.losses.lost for account in accounts)
+            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's counts are not.
+            all_counts = [self._counts[model_id] for model_id in group.model_ids]
+            group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
+            group.wait_losses.lost = sum(counts.losses.lost for counts in all_counts)
             mean = group.wait_losses.roll(_MEMORY)
-            opened_ms = sum(account.opened_ms for account in accounts)
-            expected_ms = sum(account.expected_ms for account in accounts)
-            opened = min(1.0, max(_OPENED_MIN, opened_ms / expected_ms)) if expected_ms else 1.0
-            for account in accounts:
-                account.roll(_MEMORY)
+            openings_ms = sum(counts.openings_ms for counts in all_counts)
+            expected_ms = sum(counts.expected_ms for counts in all_counts)
+            opening_ratio = (
+                min(1.0, max(_OPENING_RATIO_MIN, openings_ms / expected_ms)) if expected_ms else 1.0
+            )
+            for counts in all_counts:
+                counts.roll(_MEMORY)
             asked: list[tuple[ModelState, float]] = []
-            for model_id, account in zip(group.model_ids, accounts, strict=True):
+            for model_id, counts in zip(group.model_ids, all_counts, strict=True):
                 state = self._models[model_id]
                 rate_rps = state.rate.rate_rps(now_ms)
                 if rate_rps and state.candidates[0].table[1] > 0:
                     asked.append((state, rate_rps))
                 else:
-                    account.opening_ms = account.expected_ms_per_request = 0.0
-                    state.follow(ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False))
+                    counts.opening_ms = counts.expected_ms_per_request = 0.0
+                    self._follow(
+                        state, ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False), now_ms
+                    )
             prospects = [
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            lost_shares = [self._accounts[state.model.model_id].losses.share for state, _ in asked]
-            holds = plan_holds(prospects, lost_shares, group.slices, mean, opened)
-            reserves = plan_reserves(prospects, group.slices, [pool.size for pool in group.pools], opened)
+            lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
+            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio)
+            reserves = plan_reserves(
+                prospects, group.slices, [pool.size for pool in group.pools], opening_ratio
+            )
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:
                     self._arm(pool, now_ms)  # what is spare now goes to those who would like it
                 pool.reserve = reserve
             for (state, _), one, hold in zip(asked, prospects, holds, strict=True):
-                account = self._accounts[state.model.model_id]
-                account.opening_ms = one.beta_ms
-                account.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
+                counts = self._counts[state.model.model_id]
+                counts.opening_ms = one.beta_ms
+                counts.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
                 timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
                 target = hold.target if self._plans_target else 0
-                state.follow(ModelPlan(timeout_ms, target, hold.spares_reserve))
+                self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+
+    def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
+        """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
+        is_new_target = state.plan is None or plan.target != state.plan.target
+        state.follow(plan)
+        if is_new_target:
+            for candidate in state.candidates:
+                if candidate.is_waiting:
+                    self._queue_anew(candidate, now_ms)
 
     def _regroup(self) -> None:
         self._is_regrouped = False

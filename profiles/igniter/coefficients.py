@@ -41,6 +41,18 @@ class Hardware:
     sched_ms_offset: float
     share_step_percent: float
 
+    def crowd_ms(self, count: int) -> float:
+        """What `count` workloads add to the launch delay of each kernel (equation 6)."""
+        return self.sched_ms_per_workload * count + self.sched_ms_offset if count > 1 else 0.0
+
+    def slowness(self, workloads_w: float) -> float:
+        """F / f, 1 or more, where the workloads ask for that power (equations 9 and 10)."""
+        excess_w = self.power_idle_w + workloads_w - self.power_max_w
+        if excess_w <= 0:
+            return 1.0
+        fraction = 1 + self.frequency_mhz_per_w * excess_w / self.frequency_max_mhz
+        return 1 / max(fraction, FREQUENCY_FRACTION_MIN)
+
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
@@ -57,6 +69,19 @@ class Coefficients:
     cache_percent: float
     cache_slowdown_per_percent: float
 
+    def work(self, batch_size: int) -> float:
+        """k1 b² + k2 b + k3 of equation 11."""
+        k1, k2, k3, _, _ = self.active
+        return k1 * batch_size**2 + k2 * batch_size + k3
+
+    def sched_ms(self, crowd_ms: float = 0.0) -> float:
+        """Launch delay of all kernels, each of them with that delay by the crowd (equation 5)."""
+        return self.kernels * (self.sched_ms_per_kernel + crowd_ms)
+
+    def pcie_ms(self, batch_size: int, hardware: Hardware) -> float:
+        """Loading a batch and feeding its results back (equation 3)."""
+        return (self.load_bytes + self.feedback_bytes) * batch_size / hardware.pcie_bytes_per_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -69,40 +94,44 @@ class Resident:
     @property
     def active_ms(self) -> float:
         """GPU active time alone (equation 11)."""
-        k1, k2, k3, k4, k5 = self.coefficients.active
-        work = k1 * self.batch_size**2 + k2 * self.batch_size + k3
-        return work / max(self.share_percent + k4, SHARE_FROM_POLE_MIN_PERCENT) + k5
+        _, _, _, k4, k5 = self.coefficients.active
+        return (
+            self.coefficients.work(self.batch_size)
+            / max(self.share_percent + k4, SHARE_FROM_POLE_MIN_PERCENT)
+            + k5
+        )
+
+    def active_beside_ms(self, others_cache_percent: float) -> float:
+        """GPU active time while others use so much of the L2 cache (equation 8)."""
+        return self.active_ms * (1 + self.coefficients.cache_slowdown_per_percent * others_cache_percent)
 
     @property
     def ability_rps(self) -> float:
         """Processing ability b / t_active, from the modelled time."""
         return 1000 * self.batch_size / self.active_ms
 
+    @property
+    def cache_percent(self) -> float:
+        """Its use of the L2 cache."""
+        return self.coefficients.cache_percent_per_rps * self.ability_rps + self.coefficients.cache_percent
+
+    @property
+    def power_w(self) -> float:
+        """The power it asks for."""
+        return self.coefficients.power_w_per_rps * self.ability_rps + self.coefficients.power_w
+
 
 def predict_ms(hardware: Hardware, residents: Sequence[Resident]) -> list[float]:
     """Inference latency in ms of each resident while all of them run (equations 1 to 11)."""
-    demand_w = hardware.power_idle_w + sum(
-        r.coefficients.power_w_per_rps * r.ability_rps + r.coefficients.power_w for r in residents
-    )
-    excess_w = max(0.0, demand_w - hardware.power_max_w)
-    frequency_mhz = max(
-        hardware.frequency_max_mhz + hardware.frequency_mhz_per_w * excess_w,
-        hardware.frequency_max_mhz * FREQUENCY_FRACTION_MIN,
-    )
-    cache = [
-        r.coefficients.cache_percent_per_rps * r.ability_rps + r.coefficients.cache_percent for r in residents
-    ]
-    count = len(residents)
-    crowd_ms = hardware.sched_ms_per_workload * count + hardware.sched_ms_offset if count > 1 else 0.0
+    slowness = hardware.slowness(sum(resident.power_w for resident in residents))
+    crowd_ms = hardware.crowd_ms(len(residents))
+    cache = [resident.cache_percent for resident in residents]
     latencies = []
     for place, resident in enumerate(residents):
         own = resident.coefficients
-        sched_ms = own.kernels * (own.sched_ms_per_kernel + crowd_ms)
-        others_cache = sum(cache[:place]) + sum(cache[place + 1 :])
-        active_ms = resident.active_ms * (1 + own.cache_slowdown_per_percent * others_cache)
-        gpu_ms = (sched_ms + active_ms) * hardware.frequency_max_mhz / frequency_mhz
-        pcie_ms = (own.load_bytes + own.feedback_bytes) * resident.batch_size / hardware.pcie_bytes_per_ms
-        latencies.append(gpu_ms + pcie_ms)
+        active_ms = resident.active_beside_ms(sum(cache[:place]) + sum(cache[place + 1 :]))
+        gpu_ms = (own.sched_ms(crowd_ms) + active_ms) * slowness
+        latencies.append(gpu_ms + own.pcie_ms(resident.batch_size, hardware))
     return latencies
 
 

@@ -1,4 +1,4 @@
-"""What every interference model answers: how much the neighbours on one GPU slow a batch down.
+"""What every interference law answers, how much the neighbours on one GPU slow a batch down, and what it needs for that.
 
 A slowdown is a factor on the profile's l(b) at the slice's own share. Without neighbours it is 1, with one
 exception: where the profile knows the whole GPU only, a model may say what a smaller share costs (`sm`).
@@ -7,12 +7,16 @@ exception: where the profile knows the whole GPU only, a model may say what a sm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
+from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.model import WHOLE_GPU_PERCENT
+from fabric.options import Number
+from profiles.model import WHOLE_GPU_PERCENT, ModelProfile
+
+NeedT = TypeVar("NeedT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +34,58 @@ class Running:
 
 
 class Interference(Protocol):
-    """How much the neighbours on the same GPU slow a batch down. Idle slices are no neighbours."""
+    """How much the neighbours on the same GPU slow a batch down. Idle slices are no neighbours.
+
+    `covers_unlimited_slices`: it also says what slices without a share limit, side by side, do to each other.
+    """
+
+    @property
+    def covers_unlimited_slices(self) -> bool:
+        """See above."""
+        ...
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         """The factor on l(b), 1 or more; more neighbours never make it smaller."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class InterferenceLaw(Generic[NeedT]):
+    """An interference law as a configuration names it.
+
+    `read` takes what the law needs out of a model's profile, or answers None where the profile lacks it. Errors call
+    that `need`, and name the shipped `families` of profiles that have it. `build` makes the law from what was read
+    and from checked `options`, which are numbers: they travel to emulated workers.
+    """
+
+    need: str
+    families: tuple[str, ...]
+    read: Callable[[ModelProfile], NeedT | None]
+    build: Callable[[Mapping[ModelId, NeedT], Mapping[str, Any]], Interference]
+    options: Mapping[str, Number] = field(default_factory=dict)
+
+    def over(self, profiles: Mapping[ModelId, ModelProfile], options: Mapping[str, Any]) -> Interference:
+        """The law for these models; ProfileError naming the first one that lacks what it needs."""
+        needed: dict[ModelId, NeedT] = {}
+        for model_id, profile in profiles.items():
+            found = self.read(profile)
+            if found is None:
+                raise ProfileError(
+                    f"model {model_id} has no {self.need} ({profile.ref or profile.source}); "
+                    f"shipped families that do: {', '.join(self.families)}"
+                )
+            needed[model_id] = found
+        return self.build(needed, options)
+
+
 class NoInterference:
-    """Slices of one GPU do not disturb each other."""
+    """Slices of one GPU do not disturb each other; nobody measured that for slices without a limit."""
+
+    covers_unlimited_slices = False
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:  # noqa: ARG002  the protocol's
         """Always 1."""
         return 1.0
+
+
+NO_LAW = InterferenceLaw("anything", (), lambda profile: profile, lambda _, __: NoInterference())

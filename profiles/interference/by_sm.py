@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.interference.base import Running
+from fabric.options import Number
+from profiles.interference.base import InterferenceLaw, Running
 from profiles.model import ModelProfile
 
 # Thesis 6.2.1 (resnet50, batch 4, W 36.26 %: 4 times as slow at 17.55 %) asks for 2.8, thesis 6.2.2 (bert, batch 4,
@@ -28,10 +28,12 @@ CAP_STEEPNESS = 2.4
 
 
 class SmInterference:
-    """Needs every model to have SM utilisations. `strength` scales what a slowdown has over 1."""
+    """`wanted` by model; `strength` scales what a slowdown has over 1."""
 
-    def __init__(self, profiles: Mapping[ModelId, ModelProfile], strength: float = 1.0) -> None:
-        self._wanted = {model_id: _Wanted(model_id, profile) for model_id, profile in profiles.items()}
+    covers_unlimited_slices = True
+
+    def __init__(self, wanted: Mapping[ModelId, WantedSms], strength: float) -> None:
+        self._wanted = wanted
         self._strength = strength
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
@@ -50,24 +52,14 @@ class SmInterference:
         return min(wanted, running.share_or_whole / 100)
 
 
-class _Wanted:
-    """W by batch size: linear between profiled sizes, the nearest one outside, and it never falls.
+class WantedSms:
+    """W by batch size, from `points` in percent: linear between profiled sizes, the nearest one outside, and it never falls.
 
     A larger batch launches at least as many blocks; where a table says otherwise another algorithm was chosen
     for it, and following the dip would make a capped batch faster than a smaller one.
     """
 
-    def __init__(self, model_id: ModelId, profile: ModelProfile) -> None:
-        points = {
-            batch_size: need.weighted_sm_percent
-            for batch_size, need in sorted(profile.requirements.items())
-            if need.weighted_sm_percent is not None
-        }
-        if not points:
-            raise ProfileError(
-                f"model {model_id} has no SM utilisation ({profile.ref or profile.source}); families with it: thesis-v100, "
-                "thesis-v100-estimate"
-            )
+    def __init__(self, points: Mapping[int, float]) -> None:
         self._batch_sizes = list(points)
         self._fractions = [percent / 100 for percent in accumulate(points.values(), max)]
 
@@ -81,3 +73,21 @@ class _Wanted:
             return values[-1]
         weight = (batch_size - keys[place - 1]) / (keys[place] - keys[place - 1])
         return values[place - 1] + (values[place] - values[place - 1]) * weight
+
+
+def _wanted(profile: ModelProfile) -> WantedSms | None:
+    points = {
+        batch_size: need.weighted_sm_percent
+        for batch_size, need in sorted(profile.requirements.items())
+        if need.weighted_sm_percent is not None
+    }
+    return WantedSms(points) if points else None
+
+
+LAW = InterferenceLaw(
+    need="SM utilisation",
+    families=("thesis-v100", "thesis-v100-estimate"),
+    read=_wanted,
+    build=lambda wanted, options: SmInterference(wanted, options["strength"]),
+    options={"strength": Number(1.0, maximum=10.0, is_minimum_allowed=True)},
+)

@@ -11,29 +11,23 @@ from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.igniter.coefficients import Hardware, IgniterProfile, Resident, predict_ms
-from profiles.interference.base import Running
-from profiles.model import ModelProfile
+from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
+from profiles.interference.base import InterferenceLaw, Running
 
 
 class IgniterInterference:
-    """Needs every model to have iGniter's coefficients, all for the same GPU."""
+    """Coefficients by model, all for the same GPU: ProfileError where they are not."""
 
-    def __init__(self, profiles: Mapping[ModelId, ModelProfile]) -> None:
-        self._profiles: dict[ModelId, IgniterProfile] = {}
-        hardware: Hardware | None = None
+    covers_unlimited_slices = False
+
+    def __init__(self, profiles: Mapping[ModelId, IgniterProfile]) -> None:
+        first = next(iter(profiles.values()), None)
         for model_id, profile in profiles.items():
-            if not isinstance(profile, IgniterProfile):
-                raise ProfileError(
-                    f"model {model_id} has no iGniter coefficients ({profile.ref or profile.source}); families with them: "
-                    "igniter-v100, igniter-t4, thesis-v100-estimate"
-                )
-            if hardware is not None and profile.hardware != hardware:
+            if first is not None and profile.hardware != first.hardware:
                 raise ProfileError(
                     f"model {model_id} has iGniter coefficients of other hardware than its neighbours"
                 )
-            hardware = profile.hardware
-            self._profiles[model_id] = profile
+        self._profiles = profiles
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         """Predicted latency among the neighbours over that alone at the same share."""
@@ -48,3 +42,11 @@ class IgniterInterference:
     def _resident(self, running: Running) -> Resident:
         coefficients = self._profiles[running.model_id].coefficients
         return Resident(coefficients, running.batch_size, running.share_or_whole)
+
+
+LAW = InterferenceLaw(
+    need="iGniter coefficients",
+    families=("igniter-v100", "igniter-t4", "thesis-v100-estimate"),
+    read=lambda profile: profile if isinstance(profile, IgniterProfile) else None,
+    build=lambda profiles, _: IgniterInterference(profiles),
+)

@@ -12,30 +12,23 @@ from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.interference.base import Running
-from profiles.model import ModelProfile
-from profiles.requirements import BandwidthTable, LinearCoefficients
+from profiles.interference.base import InterferenceLaw, Running
+from profiles.requirements import BandwidthTable
 
 
 class LinearInterference:
-    """Needs every model to have bandwidths, all measured in the same way."""
+    """Bandwidths by model, all measured in the same way: ProfileError where they are not."""
 
-    def __init__(self, profiles: Mapping[ModelId, ModelProfile]) -> None:
-        self._tables: dict[ModelId, BandwidthTable] = {}
-        linear: LinearCoefficients | None = None
-        for model_id, profile in profiles.items():
-            table = profile.usage.bandwidths
-            if table is None:
-                raise ProfileError(
-                    f"model {model_id} has no L2 and DRAM bandwidths ({profile.ref or profile.source}); families with them: "
-                    "gpulet-2080ti, gpulet-v100"
-                )
-            if linear is not None and table.linear != linear:
+    covers_unlimited_slices = False
+
+    def __init__(self, tables: Mapping[ModelId, BandwidthTable]) -> None:
+        first = next(iter(tables.values()), None)
+        for model_id, table in tables.items():
+            if first is not None and table.linear != first.linear:
                 raise ProfileError(
                     f"model {model_id} has bandwidths of another measurement than its neighbours"
                 )
-            linear = table.linear
-            self._tables[model_id] = table
+        self._tables = tables
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         """The largest factor that any one neighbour causes; 1 without neighbours."""
@@ -59,3 +52,11 @@ class LinearInterference:
         used = table.at(running.batch_size, share)
         scale = share / 100 if table.linear.is_scaled_by_share else 1.0
         return used.l2_percent / 100 * scale, used.dram_percent / 100 * scale
+
+
+LAW = InterferenceLaw(
+    need="L2 and DRAM bandwidths",
+    families=("gpulet-2080ti", "gpulet-v100"),
+    read=lambda profile: profile.usage.bandwidths,
+    build=lambda tables, _: LinearInterference(tables),
+)

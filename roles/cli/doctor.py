@@ -19,6 +19,7 @@ from fabric.errors import ConfigError
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json
 from roles.runtime.environment import run_dir
+from roles.runtime.exit_codes import EXIT_FAILURE
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 IMPORT_LIMIT_S = 120
@@ -166,4 +167,4 @@ def doctor(*, as_json: bool) -> None:
             table.add_row(finding.name, Text(finding.state, colours[finding.state]), finding.detail)
         plain_console().print(table)
     if any(finding.state == FAIL for finding in findings):
-        sys.exit(1)
+        sys.exit(EXIT_FAILURE)

@@ -18,6 +18,7 @@ from fabric.keys import (
     KeyPair,
     Trusted,
     TrustedKey,
+    changing,
     checked_principal,
     key_file,
     kind_of,
@@ -50,11 +51,15 @@ def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: F
     """Make FOLDER with keys of the scheduler, the frontends, the operator and the nodes."""
     if (folder / TRUSTED_FILE).exists():
         raise ConfigError(f"{folder} has keys already: add, rotate or revoke them")
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: name a folder that is not")
     nodes = [] if config is None else [principal_of_node(node.host) for node in load_config(config).nodes]
     principals = [SCHEDULER, FRONTEND, OPERATOR, *nodes]
     if not dry_run:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
         _write(folder, Trusted())
         for principal in principals:
             _add(folder, principal)
@@ -68,12 +73,12 @@ def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: F
 @_DRY_RUN
 def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001  click's flag
     """Make a key for PRINCIPAL: node/NAME, or client/NAME, which gets one file for its own machine."""
-    checked_principal(principal)
-    if _trusted(folder).of(principal):
-        raise ConfigError(f"{principal} has a key already: rotate or revoke it")
-    target = _client_file(principal, out) if kind_of(principal) == CLIENT else folder / key_file(principal)
-    if not dry_run:
-        _add(folder, principal, out)
+    target = _target(folder, principal, out)
+    with changing(folder):
+        if _trusted(folder).of(principal):
+            raise ConfigError(f"{principal} has a key already: rotate or revoke it")
+        if not dry_run:
+            _add(folder, principal, out)
     click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
 
 
@@ -109,10 +114,12 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
 
     Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key.
     """
-    if not _trusted(folder).of(checked_principal(principal)):
-        raise ConfigError(f"{principal} has no key: add one")
-    if not dry_run:
-        _add(folder, principal, out)
+    _target(folder, principal, out)
+    with changing(folder):
+        if not _trusted(folder).of(principal):
+            raise ConfigError(f"{principal} has no key: add one")
+        if not dry_run:
+            _add(folder, principal, out)
     click.echo(
         f"{principal}: {'would make' if dry_run else 'made'} a new key; now copy {TRUSTED_FILE} to every host, restart, and"
         f" tenuto keys revoke {folder} {principal} --old"
@@ -126,37 +133,45 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
 @_DRY_RUN
 def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # noqa: FBT001  click's flags
     """Trust PRINCIPAL's keys no more: refused within a second of `trusted.json` reaching a host."""
-    trusted = _trusted(folder)
-    known = trusted.of(checked_principal(principal))
-    gone = known[1:] if old else known
-    if not gone:
-        raise ConfigError(f"{principal} has no {'older ' if old else ''}key")
-    if not dry_run:
-        _write(folder, Trusted(tuple(key for key in trusted.keys if key.public not in gone)))
-        if not old:
-            (folder / key_file(principal)).unlink(missing_ok=True)
+    checked_principal(principal)
+    with changing(folder):
+        trusted = _trusted(folder)
+        known = trusted.of(principal)
+        gone = known[1:] if old else known
+        if not gone:
+            raise ConfigError(f"{principal} has no {'older ' if old else ''}key")
+        if not dry_run:
+            _write(folder, Trusted(tuple(key for key in trusted.keys if key.public not in gone)))
+            if not old:
+                (folder / key_file(principal)).unlink(missing_ok=True)
     click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
 
 
 def _add(folder: Path, principal: str, out: Path | None = None) -> None:
-    """Its secret first: a list that trusts a key which nobody has harms nobody, the other way round a role fails to start."""
+    """Its secret first: a key that nobody trusts yet harms nobody."""
     trusted, pair = _trusted(folder), new_pair(principal)
+    path = _target(folder, principal, out)
     since = dt.datetime.now(dt.UTC).date().isoformat()
-    _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
-    path = folder / key_file(principal)
     if kind_of(principal) == CLIENT:
         frontends = tuple(key for key in trusted.keys if key.principal == FRONTEND)
         pair = KeyPair(principal, pair.public, pair.secret, frontends)
-        path = _client_file(principal, out)
-    try:
-        write_private(path, pair)
-    except ConfigError:
-        _write(folder, trusted)
-        raise
+    write_private(path, pair)
+    _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
 
 
-def _client_file(principal: str, out: Path | None) -> Path:
-    return out or Path(f"{principal.partition('/')[2]}.key")
+def _target(folder: Path, principal: str, out: Path | None) -> Path:
+    """Where its secret goes; a file of a client's that is there already is somebody's."""
+    checked_principal(principal)
+    if kind_of(principal) != CLIENT:
+        if out is not None:
+            raise ConfigError(
+                f"--out is for clients; the key of {principal} goes to {folder / key_file(principal)}"
+            )
+        return folder / key_file(principal)
+    path = out or Path(f"{principal.partition('/')[2]}.key")
+    if path.exists():
+        raise ConfigError(f"{path} is there already: name another file with --out, or take it away")
+    return path
 
 
 def _trusted(folder: Path) -> Trusted:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import PeerLost
-from fabric.ids import PeerId, new_incarnation, peer_id
+from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
 from fabric.messages import Changed, Ping, PlanChange, Pong
 from fabric.sockets import DealerLink
 
@@ -33,7 +33,7 @@ def ask_change(
     """Ask for a change and wait until it is over. Raises PeerLost when the scheduler is or becomes unreachable."""
     clock = clock or MonotonicClock()
     server = PeerId("scheduler")
-    link = DealerLink.connect(peer_id("operator", new_incarnation()), server, addresses)
+    link = DealerLink.connect(peer_id(OPERATOR, new_incarnation()), server, addresses)
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(link.fileno(), selectors.EVENT_READ)

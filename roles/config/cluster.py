@@ -14,18 +14,12 @@ from typing import Any
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
-from fabric.options import Number, Schema, checked_options, shown, suggestion
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from profiles.device import DeviceModel
-from profiles.interference import INTERFERENCE_NAMES, interference_named
+from profiles.interference import interference_named
 from profiles.model import ModelProfile
-
-INTERFERENCE_OPTIONS: Mapping[str, Schema] = {
-    "sm": {"strength": Number(1.0, maximum=10.0, is_minimum_allowed=True)},
-}
-"""Options of the interference models that have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +214,9 @@ class ClusterConfig:
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
         current: Placement | None = None,
+        gpus: Sequence[GpuSlot] | None = None,
     ) -> Placement:
-        """The placement of this workload by its own policy, or by another one.
+        """The placement of this workload by its own policy, or by another one, on all GPUs or on some of them.
 
         Raises ConfigError where the policy's options do not fit this cluster.
         """
@@ -230,7 +225,8 @@ class ClusterConfig:
         )
         if isinstance(policy, ConditionedPolicy):
             policy = policy.under(self.conditions())
-        return policy.place(placed_models(self.models), self.gpus, self.profiles(), current)
+        own_gpus = self.gpus if gpus is None else gpus
+        return policy.place(placed_models(self.models), own_gpus, self.profiles(), current)
 
     @property
     def is_planned_for_its_batching(self) -> bool:
@@ -287,13 +283,3 @@ def placement_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
     """A placement policy's name with checked options; the policy itself checks what it alone understands."""
     placement_policy(name, options)
     return PolicyChoice(name, placement_options(name, options))
-
-
-def interference_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
-    """An interference model's name with checked options; ConfigError where there is none of that name."""
-    if name not in INTERFERENCE_NAMES:
-        raise ConfigError(
-            f"cluster.interference: there is no {shown(name)}{suggestion(name, INTERFERENCE_NAMES)}"
-        )
-    schema = INTERFERENCE_OPTIONS.get(name, {})
-    return PolicyChoice(name, checked_options(schema, options, f"cluster.interference.{name}"))

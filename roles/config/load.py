@@ -18,6 +18,7 @@ from fabric.ids import ModelId
 from fabric.options import shown
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
+from profiles.interference import interference_options
 from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
 from profiles.store import read_profile, shipped_profile
 from roles.config.checks import (
@@ -40,7 +41,6 @@ from roles.config.cluster import (
     NodeConfig,
     PolicyChoice,
     SecurityConfig,
-    interference_choice,
     placement_choice,
 )
 from roles.config.documents import read_document
@@ -119,7 +119,7 @@ def _cluster_config(
     placement = _policy(read.placement, "placement")
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
-    interference = interference_choice(*interference_given)
+    interference = _interference(*interference_given)
     return ClusterConfig(
         models=models,
         nodes=_nodes(read.cluster),
@@ -345,6 +345,10 @@ def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[
 
 def _batching(name: str, given: Mapping[str, Any]) -> PolicyChoice:
     return PolicyChoice(name, discipline_options(name, given))
+
+
+def _interference(name: str, given: Mapping[str, Any]) -> PolicyChoice:
+    return PolicyChoice(name, interference_options(name, given, "cluster.interference"))
 
 
 def _unique(names: Sequence[str], where: str) -> None:

@@ -17,12 +17,12 @@ from fabric.errors import (
     TooLarge,
 )
 from fabric.ids import ModelId
+from fabric.margin import LearnedWay
 from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo, TensorSpec
 from roles.frontend.directory import Known
 from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending
 
-_WAY_SHARE_MAX = 0.25
 # A client may have pending so many times what is free. One alone gets 8/9 of everything, and whoever comes next always
 # finds room, however long its requests wait for a worker that is stuck (a dynamic threshold: Choudhury and Hahne 1998).
 _TIMES_FREE = 8
@@ -80,9 +80,9 @@ def budget_of(asked: Asked, info: ModelInfo) -> float:
 def way_kept_ms(asked: Asked, info: ModelInfo) -> float:
     """What goes by between client and us, of the budget asked for: the client must have the answer by its end.
 
-    What a client says of its way is believed up to a quarter of the budget: its own host may be the slow part.
+    What a client says of its way is believed up to the part that anybody keeps back: its own host may be the slow part.
     """
-    return min(asked.message.way_ms, _WAY_SHARE_MAX * budget_of(asked, info))
+    return min(asked.message.way_ms, LearnedWay.SHARE_MAX * budget_of(asked, info))
 
 
 def bytes_kept(asked: Asked, info: ModelInfo) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,69 +13,52 @@ from fabric.messages import ImagePreprocess
 from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import preprocess
 from roles.runtime.core import Handle
+from roles.runtime.mailbox import Mailbox
 from roles.runtime.payloads import Payloads
+from roles.runtime.sources import SourceOver
 
 Job = Future[Sequence[NamedTensor]]
 
 JOBS_MAX = 256  # two threads at about 5 ms a picture: more than half a second of work serves no SLO
 
 
-class Decoding:
+class Decoding(SourceOver):
     """Jobs by payload handle. A job whose payload is forgotten ends without an event.
 
     Pillow gives up the interpreter's lock while it decodes and resizes, so threads are enough.
     """
 
     def __init__(self, payloads: Payloads, threads: int = 2, jobs_max: int = JOBS_MAX) -> None:
+        self._ended: Mailbox[tuple[Handle, Job | None]] = Mailbox()  # None: there were too many jobs
+        super().__init__(self._ended)
         self._payloads = payloads
         self._jobs_max = jobs_max
         self._jobs = 0  # in the pool, wanted or not
         self._wanted: set[Handle] = set()
-        self._full: deque[Handle] = deque()
-        self._ended: deque[tuple[Handle, Job]] = deque()
-        self._ending = threading.Lock()  # a job is in `_ended` and its wake-up in `_wake`, or neither is
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def start(self, payload: Handle, image: ImagePreprocess) -> None:
         """Decode aside of the loop; with `jobs_max` jobs already there it fails, as an event too."""
         if self._jobs >= self._jobs_max:
-            self._full.append(payload)
+            self._ended.post((payload, None))
             return
         self._jobs += 1
         self._wanted.add(payload)
         job = self._threads.submit(self._decode_if_wanted, payload, self._payloads.get(payload), image)
-        job.add_done_callback(lambda done: self._note_ended(payload, done))
+        job.add_done_callback(lambda done: self._ended.post((payload, done)))
 
     def forget(self, payload: Handle) -> None:
         """Nobody waits for this one; nothing if it is no job."""
         self._wanted.discard(payload)
 
-    def fileno(self) -> int:
-        """Readable when a job has ended."""
-        return self._wake
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a job has ended."""
-        return bool(self._ended or self._full)
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[Preprocessed | PreprocessFailed]:  # noqa: ARG002  a Source's signature
+    def take(self, limit: int, now_ms: float) -> Sequence[Preprocessed | PreprocessFailed]:
         """What has become of at most `limit` jobs; the decoded tensors are behind their handles by then."""
         events: list[Preprocessed | PreprocessFailed] = []
-        while self._full and len(events) < limit:
-            reason = f"{self._jobs_max} pictures are being decoded here"
-            events.append(PreprocessFailed(self._full.popleft(), Overloaded.code, reason))
-        with self._ending:
-            ended = [self._ended.popleft() for _ in range(min(limit, len(self._ended)))]
-            with contextlib.suppress(BlockingIOError):  # emptied by an earlier take that left some for now
-                os.eventfd_read(self._wake)
-        for payload, job in ended:
+        for payload, job in self._ended.take(limit, now_ms):
+            if job is None:
+                reason = f"{self._jobs_max} pictures are being decoded here"
+                events.append(PreprocessFailed(payload, Overloaded.code, reason))
+                continue
             self._jobs -= 1
             if payload in self._wanted:
                 self._wanted.discard(payload)
@@ -90,17 +69,12 @@ class Decoding:
         """Wait for the jobs that run (each is bounded by the pixels it may have); the others never start."""
         self._wanted.clear()
         self._threads.shutdown(wait=True)
-        os.close(self._wake)
+        self._ended.close()
 
     def _decode_if_wanted(
         self, payload: Handle, tensors: Sequence[NamedTensor], image: ImagePreprocess
     ) -> Sequence[NamedTensor]:
         return _decode(tensors, image) if payload in self._wanted else ()
-
-    def _note_ended(self, payload: Handle, job: Job) -> None:  # on the job's thread
-        with self._ending:
-            self._ended.append((payload, job))
-            os.eventfd_write(self._wake, 1)
 
     def _settle(self, payload: Handle, job: Job) -> Preprocessed | PreprocessFailed:
         error = job.exception()

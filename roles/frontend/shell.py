@@ -15,14 +15,27 @@ from fabric.frames import ANSWER_BYTES_MAX
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.keys import NODE, Keyring
-from fabric.link import Link, NamedTensor
-from fabric.messages import Answer, AnyMessage, Arrivals, Refusal, StatusListed
+from fabric.link import Link, NamedTensor, Received
+from fabric.messages import (
+    Answer,
+    AnyMessage,
+    Arrivals,
+    Infer,
+    Outputs,
+    Refusal,
+    StatusListed,
+    TensorSpec,
+)
 from fabric.outbox import Outbox
 from fabric.shared_memory import memory_address
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
+from fabric.tensors import dtype_name
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import (
+    Asked,
+    ClientSaid,
+    Computed,
     DropSlice,
     FrontendAction,
     FrontendEvent,
@@ -33,18 +46,23 @@ from roles.frontend.events import (
     Release,
     Reply,
     Report,
+    SchedulerLost,
+    SchedulerSaid,
     Tell,
     TurnEnded,
     Unannounced,
     Unpushed,
+    WorkerSaid,
 )
-from roles.frontend.sources import ClientSource, OutputsSource, SchedulerSource, UnsentMessages
-from roles.runtime.core import SCHEDULER
+from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
+from roles.runtime.mailbox import Mailbox
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.server_connection import ServerSource
+from roles.runtime.sources import UNROUTABLE, LinkSource, TranslatedSource
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -83,7 +101,7 @@ class FrontendShell:
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
         self._clock = MonotonicClock()
         self._counts: Counter[str] = Counter()
-        self._refused = UnsentMessages()
+        self._unsent: Mailbox[Unannounced | Unpushed] = Mailbox()
         run_dir = RunDir(options.run_dir)
         client_options = LinkOptions(
             queue_messages_max=_CLIENT_QUEUE_MAX,
@@ -121,13 +139,17 @@ class FrontendShell:
             ),
             self._clock.now_ms(),
         )
-        heard = (
-            ClientSource(self._clients, self._payloads),
-            SchedulerSource(self._scheduler, self._clock),
-            OutputsSource(self._outputs, self._payloads),
-        )
         self.role = Role[FrontendEvent, FrontendAction](
-            self._core, [*heard, self._decoding, self._refused], self._perform, self._end_turn
+            self._core,
+            [
+                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, UNROUTABLE)),
+                TranslatedSource(ServerSource(self._scheduler, SCHEDULER, self._clock), _from_scheduler),
+                LinkSource(self._outputs, self._from_worker),
+                self._decoding,
+                self._unsent,
+            ],
+            self._perform,
+            self._end_turn,
         )
         addresses = {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
         self._run_file = RunFile(self._id, os.getpid(), incarnation, addresses)
@@ -144,6 +166,27 @@ class FrontendShell:
         for link in links:
             link.close()
         self._decoding.close()
+        self._unsent.close()
+
+    def _from_client(self, received: Received) -> FrontendEvent:
+        match received.message:
+            case Infer() as message:
+                specs, size_bytes = _described(received.tensors)
+                handle = self._payloads.put(received.tensors)
+                assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
+                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
+            case message:
+                return ClientSaid(received.peer, message)
+
+    def _from_worker(self, received: Received) -> FrontendEvent:
+        match received.message:
+            case Outputs() as message:
+                specs, _ = _described(received.tensors)
+                handle = self._payloads.put(received.tensors)
+                assert handle is not None, "outputs are gone again before the turn ends"
+                return Computed(message, handle, specs)
+            case message:
+                return WorkerSaid(message)
 
     def _perform(self, action: FrontendAction) -> None:
         """Do one action."""
@@ -210,7 +253,7 @@ class FrontendShell:
         del peer
         self._counts["scheduler_full"] += 1
         if isinstance(message, Arrivals):
-            self._refused.put(Unannounced(message))
+            self._unsent.post(Unannounced(message))
 
     def _push(self, action: PushInputs) -> None:
         tensors = [
@@ -222,10 +265,10 @@ class FrontendShell:
             is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
         except LocalProtocolError as error:
             log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
-            self._refused.put(Unpushed(action.message, f"its batch cannot be sent: {error}"))
+            self._unsent.post(Unpushed(action.message, f"its batch cannot be sent: {error}"))
             return
         if not is_sent:
-            self._refused.put(Unpushed(action.message))
+            self._unsent.post(Unpushed(action.message))
 
     def _status(self) -> StatusListed:
         counters: dict[str, float] = {**self._core.counters, **self._counts}
@@ -248,6 +291,16 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
         run_roles([shell.role], stop, DefectReport(options.frontend_id, options.run_dir).end)
     finally:
         shell.close()
+
+
+def _from_scheduler(event: Heard | Lost) -> FrontendEvent:
+    return SchedulerLost() if isinstance(event, Lost) else SchedulerSaid(event.message)
+
+
+def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:
+    """What they are, and their bytes."""
+    specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
+    return specs, sum([one.array.nbytes for one in tensors])
 
 
 def _pushed_to(slice_id: SliceId) -> PeerId:

@@ -31,7 +31,7 @@ from fabric.messages import (
     Loading,
     Ping,
     Pong,
-    Preempt,
+    PreemptBatch,
     RunBatch,
     SliceFailed,
     SliceReport,
@@ -80,9 +80,9 @@ from roles.gpu_worker.executors.base import (
 )
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
-from roles.gpu_worker.slices import HostedSlice, SliceState, Turn
+from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
-from roles.runtime.exit_codes import EXIT_HUNG
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
 
 NO_MODEL: Final = ModelId("")
@@ -106,7 +106,7 @@ class WorkerCore:
         self._checks = WorkerPeerChecks()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
-        self._introductions = Registration(identity, self._slices)
+        self._registration = Registration(identity, self._slices)
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
@@ -157,10 +157,10 @@ class WorkerCore:
             case AgentGone():
                 return self._agent_gone(now_ms)
             case SchedulerAnswers():
-                return [*self._introductions.scheduler_answers(now_ms)]
+                return [*self._registration.scheduler_answers(now_ms)]
             case Lost():
                 # Granted batches run on. Only the scheduler is watched by its silence.
-                self._introductions.scheduler_gone()
+                self._registration.scheduler_gone()
                 return []
             case Tick():
                 return self._tick(now_ms)
@@ -174,7 +174,7 @@ class WorkerCore:
             heapq.heappop(self._alarms)
         moments = (
             self._hello_at_ms,
-            self._introductions.wake_at_ms,
+            self._registration.wake_at_ms,
             self._orphan_until_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
@@ -202,22 +202,22 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         self._hello_at_ms = None
-        self._introductions.node_id = host.node_id
-        actions = self._obey(host.agent_pid)
+        self._registration.node_id = host.node_id
+        actions = self._follow_agent(host.agent_pid)
         if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
             self._scheduler_addresses = host.scheduler_addresses
-            self._introductions.scheduler_gone()
+            self._registration.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         self._left_out = host.left_out
         for slice_ in list(self._slices.values()):
             if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
-                slice_.turn(Turn.UNWANTED)
+                slice_.go_on(HostedTransition.UNWANTED)
                 actions += self._forget_if_drained(slice_)
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
         return actions + [action for spec in new for action in self._load(spec)]
 
-    def _obey(self, agent_pid: int) -> list[WorkerAction]:
+    def _follow_agent(self, agent_pid: int) -> list[WorkerAction]:
         """Whoever says what to host is the agent; a new one hears how the slices are."""
         if not self._outlive_ms:
             return []
@@ -227,9 +227,9 @@ class WorkerCore:
         self._orphan_until_ms = None
         self.counters["adopted"] += 1
         for slice_id, slice_ in self._slices.items():
-            if slice_.state is SliceState.READY:
-                actions.append(Send(AGENT, self._introductions.word(slice_)))
-            elif slice_.state is SliceState.FAILED:
+            if slice_.state is HostedState.READY:
+                actions.append(Send(AGENT, self._registration.slice_ready(slice_)))
+            elif slice_.state is HostedState.FAILED:
                 actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
         return actions
 
@@ -257,7 +257,7 @@ class WorkerCore:
         self._stop_by_ms = stop_by_ms
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
-            slice_.turn(Turn.UNWANTED)
+            slice_.go_on(HostedTransition.UNWANTED)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
         return actions + self._end_if_stopped(now_ms)
@@ -271,35 +271,35 @@ class WorkerCore:
         slice_.loading = None
         slice_.replicas = event.replicas
         slice_.left_out += event.left_out
-        slice_.turn(Turn.LOADED)
-        if slice_.state is SliceState.STOPPING:
+        slice_.go_on(HostedTransition.LOADED)
+        if slice_.state is HostedState.STOPPING:
             return self._forget_if_drained(slice_)
-        to_agent = Send(AGENT, self._introductions.word(slice_))
-        return [to_agent, *self._introductions.loaded(slice_, now_ms)]
+        to_agent = Send(AGENT, self._registration.slice_ready(slice_))
+        return [to_agent, *self._registration.loaded(slice_, now_ms)]
 
     def _shrunk(self, event: Shrunk, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         slice_.shrink(event.model_id, event.batch_size_max)
         self.counters["batch_sizes_shrunk"] += 1
-        if slice_.state is not SliceState.READY:
+        if slice_.state is not HostedState.READY:
             return []
-        return [*self._introductions.changed(slice_, now_ms)]
+        return [*self._registration.changed(slice_, now_ms)]
 
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         slice_.has_loaded = True
-        slice_.turn(Turn.BROKEN)
+        slice_.go_on(HostedTransition.BROKEN)
         slice_.reason = event.reason
         failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
 
     def _break(
-        self, reason: str, exit_code: int = 1, hung: tuple[SliceId, ModelId] | None = None
+        self, reason: str, exit_code: int = EXIT_FAILURE, hung: tuple[SliceId, ModelId] | None = None
     ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
-            slice_.turn(Turn.BROKEN)
+            slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
             if slice_.queue.running is not None:
                 actions += self._end_broken(slice_, slice_.queue.running, reason)
@@ -317,11 +317,11 @@ class WorkerCore:
         match message:
             case RunBatch():
                 return self._grant(message, late_ms, now_ms)
-            case Preempt():
+            case PreemptBatch():
                 return self._preempt(message, now_ms)
             case Directory():
                 frontends = KnowFrontends(message.frontends)
-                return [frontends, *self._introductions.heard(message, now_ms)]
+                return [frontends, *self._registration.heard(message, now_ms)]
             case _:
                 raise AssertionError("checked before")
 
@@ -345,7 +345,7 @@ class WorkerCore:
         slice_.queue.add(batch)
         return actions + self._advance(slice_, now_ms)
 
-    def _preempt(self, preempt: Preempt, now_ms: float) -> list[WorkerAction]:
+    def _preempt(self, preempt: PreemptBatch, now_ms: float) -> list[WorkerAction]:
         """Its requests are granted again already, so nothing of it is `missing`."""
         slice_ = self._slices.get(preempt.slice_id)
         batch = slice_.queue.find(preempt.batch_id) if slice_ is not None else None
@@ -358,7 +358,7 @@ class WorkerCore:
 
     def _accepts(self, slice_: HostedSlice, run: RunBatch) -> bool:
         return (
-            slice_.state is SliceState.READY
+            slice_.state is HostedState.READY
             and slice_.hosts(run.model_id)
             and len(slice_.queue) < GRANTED_MAX
         )
@@ -553,9 +553,9 @@ class WorkerCore:
             return self._stop(now_ms + LAST_GRACE_MS, now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
-        repeat_at_ms = self._introductions.wake_at_ms
+        repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
-            actions += self._introductions.repeat(now_ms)
+            actions += self._registration.repeat(now_ms)
         expired = self._early.take_expired(now_ms)
         if expired:
             self.counters["inputs_without_batch"] += len(expired)
@@ -587,7 +587,7 @@ class WorkerCore:
 
     def _forget_if_drained(self, slice_: HostedSlice) -> list[WorkerAction]:
         """A slice nobody wants leaves once it has nothing more to do."""
-        if slice_.state is not SliceState.STOPPING or self._stop_by_ms is not None:
+        if slice_.state is not HostedState.STOPPING or self._stop_by_ms is not None:
             return []
         if len(slice_.queue) or not slice_.has_loaded:
             return []

@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 from fabric.ids import PeerId
-from fabric.messages import AnyMessage, Directory, Host, Inputs, Ping, Preempt, RunBatch, StatusAsked, Stop
+from fabric.messages import (
+    AnyMessage,
+    Directory,
+    Host,
+    Inputs,
+    Ping,
+    PreemptBatch,
+    RunBatch,
+    StatusAsked,
+    Stop,
+)
 from roles.runtime.core import SCHEDULER
 from roles.runtime.peer_checks import Offences, PeerChecks, Verdict, anybody
 
@@ -19,7 +29,7 @@ A_FRONTEND: Final = PeerId("")
 
 _SAYS: Final = {
     AGENT: (Host, Stop, StatusAsked, Ping),
-    SCHEDULER: (RunBatch, Preempt, Directory),
+    SCHEDULER: (RunBatch, PreemptBatch, Directory),
     A_FRONTEND: (Inputs,),
 }
 

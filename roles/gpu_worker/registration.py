@@ -13,10 +13,10 @@ from typing import Final
 
 from fabric.ids import Incarnation, NodeId, SliceId
 from fabric.messages import Directory, SliceReady
-from roles.gpu_worker.slices import HostedSlice, SliceState
+from roles.gpu_worker.slices import HostedSlice, HostedState
 from roles.runtime.core import SCHEDULER, Send
 
-WORD_ON_ITS_WAY_MS: Final = 1_000.0
+REPEAT_AFTER_MS: Final = 1_000.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +59,7 @@ class Registration:
         return self._introduce([slice_], now_ms) if self._is_scheduler_there else []
 
     def heard(self, directory: Directory, now_ms: float) -> list[Send]:
-        """The answer; a scheduler that does not list us has restarted, or never got our word."""
+        """The answer; a scheduler that does not list us has restarted, or never heard of us."""
         listed = {(info.slice_id, info.incarnation) for info in directory.slices}
         for slice_id, slice_ in self._slices.items():
             slice_.is_listed = (slice_id, self._identity.incarnation) in listed
@@ -71,12 +71,12 @@ class Registration:
             [
                 slice_
                 for slice_ in self._ready_slices()
-                if not slice_.is_listed and now_ms >= slice_.introduced_at_ms + WORD_ON_ITS_WAY_MS
+                if not slice_.is_listed and now_ms >= slice_.introduced_at_ms + REPEAT_AFTER_MS
             ],
             now_ms,
         )
 
-    def word(self, slice_: HostedSlice) -> SliceReady:
+    def slice_ready(self, slice_: HostedSlice) -> SliceReady:
         """For the agent as for the scheduler."""
         return SliceReady(
             slice_id=slice_.spec.slice_id,
@@ -89,14 +89,14 @@ class Registration:
         )
 
     def _introduce(self, slices: Iterable[HostedSlice], now_ms: float) -> list[Send]:
-        words = []
+        messages = []
         for slice_ in slices:
             slice_.introduced_at_ms = now_ms
             slice_.is_listed = False
-            words.append(Send(SCHEDULER, self.word(slice_)))
+            messages.append(Send(SCHEDULER, self.slice_ready(slice_)))
         said_at_ms = [slice_.introduced_at_ms for slice_ in self._ready_slices() if not slice_.is_listed]
-        self.wake_at_ms = min(said_at_ms) + WORD_ON_ITS_WAY_MS if said_at_ms else None
-        return words
+        self.wake_at_ms = min(said_at_ms) + REPEAT_AFTER_MS if said_at_ms else None
+        return messages
 
     def _ready_slices(self) -> list[HostedSlice]:
-        return [slice_ for slice_ in self._slices.values() if slice_.state is SliceState.READY]
+        return [slice_ for slice_ in self._slices.values() if slice_.state is HostedState.READY]

@@ -2,7 +2,7 @@
 
 Any sign that the scheduler may have missed a word of ours (a refused send, a silence) makes its next word a
 `SchedulerAnswers`, upon which the core says again what is ready. That covers a scheduler that restarts behind the
-same address. It has nothing to say to a worker it does not know, so until then the worker knocks.
+same address. It has nothing to say to a worker it does not know, so until then the worker probes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from fabric.messages import AnyMessage, Ping
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.server_connection import ServerConnection
-from roles.runtime.sources import Layer
+from roles.runtime.sources import SourceOver
 
-KNOCK_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
+PROBE_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
 HEARTBEATS = HeartbeatTiming(lost_after_ms=2_000.0)
-_KNOCK = Ping(0)  # liveness counts its own from 1
+_PROBE = Ping(0)  # liveness counts its own from 1
 
 ConnectionEvent = Heard | Lost | SchedulerAnswers
 
 
-class SchedulerConnection(Layer[Heard | Lost]):
+class SchedulerConnection(SourceOver):
     """Closed until the agent says where the scheduler is."""
 
     def __init__(self, own: PeerId, clock: Clock, keyring: Keyring | None = None) -> None:
         self._connection = ServerConnection(own, SCHEDULER, clock, HEARTBEATS, keyring)
         super().__init__(self._connection)
         self._is_waiting = True
-        self._knock_at_ms: float | None = None
+        self._probe_at_ms: float | None = None
 
     def open(self, addresses: Sequence[str], now_ms: float) -> None:
         """Connect, instead of to where it was before. Raises ConfigError for what is no address."""
@@ -53,8 +53,8 @@ class SchedulerConnection(Layer[Heard | Lost]):
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The next heartbeat or knock."""
-        moments = (self._connection.wake_at_ms, self._knock_at_ms)
+        """The next heartbeat or probe."""
+        moments = (self._connection.wake_at_ms, self._probe_at_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def take(self, limit: int, now_ms: float) -> Sequence[ConnectionEvent]:
@@ -66,12 +66,12 @@ class SchedulerConnection(Layer[Heard | Lost]):
         heard_now, refused_now = self._counts()
         if self._is_waiting and heard_now > heard:
             self._is_waiting = False
-            self._knock_at_ms = None
+            self._probe_at_ms = None
             events.insert(0, SchedulerAnswers())
         if refused_now > refused or (events and isinstance(events[-1], Lost)):
             self._wait(now_ms)
-        if self._knock_at_ms is not None and self._knock_at_ms <= now_ms:
-            self._knock_at_ms = None if self._connection.send(_KNOCK) else now_ms + KNOCK_EVERY_MS
+        if self._probe_at_ms is not None and self._probe_at_ms <= now_ms:
+            self._probe_at_ms = None if self._connection.send(_PROBE) else now_ms + PROBE_EVERY_MS
         return events
 
     def _counts(self) -> tuple[float, float]:
@@ -80,4 +80,4 @@ class SchedulerConnection(Layer[Heard | Lost]):
 
     def _wait(self, now_ms: float) -> None:
         self._is_waiting = True
-        self._knock_at_ms = now_ms
+        self._probe_at_ms = now_ms

@@ -66,7 +66,7 @@ from roles.runtime.process import (
     set_up_descriptors,
     set_up_logging,
 )
-from roles.runtime.sources import PlainSource, Translated
+from roles.runtime.sources import LinkSource, TranslatedSource
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
@@ -149,11 +149,11 @@ class _Worker:
             self._core,
             [
                 watch,
-                Translated(self._sleep, self._from_device),
-                Translated(self._thread, self._from_device),
-                PlainSource(self._agent, _from_agent),
+                TranslatedSource(self._sleep, self._from_device),
+                TranslatedSource(self._thread, self._from_device),
+                LinkSource(self._agent, _from_agent),
                 self._scheduler,
-                PlainSource(self._pull, self._from_frontend),
+                LinkSource(self._pull, self._from_frontend),
             ],
             self._perform,
             lambda: log_offences(self._core.offences),

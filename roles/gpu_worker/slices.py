@@ -19,7 +19,7 @@ HUNG_AFTER_TIMES: Final = 20.0
 HUNG_AFTER_MS: Final = 2_000.0
 
 
-class SliceState(enum.Enum):
+class HostedState(enum.Enum):
     """Where a slice is in its life."""
 
     LOADING = "loading"
@@ -28,25 +28,25 @@ class SliceState(enum.Enum):
     FAILED = "failed"
 
 
-class Turn(enum.Enum):
-    """What turns a slice's life."""
+class HostedTransition(enum.Enum):
+    """What moves a slice on."""
 
     LOADED = enum.auto()
     BROKEN = enum.auto()
     UNWANTED = enum.auto()
 
 
-NEXT: Final[Mapping[tuple[SliceState, Turn], SliceState]] = {
-    (SliceState.LOADING, Turn.LOADED): SliceState.READY,
-    (SliceState.LOADING, Turn.BROKEN): SliceState.FAILED,
-    (SliceState.LOADING, Turn.UNWANTED): SliceState.STOPPING,
-    (SliceState.READY, Turn.BROKEN): SliceState.FAILED,
-    (SliceState.READY, Turn.UNWANTED): SliceState.STOPPING,
-    (SliceState.STOPPING, Turn.LOADED): SliceState.STOPPING,
-    (SliceState.STOPPING, Turn.BROKEN): SliceState.STOPPING,
-    (SliceState.STOPPING, Turn.UNWANTED): SliceState.STOPPING,
-    (SliceState.FAILED, Turn.BROKEN): SliceState.FAILED,
-    (SliceState.FAILED, Turn.UNWANTED): SliceState.STOPPING,
+NEXT: Final[Mapping[tuple[HostedState, HostedTransition], HostedState]] = {
+    (HostedState.LOADING, HostedTransition.LOADED): HostedState.READY,
+    (HostedState.LOADING, HostedTransition.BROKEN): HostedState.FAILED,
+    (HostedState.LOADING, HostedTransition.UNWANTED): HostedState.STOPPING,
+    (HostedState.READY, HostedTransition.BROKEN): HostedState.FAILED,
+    (HostedState.READY, HostedTransition.UNWANTED): HostedState.STOPPING,
+    (HostedState.STOPPING, HostedTransition.LOADED): HostedState.STOPPING,
+    (HostedState.STOPPING, HostedTransition.BROKEN): HostedState.STOPPING,
+    (HostedState.STOPPING, HostedTransition.UNWANTED): HostedState.STOPPING,
+    (HostedState.FAILED, HostedTransition.BROKEN): HostedState.FAILED,
+    (HostedState.FAILED, HostedTransition.UNWANTED): HostedState.STOPPING,
 }
 
 
@@ -55,7 +55,7 @@ class HostedSlice:
     """A slice in one of these states."""
 
     spec: SliceSpec
-    state: SliceState = SliceState.LOADING
+    state: HostedState = HostedState.LOADING
     has_loaded: bool = False
     """The executor's load has ended, one way or the other."""
     reason: str = ""
@@ -76,9 +76,9 @@ class HostedSlice:
     batches: int = 0
     requests: int = 0
 
-    def turn(self, turn: Turn) -> None:
+    def go_on(self, transition: HostedTransition) -> None:
         """Go on in its life."""
-        self.state = NEXT[self.state, turn]
+        self.state = NEXT[self.state, transition]
 
     @property
     def has_device(self) -> bool:

@@ -1,1 +1,1 @@
-"""Questions asked of the simulator and of a live cluster: goodput, comparisons, the papers' experiments."""
+"""Questions asked of the simulator and of a live cluster: goodput, comparisons, experiments of three papers."""

@@ -10,18 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from roles.runtime.mailbox import MailboxSource
+from roles.runtime.mailbox import Mailbox
 
 EventT = TypeVar("EventT")
 
 
-class Background(MailboxSource[EventT]):
+class Background(Mailbox[EventT]):
     """A source of the driver: gives what the calls returned."""
 
     def run(self, call: Callable[[], EventT]) -> None:
         """Start a call, which must turn everything it expects to go wrong into its answer."""
-        threading.Thread(target=lambda: self._mailbox.post(call()), daemon=True).start()
-
-    def close(self) -> None:
-        """Answers that come later go nowhere."""
-        self._mailbox.close()
+        threading.Thread(target=lambda: self.post(call()), daemon=True).start()

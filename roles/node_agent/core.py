@@ -45,6 +45,7 @@ from fabric.messages import (
     SliceFailed,
     SliceReady,
     SliceSpec,
+    SliceState,
     StatusAsked,
     StatusListed,
     Stop,
@@ -60,7 +61,6 @@ from roles.node_agent.events import (
     Kill,
     Orphan,
     SharingPlan,
-    Warn,
 )
 from roles.node_agent.lifecycle import WorkerState
 from roles.node_agent.peer_checks import AgentPeerChecks
@@ -70,7 +70,7 @@ from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import Offences
-from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
@@ -255,7 +255,7 @@ class NodeAgentCore:
         for slice_id in dropped:
             del worker.slices[slice_id]
             if slice_id in self._wanted:
-                self._reports.report(slice_id, "stopped", "its specification changed")
+                self._reports.report(slice_id, SliceState.STOPPED, "its specification changed")
         if dropped and worker.slices:
             self._workers.tell_what_to_host(worker)
         self._workers.end_if_unwanted(worker, now_ms)
@@ -271,7 +271,9 @@ class NodeAgentCore:
             if problem:
                 self._reports.give_up(spec, problem)
             elif self._daemons.is_held(spec.gpu):
-                self._reports.report(slice_id, "starting", f"waits for the MPS daemon of gpu {spec.gpu}")
+                self._reports.report(
+                    slice_id, SliceState.STARTING, f"waits for the MPS daemon of gpu {spec.gpu}"
+                )
             else:
                 missing.append(spec)
         for group in _groups(missing):
@@ -382,7 +384,7 @@ class NodeAgentCore:
                 pass  # the news of its end was quicker
             case SliceReady():
                 worker.loading = None
-                self._reports.report(slice_id, "ready", incarnation=incarnation)
+                self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
             case SliceFailed() if message.model_id or self._reports.is_ready(slice_id):
                 self._workers.broke(worker, message, now_ms)

@@ -30,13 +30,12 @@ from roles.node_agent.events import (
     SharingPlan,
     StartDaemon,
     Terminate,
-    Warn,
 )
+from roles.runtime.exit_codes import EXIT_GUARD_REFUSED
+from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
 
 MPS, TIME_SHARING, STARTING = "mps", "time-sharing", "starting"
-GUARD_REFUSED = 3
-"""A guard's exit code when no other try will do better (`mps_guard.EXIT_REFUSED`)."""
 
 
 class DaemonState(Enum):
@@ -255,7 +254,7 @@ class Daemons:
         if not was_killed:
             how = f"was killed by signal {-code}" if code < 0 else "ended"
             daemon.reason = said or f"the guard of its MPS daemon {how}"
-        next_at_ms = None if code == GUARD_REFUSED else daemon.restarts.note_failure(now_ms)
+        next_at_ms = None if code == EXIT_GUARD_REFUSED else daemon.restarts.note_failure(now_ms)
         if next_at_ms is None:
             self._step(daemon, DaemonTransition.HOPELESS, now_ms)
             self._actions.append(

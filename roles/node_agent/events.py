@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fabric.ids import Incarnation
 from fabric.messages import GpuSample, SliceSpec
 from roles.runtime.core import Heard, Lost, Send, Tick
-from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
 
 
@@ -115,13 +115,6 @@ class CheckDaemon:
 @dataclass(slots=True, frozen=True)
 class SampleGpus:
     """Read the GPUs' sensors: `GpusSampled` follows."""
-
-
-@dataclass(slots=True, frozen=True)
-class Warn:
-    """Something a person should read, though everything goes on. `text` is logfmt."""
-
-    text: str
 
 
 AgentEvent = Heard | Lost | SchedulerFound | ProcessExited | StopAsked | DaemonChecked | GpusSampled | Tick

@@ -41,6 +41,7 @@ from roles.node_agent.mps import (
     daemon_environment,
     without_mps,
 )
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_GUARD_REFUSED
 from roles.runtime.identities import (
     ProcessIdentity,
     end,
@@ -54,8 +55,6 @@ from roles.runtime.identities import (
 )
 from roles.runtime.process import PARENT_VARIABLE, StopSignal
 
-EXIT_ENDED, EXIT_REFUSED = 1, 3
-"""The daemon ended by itself, another try may do; and: no try will."""
 LOCK_WITHIN_MS: Final = 8_000.0  # longer than a former guard takes for its end
 QUIT_WITHIN_S: Final = 2.0
 KILL_WITHIN_S: Final = 1.0
@@ -81,10 +80,10 @@ def main() -> int:
                 return _serve(place, options.uid, options.binary, options.outlive_ms, stop)
         except (MpsTaken, MpsMissing, MpsWrongUser) as error:
             _say(str(error))
-            return EXIT_REFUSED
+            return EXIT_GUARD_REFUSED
         except MpsError as error:
             _say(str(error))
-            return EXIT_ENDED
+            return EXIT_FAILURE
 
 
 def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: StopSignal) -> int:
@@ -120,7 +119,7 @@ def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: Stop
     how = f"was killed by signal {-daemon.returncode}" if daemon.returncode < 0 else ""
     how = how or f"ended with code {daemon.returncode}"
     _say(f"the MPS daemon {how}{': ' if said else ''}{said}")
-    return EXIT_REFUSED if "already running" in said else EXIT_ENDED
+    return EXIT_GUARD_REFUSED if "already running" in said else EXIT_FAILURE
 
 
 def _watch(place: MpsPlace, daemon: int, outlive_ms: float, stop: StopSignal) -> str:

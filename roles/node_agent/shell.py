@@ -36,7 +36,6 @@ from roles.node_agent.events import (
     Spawn,
     StartDaemon,
     Terminate,
-    Warn,
 )
 from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
@@ -51,13 +50,12 @@ from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
     StopSignal,
-    StopSource,
     log_offences,
     remove_run_file,
     write_run_file,
 )
-from roles.runtime.process_events import ProcessExited
-from roles.runtime.sources import PlainSource, Translated
+from roles.runtime.process_events import ProcessExited, Warn
+from roles.runtime.sources import LinkSource, TranslatedSource
 
 log = logging.getLogger("tenuto")
 
@@ -129,11 +127,11 @@ class _Agent:
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
-                StopSource(stop),
-                PlainSource(self._link, _from_worker),
+                stop,
+                LinkSource(self._link, _from_worker),
                 self._scheduler,
-                Translated(self._aside, self._from_aside),
-                Translated(self._processes, self._from_process),
+                TranslatedSource(self._aside, self._from_aside),
+                TranslatedSource(self._processes, self._from_process),
             ],
             self._perform,
             lambda: log_offences(self._core.offences),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fabric.ids import Incarnation, NodeId, SliceId
-from fabric.messages import SliceChanged, SliceReport, SliceSpec, SliceStatus
+from fabric.messages import SliceChanged, SliceReport, SliceSpec, SliceState, SliceStatus
 from roles.node_agent.events import AgentAction
 from roles.runtime.core import SCHEDULER, Send
 
@@ -24,7 +24,7 @@ class SliceReports:
         """Under the specification with which they failed."""
 
     def report(
-        self, slice_id: SliceId, state: str, reason: str = "", incarnation: Incarnation | None = None
+        self, slice_id: SliceId, state: SliceState, reason: str = "", incarnation: Incarnation | None = None
     ) -> None:
         """Tell the scheduler, unless that is what it was told last."""
         if incarnation is None:
@@ -39,12 +39,12 @@ class SliceReports:
     def give_up(self, spec: SliceSpec, reason: str, incarnation: Incarnation | None = None) -> None:
         """Report it as failed, and do not start it again under this specification."""
         self._given_up[spec.slice_id] = spec
-        self.report(spec.slice_id, "failed", reason[:REASON_CHARS_MAX], incarnation)
+        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX], incarnation)
 
     def compare(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
         """Those no longer wanted stop; those given up may be tried anew, or are told of once more."""
         for slice_id in [slice_id for slice_id in self._status if slice_id not in wanted]:
-            self.report(slice_id, "stopped", "no longer wanted")
+            self.report(slice_id, SliceState.STOPPED, "no longer wanted")
             del self._status[slice_id]
         for slice_id, spec in list(self._given_up.items()):
             if wanted.get(slice_id) != spec:
@@ -56,11 +56,11 @@ class SliceReports:
     def stop_all(self, reason: str) -> None:
         """Nothing is served here any more."""
         for slice_id in self._status:
-            self.report(slice_id, "stopped", reason)
+            self.report(slice_id, SliceState.STOPPED, reason)
 
     def is_ready(self, slice_id: SliceId) -> bool:
         """Whether it was reported as ready."""
-        return self._status[slice_id].state == "ready"
+        return self._status[slice_id].state == SliceState.READY
 
     @property
     def given_up(self) -> frozenset[SliceId]:
@@ -69,7 +69,11 @@ class SliceReports:
 
     def alive(self) -> tuple[SliceStatus, ...]:
         """For a scheduler that knows nothing of us."""
-        return tuple(status for status in self._status.values() if status.state in ("starting", "ready"))
+        return tuple(
+            status
+            for status in self._status.values()
+            if status.state in (SliceState.STARTING, SliceState.READY)
+        )
 
     def listed(self, wanted: Mapping[SliceId, SliceSpec]) -> tuple[SliceReport, ...]:
         """For people."""

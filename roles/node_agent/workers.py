@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
-from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, Stop
+from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
+from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, SliceState, Stop
 from roles.node_agent.daemons import Daemons
-from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate, Warn
+from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate
 from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
 from roles.node_agent.suspects import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
-from roles.runtime.process_events import EXIT_UNKNOWN, explaining_lines
+from roles.runtime.exit_codes import EXIT_UNKNOWN
+from roles.runtime.process_events import Warn, explaining_lines
 from roles.runtime.restarts import Restarts
 
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
@@ -137,7 +138,7 @@ class Workers:
         worker.peer = peer
         self._actions.append(Remember(Orphan(worker.worker_id, pid, incarnation, worker.is_mps)))
         for slice_id in worker.slices:
-            self._reports.report(slice_id, "starting", incarnation=incarnation)
+            self._reports.report(slice_id, SliceState.STARTING, incarnation=incarnation)
         self._step(worker, WorkerTransition.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
@@ -152,7 +153,7 @@ class Workers:
         worker.holding, worker.peer = frozenset(hosted), peer
         self._all.append(worker)
         for slice_id in hosted:
-            self._reports.report(slice_id, "starting", incarnation=orphan.incarnation)
+            self._reports.report(slice_id, SliceState.STARTING, incarnation=orphan.incarnation)
         self._step(worker, WorkerTransition.START, now_ms)
         self._step(worker, WorkerTransition.GREETED, now_ms)
         self.tell_what_to_host(worker)
@@ -172,7 +173,7 @@ class Workers:
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:
         self._spawned += 1
-        worker.worker_id = f"worker-{self._node_id}-{self._spawned}"
+        worker.worker_id = f"{worker_prefix(self._node_id)}{self._spawned}"
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False
@@ -185,7 +186,7 @@ class Workers:
         if gpu is not None and not self._daemons.enforces_shares(gpu):
             self._warn_of_shares(worker, gpu)
         for slice_id in worker.slices:
-            self._reports.report(slice_id, "starting", incarnation=NOT_BORN)
+            self._reports.report(slice_id, SliceState.STARTING, incarnation=NOT_BORN)
 
     def _warn_of_shares(self, worker: Worker, gpu: int) -> None:
         for spec in worker.slices.values():
@@ -210,7 +211,7 @@ class Workers:
                 continue
             worker.is_uprooted, worker.end_reason = True, reason[:REASON_CHARS_MAX]
             for slice_id in worker.slices:
-                self._reports.report(slice_id, "lost", worker.end_reason)
+                self._reports.report(slice_id, SliceState.LOST, worker.end_reason)
             self._step(worker, WorkerTransition.UPROOTED, now_ms)
             self._actions.append(Kill(worker.worker_id, at_once=True))
 
@@ -232,7 +233,7 @@ class Workers:
         worker.end_reason = failed.reason[:REASON_CHARS_MAX]
         if failed.model_id:
             self._suspect(worker, failed.slice_id, failed.model_id, now_ms)
-        self._reports.report(failed.slice_id, "lost", worker.end_reason, failed.incarnation)
+        self._reports.report(failed.slice_id, SliceState.LOST, worker.end_reason, failed.incarnation)
         self._step(worker, WorkerTransition.BROKE, now_ms)
         self._actions.append(Terminate(worker.worker_id))
 
@@ -275,7 +276,7 @@ class Workers:
             worker.end_reason = f"{reason} (while it loaded {worker.loading[1]})"[:REASON_CHARS_MAX]
             self._suspect(worker, *worker.loading, now_ms)
         for slice_id in worker.slices:
-            self._reports.report(slice_id, "lost", reason)
+            self._reports.report(slice_id, SliceState.LOST, reason)
         if worker.is_a_models_doing:  # which is left out in the end, so this does
             worker.limit_at_ms = now_ms + self._limits.restart.first_ms
             return
@@ -315,7 +316,7 @@ class Workers:
     def _warn_overdue(self, worker: Worker) -> None:
         self._actions.append(Warn(f"worker_overdue worker={worker.worker_id} reason={worker.end_reason!r}"))
         for slice_id in worker.slices:
-            self._reports.report(slice_id, "lost", worker.end_reason)
+            self._reports.report(slice_id, SliceState.LOST, worker.end_reason)
 
     def _slowness(self, state: WorkerState, slices: Iterable[SliceId]) -> str:
         if state is WorkerState.STARTING:

@@ -25,6 +25,7 @@ from profiles.profilers.plan import percentile
 from profiles.profilers.torch import OUT_OF_MEMORY, Measurer, device_memory_bytes, versions
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
+from roles.runtime.exit_codes import EXIT_FAILURE
 from roles.runtime.process import die_with_parent
 
 
@@ -37,10 +38,10 @@ def main() -> int:
         _Measuring(json.loads(sys.stdin.readline()), out).run()
     except FabricError as error:
         _say(out, event="error", reason=str(error))
-        return 1
+        return EXIT_FAILURE
     except Exception as error:  # noqa: BLE001  # top of process: users' code may raise anything
         _say(out, event="error", reason=f"{type(error).__name__}: {error}")
-        return 1
+        return EXIT_FAILURE
     return 0
 
 

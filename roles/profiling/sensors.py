@@ -26,19 +26,17 @@ class Sensors:
     @classmethod
     def open(cls, gpu: int) -> Self:
         """Never raises: without NVML there is just nothing to say."""
-        sensors = cls(gpu)
         try:
             nvml = importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            sensors._handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
-            sensors._nvml = nvml
-            driver = nvml.nvmlSystemGetDriverVersion()
-            sensors.driver = driver.decode() if isinstance(driver, bytes) else str(driver)
         except ImportError:
-            return sensors
+            return cls(gpu)
+        try:
+            nvml.nvmlInit()
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+            driver = nvml.nvmlSystemGetDriverVersion()
         except nvml.NVMLError:
-            return sensors
-        return sensors
+            return cls(gpu)
+        return cls(gpu, driver.decode() if isinstance(driver, bytes) else str(driver), nvml, handle)
 
     def power_w(self) -> float | None:
         """Drawn now."""

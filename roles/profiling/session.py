@@ -84,7 +84,7 @@ class Measuring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Instruments:
     """What a session starts and reads; a test brings its own."""
 
     start: Callable[[MeasuringRequest, Mapping[str, str]], Measuring] = MeasuringProcess
@@ -100,14 +100,14 @@ class Session:
         ask: Ask,
         progress: Callable[[float], None],
         warn: Callable[[str], None],
-        surroundings: Surroundings | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
-        self._around = surroundings or Surroundings()
+        self._instruments = instruments or Instruments()
         self._ask = ask
         self._progress = progress
         self._warn = warn
         self._seen = _Seen()
-        self._sensors = self._around.sensors(ask.gpu) if ask.gpu is not None else Sensors(0)
+        self._sensors = self._instruments.sensors(ask.gpu) if ask.gpu is not None else Sensors(0)
         self._done = 0
         self._total = 1
 
@@ -135,7 +135,7 @@ class Session:
             self._miss("shares and iGniter's coefficients: a CPU has no MPS shares")
             return None
         try:
-            return stack.enter_context(self._around.shares(ask.gpu, ask.gpu_type))
+            return stack.enter_context(self._instruments.shares(ask.gpu, ask.gpu_type))
         except (MpsError, NvmlUnavailable) as error:
             self._miss(f"shares and iGniter's coefficients: {error}")
             return None
@@ -165,7 +165,7 @@ class Session:
             self._ask.threads,
             limit_ms=self._ask.limit_s * 1e3,
         )
-        with self._around.start(request, self._environment(environment, run.share_percent)) as process:
+        with self._instruments.start(request, self._environment(environment, run.share_percent)) as process:
             while (said := process.answer())["event"] != "end":
                 match said["event"]:
                     case "loaded":
@@ -261,7 +261,7 @@ class Session:
         with ExitStack() as stack:
             members = [
                 stack.enter_context(
-                    self._around.start(request, self._environment(environment, GROUP_SHARE_PERCENT))
+                    self._instruments.start(request, self._environment(environment, GROUP_SHARE_PERCENT))
                 )
                 for _ in range(count)
             ]

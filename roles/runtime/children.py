@@ -25,9 +25,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roles.runtime.exit_codes import EXIT_NOT_STARTED, EXIT_UNKNOWN
 from roles.runtime.identities import ProcessIdentity, is_over, open_handle
 from roles.runtime.process import child_environment
-from roles.runtime.process_events import EXIT_UNKNOWN, ProcessExited
+from roles.runtime.process_events import ProcessExited
 
 LAST_WORDS_BYTES_MAX = 4_096
 _READ_BYTES = 65_536
@@ -84,7 +85,7 @@ class Processes:
 
     def refuse(self, name: str, error: OSError) -> None:
         """A child that the host does not let us start: it counts as one that ended at once."""
-        self._stillborn.append(ProcessExited(name, 127, f"could not be started: {error}"))
+        self._stillborn.append(ProcessExited(name, EXIT_NOT_STARTED, f"could not be started: {error}"))
 
     def adopt(self, name: str, identity: ProcessIdentity) -> bool:
         """Watch a process that somebody else started; False when it is gone."""

@@ -25,12 +25,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
 from roles.runtime.process import StopSignal, wake_exactly
+from roles.runtime.sources import Source
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
@@ -46,30 +47,7 @@ RECENT_MAX = 1_024  # events that a role remembers, for the report of a defect
 SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 
 EventT = TypeVar("EventT")
-EventT_co = TypeVar("EventT_co", covariant=True)
 ActionT = TypeVar("ActionT")
-
-
-class Source(Protocol[EventT_co]):
-    """Something a role hears from: a socket, an executor, a thread pool, a child process."""
-
-    def fileno(self) -> int:
-        """Readable when `take` may have something; -1: no descriptor, only `wake_at_ms`."""
-        ...
-
-    @property
-    def has_more(self) -> bool:
-        """Whether `take` may give something that the descriptor does not tell of."""
-        ...
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The moment at which `take` will have something by itself; None: never."""
-        ...
-
-    def take(self, limit: int, now_ms: float) -> Sequence[EventT_co]:
-        """At most `limit` events, without blocking."""
-        ...
 
 
 _STEP_BITS = 4  # the first 16 buckets are a microsecond wide, then eight share every doubling: 12.5 % at most

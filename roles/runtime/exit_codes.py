@@ -11,4 +11,10 @@ EXIT_DEFECT: Final = 70
 """A defect of ours; a report was written (EX_SOFTWARE of sysexits.h)."""
 EXIT_HUNG: Final = 71
 """Of a worker whose model hung: its agent starts it again."""
+EXIT_NOT_STARTED: Final = 127
+"""Of a command that the system does not let us start, as a shell says it."""
 EXIT_INTERRUPTED: Final = 130
+EXIT_UNKNOWN: Final = 256
+"""No process can end with that code: of one that was adopted nobody is told."""
+EXIT_GUARD_REFUSED: Final = EXIT_CONFIG
+"""Of an MPS guard: no other try will do better. After `EXIT_FAILURE` one may."""

@@ -20,7 +20,7 @@ from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
 from roles.runtime.server_connection import ServerConnection
-from roles.runtime.sources import Layer
+from roles.runtime.sources import SourceOver
 
 LOOK_EVERY_MS = 100.0
 RUN_FILE = f"{SCHEDULER_ID}.json"
@@ -29,7 +29,7 @@ REFUSED = "it could not be told something"
 LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
-class LocalScheduler(Layer[Heard | Lost]):
+class LocalScheduler(SourceOver):
     """Closed until the scheduler's run file is there."""
 
     def __init__(self, own: PeerId, run_dir: Path, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Events from a working thread to the driver's thread, with a descriptor that ends its sleep."""
+"""Events that any thread leaves for the driver's thread, with a descriptor that ends its sleep."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 EventT = TypeVar("EventT")
 
 
 class Mailbox(Generic[EventT]):
-    """`post` from any thread, `take` on the driver's.
+    """A source: `post` from any thread, `take` on the driver's.
 
     An event can be taken before its wake-up is written; the descriptor then becomes readable for nothing, and a
     driver that asks only for events would spin on it. So both are counted, and `has_more` stays true until
@@ -46,7 +45,12 @@ class Mailbox(Generic[EventT]):
         """Whether something is left to take or to read."""
         return bool(self._events) or self._woken != self._posted
 
-    def take(self, limit: int) -> list[EventT]:
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself: the descriptor wakes."""
+        return None
+
+    def take(self, limit: int, now_ms: float) -> list[EventT]:  # noqa: ARG002  a Source's signature
         """At most `limit` events."""
         with contextlib.suppress(BlockingIOError):
             self._woken += os.eventfd_read(self._descriptor)
@@ -58,28 +62,3 @@ class Mailbox(Generic[EventT]):
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self._descriptor)
-
-
-class MailboxSource(Generic[EventT]):
-    """The driver's side of work on other threads: what they post is what the driver hears."""
-
-    def __init__(self) -> None:
-        self._mailbox: Mailbox[EventT] = Mailbox()
-
-    def fileno(self) -> int:
-        """Readable when an event was posted."""
-        return self._mailbox.fileno()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether an event was posted."""
-        return self._mailbox.has_more
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself: the descriptor wakes."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
-        """At most `limit` events."""
-        return self._mailbox.take(limit)

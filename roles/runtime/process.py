@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Self
 
 from fabric.errors import FabricError
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
 
@@ -47,7 +48,7 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(expected):
-        raise SystemExit(1)
+        raise SystemExit(EXIT_FAILURE)
 
 
 def wake_exactly() -> None:
@@ -93,11 +94,13 @@ def child_environment() -> dict[str, str]:
 class StopSignal:
     """SIGTERM and SIGINT as a claim to read and a descriptor to sleep on. Install from the main thread.
 
+    For a core that ends in its own time it is a source too: the first signal is one `StopAsked`.
     The second SIGINT ends the process at once: a person who presses Ctrl-C twice means it.
     """
 
     def __init__(self) -> None:
         self.is_set = False
+        self._is_told = False
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
@@ -118,29 +121,17 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
         if self.is_set and number == signal.SIGINT:
-            os._exit(130)
+            os._exit(EXIT_INTERRUPTED)
         self.is_set = True
 
     def fileno(self) -> int:
         """Readable after a signal."""
         return self._read.fileno()
 
-
-class StopSource:
-    """Turns the first SIGTERM or SIGINT into one `StopAsked`, for a core that ends in its own time."""
-
-    def __init__(self, stop: StopSignal) -> None:
-        self._stop = stop
-        self._is_told = False
-
-    def fileno(self) -> int:
-        """Readable after a signal."""
-        return self._stop.fileno()
-
     @property
     def has_more(self) -> bool:
         """Whether there is a signal to tell of."""
-        return self._stop.is_set and not self._is_told
+        return self.is_set and not self._is_told
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -152,7 +143,7 @@ class StopSource:
         self._is_told = True
         with contextlib.suppress(BlockingIOError):
             # Quiet again: the end takes a while, and the driver sleeps in it.
-            os.read(self._stop.fileno(), 4_096)
+            os.read(self._read.fileno(), 4_096)
         return (StopAsked(),)
 
 

@@ -1,14 +1,9 @@
-"""What the two cores that keep processes alive hear: the node agent's and `tenuto up`'s."""
+"""What the two cores that keep processes alive hear and do alike: the node agent's and `tenuto up`'s."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
-
-EXIT_UNKNOWN: Final = 256
-"""No process can end with that code: of one that was adopted nobody is told."""
-
 
 _LOGGED = re.compile(r" level=[A-Z]+ role=")
 
@@ -37,3 +32,10 @@ class SchedulerFound:
 @dataclass(slots=True, frozen=True)
 class StopAsked:
     """End everything in order."""
+
+
+@dataclass(slots=True, frozen=True)
+class Warn:
+    """Something a person should read, though everything goes on. `text` is logfmt."""
+
+    text: str

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
+from fabric.ids import FRONTEND_PREFIX
 from fabric.messages import StatusListed
+from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
 
@@ -90,8 +92,8 @@ def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
-            is_frontend = run_file.role_id.startswith("frontend-")
-            is_scheduler = run_file.role_id.startswith("scheduler-")
+            is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
+            is_scheduler = run_file.role_id == SCHEDULER_ID
             if (is_frontend and purpose in ("client", "http", "metrics")) or (
                 is_scheduler and purpose == "control"
             ):

@@ -17,15 +17,14 @@ from fabric.inproc import ServerLink
 from fabric.keys import Keyring
 from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
-from fabric.sockets import DealerLink, new_counters
+from fabric.sockets import RECONNECT_AFTER_MS, DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import LinkSource
+from roles.runtime.sources import WatchedLinkSource
 
-OPEN_AGAIN_AFTER_MS = 100.0
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 
 
-class ServerSource(LinkSource):
+class ServerSource(WatchedLinkSource):
     """Hears the one server of a link: watched from the start, connected to anew when it is lost."""
 
     def __init__(
@@ -83,7 +82,7 @@ class ServerConnection:
         try:
             self._link = DealerLink.connect(self._own, self._server, self._addresses, guard=self._guard)
         except PeerLost:
-            self._open_at_ms = self._clock.now_ms() + OPEN_AGAIN_AFTER_MS
+            self._open_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
             return
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
         self._source = ServerSource(self._link, self._server, self._clock, self._timing)

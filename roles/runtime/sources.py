@@ -1,11 +1,11 @@
-"""What shells make their drivers' sources of: links, and layers over other sources.
+"""What a driver takes events from, and the sources that read from links.
 
-- `PlainSource`: a link whose peers are not watched; a function makes an event of each message.
-- `LinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
-- `Layer`: a source over another one, whose events it puts in other words (`Translated`) or adds to.
+- `LinkSource`: a link whose peers are not watched; a function makes an event of each message.
+- `WatchedLinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
+- `TranslatedSource`: another source, whose events a function translates.
 
-`roles/runtime/server_connection.py` has the two for a client's end: a server that is silent is connected to anew, and the
-connection may be exchanged.
+All three are a `SourceOver`, as are the sources of single roles that read from another one. `server_connection.py`
+beside this page has the two for a client's end, `mailbox.py` the one for events of other threads.
 """
 
 from __future__ import annotations
@@ -20,20 +20,35 @@ from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import Ping, Pong
 from fabric.transit import TransitMeter
 from roles.runtime.core import Heard, Lost
-from roles.runtime.drive import Source
 
 SILENT = "it has been silent for too long"
 UNROUTABLE = "its connection is closed"
 
 EventT = TypeVar("EventT")
 InnerT = TypeVar("InnerT")
-InnerT_co = TypeVar("InnerT_co", covariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-class TimedLink(Link, Protocol):
-    """A link that measures the way of its messages."""
+class Source(Protocol[EventT_co]):
+    """Something a role hears from: a socket, an executor, a thread pool, a child process."""
 
-    transit: TransitMeter
+    def fileno(self) -> int:
+        """Readable when `take` may have something; -1: no descriptor, only `wake_at_ms`."""
+        ...
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` may give something that the descriptor does not tell of."""
+        ...
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The moment at which `take` will have something by itself; None: never."""
+        ...
+
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT_co]:
+        """At most `limit` events, without blocking."""
+        ...
 
 
 class _Readable(Protocol):
@@ -45,8 +60,8 @@ class _Readable(Protocol):
     def has_more(self) -> bool: ...
 
 
-class _Over:
-    """Ready when what lies below is."""
+class SourceOver:
+    """A source that reads from something else, a link or another source, and is ready when that is."""
 
     def __init__(self, below: _Readable) -> None:
         self._below = below
@@ -60,8 +75,13 @@ class _Over:
         """Whether something is waiting below."""
         return self._below.has_more
 
+    @property
+    def wake_at_ms(self) -> float | None:
+        """Never by itself."""
+        return None
 
-class PlainSource(_Over, Generic[EventT]):
+
+class LinkSource(SourceOver, Generic[EventT]):
     """Hears a link whose peers are not watched.
 
     `translate` makes an event of a message, or None of one that is not for the core. `lost` makes one of a peer
@@ -79,11 +99,6 @@ class PlainSource(_Over, Generic[EventT]):
         self._translate = translate
         self._lost = lost
 
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
     def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
         """What at most `limit` messages say, then the peers that are gone."""
         translate = self._translate
@@ -96,7 +111,13 @@ class PlainSource(_Over, Generic[EventT]):
         return events
 
 
-class LinkSource(_Over):
+class TimedLink(Link, Protocol):
+    """A link that measures the way of its messages."""
+
+    transit: TransitMeter
+
+
+class WatchedLinkSource(SourceOver):
     """Hears a control link; every peer is watched from its first message on.
 
     Heartbeats live here: pings are answered, quiet peers are asked for a sign of life, and round trips teach the
@@ -146,25 +167,18 @@ class LinkSource(_Over):
         return events
 
 
-class Layer(_Over, Generic[InnerT_co]):
-    """A source over another one, ready when that is; a subclass says what it makes of its events."""
+class TranslatedSource(SourceOver, Generic[InnerT, EventT]):
+    """Another source's events as a core's own, one by one; None: not for the core."""
 
-    def __init__(self, inner: Source[InnerT_co]) -> None:
+    def __init__(self, inner: Source[InnerT], translate: Callable[[InnerT], EventT | None]) -> None:
         super().__init__(inner)
         self._inner = inner
+        self._translate = translate
 
     @property
     def wake_at_ms(self) -> float | None:
         """When the inner one will."""
         return self._inner.wake_at_ms
-
-
-class Translated(Layer[InnerT], Generic[InnerT, EventT]):
-    """A source's events, one by one, in a core's own words; None: not for the core."""
-
-    def __init__(self, inner: Source[InnerT], translate: Callable[[InnerT], EventT | None]) -> None:
-        super().__init__(inner)
-        self._translate = translate
 
     def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
         """What at most `limit` events of the inner one say."""

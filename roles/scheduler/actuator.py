@@ -5,16 +5,15 @@ Each step leaves the scheduler consistent; messages are gathered until `take`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from fabric.ids import ModelId, NodeId, PeerId, SliceId
-from fabric.messages import AnyMessage, DesiredSlices, ReplicaHint, SliceSpec
+from fabric.ids import ModelId, NodeId, PeerId
+from fabric.messages import AnyMessage, DesiredSlices, NewSlice, ReplicaHint
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
 from roles.scheduler.batches import Batches
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
-from roles.scheduler.fleet import READY, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.run_time_watch import RunTimeWatch
 
 
 class Actuator:
@@ -27,14 +26,14 @@ class Actuator:
         estimates: Estimates,
         updates: DirectoryUpdates,
         discipline: Discipline,
+        run_time_watch: RunTimeWatch,
     ) -> None:
         self._fleet = fleet
         self._batches = batches
         self._estimates = estimates
         self._updates = updates
         self._discipline = discipline
-        self.hints: dict[SliceId, tuple[ReplicaHint, ...]] = {}
-        """What the plan says of each slice."""
+        self._run_time_watch = run_time_watch
         self._actions: list[Send] = []
         self._touched: set[NodeId] = set()
 
@@ -42,7 +41,7 @@ class Actuator:
         """What all of it means for others, in order: first the directory, then what nodes should host."""
         actions, self._actions = self._actions, []
         if self._updates.is_behind and self._touched:
-            actions.extend(self._updates.tell())
+            actions.extend(self._updates.publish())
         for node_id in sorted(self._touched):
             peer = self._fleet.nodes.get(node_id)
             if peer is not None:  # else it hears when it says hello
@@ -50,7 +49,7 @@ class Actuator:
         self._touched.clear()
         return actions
 
-    def say(self, peer: PeerId, message: AnyMessage) -> None:
+    def send(self, peer: PeerId, message: AnyMessage) -> None:
         """Send a message."""
         self._actions.append(Send(peer, message))
 
@@ -60,22 +59,16 @@ class Actuator:
 
     # ------------------------------------------------------------ slices
 
-    def start(self, node_id: NodeId, spec: SliceSpec, hints: Sequence[ReplicaHint], order: int) -> None:
+    def start(self, slice_: NewSlice, order: int) -> None:
         """A slice should exist. It is scheduled on when its worker says that it is ready."""
-        self._fleet.add_slice(node_id, spec, order)
-        self.hint(spec.slice_id, hints, 0.0)
-        self._touched.add(node_id)
+        self._fleet.add_slice(SliceRecord(slice_.spec, slice_.node_id, order, slice_.hints))
+        self._touched.add(slice_.node_id)
 
-    def hint(self, slice_id: SliceId, hints: Sequence[ReplicaHint], now_ms: float) -> None:
+    def hint(self, record: SliceRecord, hints: tuple[ReplicaHint, ...], now_ms: float) -> None:
         """What the plan says of a slice; it serves on."""
-        self.hints[slice_id] = tuple(hints)
-        changed = [
-            self._estimates.put_hint(slice_id, hint.model_id, hint.batch, hint.weight) for hint in hints
-        ]
-        if self._batches.run_time_watch is not None:
-            self._batches.run_time_watch.promise(slice_id, hints)
-        record = self._fleet.slices[slice_id]
-        if any(changed) and record.state == READY and not record.is_draining:
+        former = record.targets
+        record.hints = hints
+        if record.targets != former and record.is_ready and not record.is_draining:
             self._put(record, now_ms)
 
     def drain(self, record: SliceRecord, now_ms: float) -> None:
@@ -85,20 +78,12 @@ class Actuator:
         record.is_draining = True
         self._actions.extend(self._batches.withdraw((record,), now_ms))
 
-    def is_idle(self, slice_id: SliceId) -> bool:
-        """Whether all of its batches have ended."""
-        return not self._batches.in_flight(slice_id)
-
     def end(self, record: SliceRecord, now_ms: float) -> None:
         """It should not exist any more."""
         self.drain(record, now_ms)
-        slice_id = record.spec.slice_id
         self._batches.lose(record)
         self._fleet.forget_slice(record)
-        self._estimates.forget_slice(slice_id)
-        self.hints.pop(slice_id, None)
-        if self._batches.run_time_watch is not None:
-            self._batches.run_time_watch.forget(slice_id)
+        self._run_time_watch.forget(record.spec.slice_id)
         self._touched.add(record.node_id)
         hosted = (replica.model_id for replica in record.replicas)
         self._actions.extend(self._batches.give_up_unserved(hosted, now_ms))
@@ -111,7 +96,7 @@ class Actuator:
             return
         is_new = model_id not in self._fleet.replicas
         self._fleet.put_model(model_id, slo_ms)
-        self._updates.came(now_ms)
+        self._updates.note_change(now_ms)
         self._discipline.add_model(self._estimates.model(model_id), now_ms)
         if is_new:  # slices that hosted it before it was removed may still be there
             self._put_hosts(model_id, now_ms)
@@ -123,15 +108,14 @@ class Actuator:
         self._estimates.forget_model(model_id)
         self._fleet.forget_model(model_id)
         self._put_hosts(model_id, now_ms)
-        self._actions.extend(self._updates.tell())
+        self._actions.extend(self._updates.publish())
 
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():
             hosts = any(replica.model_id == model_id for replica in record.replicas)
-            if hosts and record.state == READY and not record.is_draining:
+            if hosts and record.is_ready and not record.is_draining:
                 self._put(record, now_ms)
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:
         """The discipline's picture of a slice anew."""
-        free_at_ms = self._batches.free_at_ms(record.spec.slice_id, now_ms)
-        self._actions.extend(self._batches.offer(record, free_at_ms, now_ms))
+        self._actions.extend(self._batches.offer(record, now_ms))

@@ -9,17 +9,16 @@ that is alive is given up `OVERDUE_AFTER_MS` after its time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from fabric.ids import BatchId, FrontendId, ModelId, PeerId, SliceId
-from fabric.messages import Done, Dropped, Grant, Part, Returned, RunBatch, SeqRun, split_runs
-from fabric.messages import Preempt as PreemptBatch
+from fabric.ids import BatchId, FrontendId, ModelId, PeerId
+from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
-from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.loads import new_tallies
 from roles.scheduler.run_time_watch import RunTimeWatch
 
@@ -44,21 +43,6 @@ class Counters:
     guard_ms: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A batch between its dispatch and its `Done`. `others` of the same slice and itself, in order."""
-
-    batch_id: BatchId
-    record: SliceRecord
-    model_id: ModelId
-    parts: tuple[Part, ...]
-    batch_size: int
-    exec_ms: float
-    sent_at_ms: float
-    runs: Sequence[RequestRun]
-    others: list[Flight] = field(repr=False)
-
-
 class Batches:
     """Who runs what now. Every list it answers is the caller's."""
 
@@ -70,19 +54,18 @@ class Batches:
         updates: DirectoryUpdates,
         run_time_watch: RunTimeWatch | None,
     ) -> None:
+        """`run_time_watch` hears of every run, if there is one."""
         self.counters = Counters()
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
         self.tallies = new_tallies()
-        self.run_time_watch = run_time_watch
-        """Hears of every run, if there is one."""
+        self._run_time_watch = run_time_watch
         self._discipline = discipline
         self._fleet = fleet
         self._estimates = estimates
         self._updates = updates
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
-        self._on_slice: dict[str, list[Flight]] = {}
         self._next_batch = BatchId(1)
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
         self._preempted: list[Flight] = []  # while decisions are carried out
@@ -102,12 +85,14 @@ class Batches:
                     self._drop(decision, actions)
                 else:
                     assert not isinstance(decision, Dispatch | Drop)
-                    self._preempt(decision.slice_id, actions)
+                    self._preempt(self._fleet.slices[decision.slice_id], actions)
             decisions = following or (self._arrive_again(now_ms) if self._preempted else _NO_DECISIONS)
         return actions
 
-    def offer(self, record: SliceRecord, free_at_ms: float, now_ms: float) -> list[Send]:
+    def offer(self, record: SliceRecord, now_ms: float, free_at_ms: float | None = None) -> list[Send]:
         """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it."""
+        if free_at_ms is None:
+            free_at_ms = free_from_ms(record, now_ms)
         slice_ = self._estimates.slice_(record, free_at_ms)
         if slice_.hosted:
             return self.carry_out(self._discipline.add_slice(slice_, now_ms), now_ms)
@@ -175,12 +160,10 @@ class Batches:
             # Only who is listed has requests queued, and whoever is lost takes them along at that moment.
             parts.append(Part(frontend_ids[peer], runs))
         self._next_batch = BatchId(batch_id + 1)
-        flights = self._on_slice.get(slice_id)
-        if flights is None:
-            flights = self._on_slice[slice_id] = []
+        flights = record.flights
         granted = tuple(parts)
         flight = self.flights[batch_id] = Flight(
-            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs, flights
+            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs
         )
         flights.append(flight)
         record.batches += 1
@@ -198,7 +181,7 @@ class Batches:
         if expires_in_ms < latest_in_ms:
             expires_in_ms = latest_in_ms
         if self._updates.is_behind:
-            actions += self._updates.tell()
+            actions += self._updates.publish()
         run_batch = RunBatch(
             batch_id, slice_id, incarnation, model_id, granted, start_in_ms, latest_in_ms, expires_in_ms
         )
@@ -223,16 +206,15 @@ class Batches:
         for peer, runs in by_frontend(drop.runs).items():
             actions += dropped(peer, drop.model_id, runs, code, reason)
 
-    def _preempt(self, slice_id: str, actions: list[Send]) -> None:
+    def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
         """Stop what was sent there last, if it is still under way. What is before it will end soon."""
-        flights = self._on_slice.get(slice_id)
-        if not flights:
+        if not record.flights:
             return
-        flight = flights.pop()
+        flight = record.flights.pop()
         del self.flights[flight.batch_id]
-        worker = flight.record.worker
+        worker = record.worker
         assert worker is not None, "the discipline knows ready slices only"
-        actions.append(Send(worker, PreemptBatch(flight.batch_id, flight.record.spec.slice_id)))
+        actions.append(Send(worker, PreemptBatch(flight.batch_id, record.spec.slice_id)))
         self._preempted.append(flight)
 
     def _arrive_again(self, now_ms: float) -> list[Decision]:
@@ -257,7 +239,8 @@ class Batches:
         flight = self.flights.pop(message.batch_id, None)
         if flight is None:
             return _NOTHING  # of a lost slice, or preempted: its requests have gone their way
-        flights, record = flight.others, flight.record
+        record = flight.record
+        flights = record.flights
         flights.remove(flight)
         self._note_run(message, flight)
         actions = self._give_back(message, flight) if message.missing else None
@@ -272,7 +255,7 @@ class Batches:
         if free_at_ms < now_ms:
             free_at_ms = now_ms
         if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
-            following = self.offer(record, free_at_ms, now_ms)
+            following = self.offer(record, now_ms, free_at_ms)
         else:
             if message.status == "expired" and message.transfer_ms:
                 self._learn_late(message, flight.model_id, way_ms, now_ms)
@@ -284,9 +267,10 @@ class Batches:
 
     def lose(self, record: SliceRecord) -> None:
         """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""
-        for flight in self._on_slice.pop(record.spec.slice_id, ()):
+        for flight in record.flights:
             del self.flights[flight.batch_id]
             self.counters.batches_lost += 1
+        record.flights.clear()
 
     def give_up_overdue(self, now_ms: float) -> list[Send]:
         """Wait no longer for what is overdue by now."""
@@ -296,32 +280,21 @@ class Batches:
             flight = self.flights.pop(heappop(overdue)[1], None)
             if flight is not None:
                 self.counters.batches_lost += 1
-                flight.others.remove(flight)
-                if not flight.record.is_draining:
-                    slice_id = flight.record.spec.slice_id
-                    free_at_ms = self.free_at_ms(slice_id, now_ms)
-                    decisions = self._discipline.slice_free(slice_id, free_at_ms, now_ms)
+                record = flight.record
+                record.flights.remove(flight)
+                if not record.is_draining:
+                    free_at_ms = free_from_ms(record, now_ms)
+                    decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
                     actions += self.carry_out(decisions, now_ms)
         self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
         return actions
-
-    def in_flight(self, slice_id: SliceId) -> int:
-        """How many batches the slice has."""
-        return len(self._on_slice.get(slice_id, ()))
-
-    def free_at_ms(self, slice_id: SliceId, now_ms: float) -> float:
-        """When it may be given another batch, as far as that is known now."""
-        flights = self._on_slice.get(slice_id, ())
-        if len(flights) >= BATCHES_PER_SLICE:
-            return NEVER_MS
-        return now_ms + sum(flight.exec_ms for flight in flights)
 
     def _note_run(self, message: Done, flight: Flight) -> None:
         share_percent = flight.record.spec.share_percent
         busy_ms = message.exec_ms if share_percent is None else message.exec_ms * share_percent / 100
         self.tallies[flight.model_id].busy_gpu_ms += busy_ms
-        if self.run_time_watch is not None and message.ran and message.status == "ok":
-            self.run_time_watch.note(flight.record, flight.model_id, message.ran, message.exec_ms)
+        if self._run_time_watch is not None and message.ran and message.status == "ok":
+            self._run_time_watch.note(flight.record, flight.model_id, message.ran, message.exec_ms)
 
     def _give_back(self, message: Done, flight: Flight) -> list[Send]:
         actions: list[Send] = []
@@ -356,6 +329,13 @@ class Batches:
         if is_served and self._estimates.learn_way(model_id, way_ms, message.ran):
             self._discipline.add_model(self._estimates.model(model_id), now_ms)
         return self._estimates.learn_speed(flight.record, model_id, message)
+
+
+def free_from_ms(record: SliceRecord, now_ms: float) -> float:
+    """When a slice may be given another batch, as far as that is known now."""
+    if len(record.flights) >= BATCHES_PER_SLICE:
+        return NEVER_MS
+    return now_ms + sum(flight.exec_ms for flight in record.flights)
 
 
 def dropped(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (
@@ -48,7 +48,7 @@ from roles.scheduler.desired_state import (
     Desired,
 )
 from roles.scheduler.devices import GpuPresence
-from roles.scheduler.fleet import READY, Fleet
+from roles.scheduler.fleet import Fleet
 from roles.scheduler.loads import Loads
 from roles.scheduler.moves import MoveState, RunningMove
 from roles.scheduler.planned_rates import PlannedRates
@@ -65,7 +65,7 @@ GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
 GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
 CHANGES_MAX = 16
 LATELY_MAX = 16
-UNSAID_MAX = 256
+UNLOGGED_MAX = 256
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ class _Task:
 
     why: str
     desired: Desired
-    peer: PeerId | None = None
-    change: PlanChange | None = None
-    grown: tuple[SliceId, float] | None = None
-    before: Desired | None = None
-    slo_before_ms: float = 0.0
-    follow_rps: Mapping[ModelId, float] = field(default_factory=dict)
-    unplaced_before: frozenset[ModelId] = frozenset()
+    peer: PeerId | None
+    change: PlanChange | None
+    grown: tuple[SliceId, float] | None
+    before: Desired
+    slo_before_ms: float
+    follow_rps: Mapping[ModelId, float]
+    unplaced_before: frozenset[ModelId]
 
 
 class Controller:
@@ -93,9 +93,10 @@ class Controller:
         actuator: Actuator,
         loads: Loads,
         run_time_watch: RunTimeWatch,
+        names: SliceNames,
     ) -> None:
         self.due_at_ms = 0.0
-        self.unsaid: deque[str] = deque(maxlen=UNSAID_MAX)
+        self.unlogged: deque[str] = deque(maxlen=UNLOGGED_MAX)
         """What it did since somebody looked, for a log."""
         self._fleet = fleet
         self._actuator = actuator
@@ -121,10 +122,7 @@ class Controller:
         self._loads_at_ms = 0.0
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
-        self._names = SliceNames(settings.desired.gpus, fleet.slices.values())
-        for kept in settings.hints:
-            actuator.hints[kept.slice_id] = kept.hints
-            run_time_watch.promise(kept.slice_id, kept.hints)
+        self._names = names
 
     # ------------------------------------------------------------ events
 
@@ -151,7 +149,7 @@ class Controller:
         """An operator wants something changed. It is answered when that is over."""
         if len(self._changes) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
-            self._actuator.say(peer, Changed(change.request_no, "refused", BUSY, reason))
+            self._actuator.send(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
         self._changes.append((peer, change))
         self._go_on(now_ms)
@@ -170,7 +168,7 @@ class Controller:
 
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
-        hints = tuple(KeptSlice(slice_id, of) for slice_id, of in self._actuator.hints.items())
+        hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
         return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
 
     def report(self, now_ms: float) -> PlanReport:
@@ -204,8 +202,8 @@ class Controller:
     def _out(self) -> frozenset[GpuRef]:
         return self._desired.drained | self._presence.absent
 
-    def _say(self, text: str) -> None:
-        self.unsaid.append(text)
+    def _note(self, text: str) -> None:
+        self.unlogged.append(text)
         self._lately.append(text[:500])
 
     def _go_on(self, now_ms: float) -> None:
@@ -226,19 +224,19 @@ class Controller:
         if self._are_gpus_changed:
             self._are_gpus_changed = False
             gone = ", ".join(sorted(f"{ref.node_id}/gpu{ref.gpu}" for ref in self._presence.absent))
-            self._ask(_Task(f"GPUs went or came (away: {gone or 'none'})", self._desired))
+            self._ask(f"GPUs went or came (away: {gone or 'none'})", self._desired)
         elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
             drifted = self._rates.drifted(self._desired)
             if drifted:
                 self._replan_at_ms = now_ms + REPLAN_EVERY_MS
-                self._ask(_Task(f"the rate of {', '.join(drifted)} has drifted", self._desired))
+                self._ask(f"the rate of {', '.join(drifted)} has drifted", self._desired)
         if self._task is None:
             self._grow_broken(now_ms)
 
     def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         desired = self._desired.changed(change)
         if isinstance(desired, ChangeRefused):
-            self._actuator.say(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
+            self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
             return
         if isinstance(
             change, ModelsRemove
@@ -247,16 +245,13 @@ class Controller:
                 self._actuator.remove_model(model_id, now_ms)
                 self._rates.forget(model_id)
             self._desired = desired
-        task = _Task(_described(change), desired, peer, change)
-        if isinstance(change, ModelSet):
-            task.slo_before_ms = self._fleet.slo_ms(change.model_id)
-        self._ask(task)
+        self._ask(_described(change), desired, peer, change)
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._run_time_watch.broken(now_ms)
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
-            if record is None or record.state != READY or record.is_draining or self._task is not None:
+            if record is None or not record.is_ready or record.is_draining or self._task is not None:
                 continue
             gpu = GpuRef(record.node_id, record.spec.gpu)
             share = record.spec.share_percent or WHOLE_PERCENT
@@ -270,28 +265,44 @@ class Controller:
             self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
             late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
             if free <= 0:
-                self._say(f"{late}: its GPU has no share left")
+                self._note(f"{late}: its GPU has no share left")
                 continue
             grown = share + min(GROWTH_PERCENT, free)
             why = f"{late}: {grown:g} % instead of {share:g} %"
-            self._ask(_Task(why, self._desired, grown=(slice_id, grown)))
+            self._ask(why, self._desired, grown=(slice_id, grown))
 
     # ------------------------------------------------------------ one plan
 
-    def _ask(self, task: _Task) -> None:
-        place_rps, task.follow_rps = self._rates.target(task.desired, self._desired)
-        task.before, task.unplaced_before = self._desired, frozenset(_models_of(self._made.unplaced))
-        self._task = task
+    def _ask(
+        self,
+        why: str,
+        desired: Desired,
+        peer: PeerId | None = None,
+        change: PlanChange | None = None,
+        grown: tuple[SliceId, float] | None = None,
+    ) -> None:
+        place_rps, follow_rps = self._rates.target(desired, self._desired)
+        task = self._task = _Task(
+            why,
+            desired,
+            peer,
+            change,
+            grown,
+            self._desired,
+            self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
+            follow_rps,
+            frozenset(_models_of(self._made.unplaced)),
+        )
         self._asked_number += 1
         self._is_planning = True
-        self._say(f"planning: {task.why}")
+        self._note(f"planning: {task.why}")
         current = tuple(
             CurrentSlice(
                 slice_id,
                 record.node_id,
                 record.spec.gpu,
                 record.spec.share_percent,
-                self._actuator.hints.get(slice_id, ()),
+                record.hints,
                 sum(model.memory_bytes for model in record.spec.models),
             )
             for slice_id, record in self._fleet.slices.items()
@@ -303,7 +314,7 @@ class Controller:
         )
         if task.grown is not None:
             asked = replaced(asked, grown=task.grown[0], share_percent=task.grown[1])
-        self._actuator.say(PLANNER, asked)
+        self._actuator.send(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
         reason = made.reason or self._objection(task, made)
@@ -317,8 +328,9 @@ class Controller:
         for spec, priority in zip(made.models, made.priorities, strict=True):
             self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
         for kept in made.kept:
-            if kept.slice_id in self._fleet.slices:
-                self._actuator.hint(kept.slice_id, kept.hints, now_ms)
+            record = self._fleet.slices.get(kept.slice_id)
+            if record is not None:
+                self._actuator.hint(record, kept.hints, now_ms)
         if task.grown is None:
             self._rates.settle(made.rates_rps, task.follow_rps)
         self._moves = [self._running(move) for move in made.moves]
@@ -373,12 +385,12 @@ class Controller:
         match move.stage:
             case MoveState.DONE:
                 self._moves_done += 1
-                self._say(f"moved: {starts} for {ends}")
+                self._note(f"moved: {starts} for {ends}")
             case MoveState.FAILED:
                 self._moves_failed += 1
-                self._say(f"rolled back: {starts} for {ends}: {move.reason}")
+                self._note(f"rolled back: {starts} for {ends}: {move.reason}")
             case MoveState.ROLLING_BACK:
-                self._say(f"a move fails: {move.reason}")
+                self._note(f"a move fails: {move.reason}")
 
     def _finish(self, task: _Task, now_ms: float) -> None:
         moves, self._moves = self._moves, []
@@ -392,14 +404,14 @@ class Controller:
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)
         kept, unplaced = len(self._made.kept), self._made.unplaced
-        self._say(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
+        self._note(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
         if task.peer is not None and task.change is not None:
             fresh = {*_models_of(unplaced)} - task.unplaced_before | {*_models_of(unplaced)} & _names_in(
                 task.change
             )
             status = "partial" if fresh else "ok"
             answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced)
-            self._actuator.say(task.peer, answer)
+            self._actuator.send(task.peer, answer)
 
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
         """Nothing came of it: what was wanted before is wanted again."""
@@ -407,14 +419,14 @@ class Controller:
         self.settled += 1
         if status == "failed" or task.change is None:
             self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
-        self._say(f"given up: {task.why}: {reason}")
+        self._note(f"given up: {task.why}: {reason}")
         self._undo(task, now_ms)
         if task.peer is not None and task.change is not None:
-            self._actuator.say(task.peer, Changed(task.change.request_no, status, code, reason))
+            self._actuator.send(task.peer, Changed(task.change.request_no, status, code, reason))
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change
-        if self._desired is not task.desired or task.before is None:
+        if self._desired is not task.desired:
             return  # nothing was begun
         if isinstance(change, ModelsAdd):
             hosted = {

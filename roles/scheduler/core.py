@@ -7,11 +7,11 @@ kept in `batches`, what is believed of the cluster in `fleet`, what measured tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from fabric.ids import FrontendId, PeerId
+from fabric.ids import FrontendId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
@@ -24,9 +24,11 @@ from fabric.messages import (
     PlanChange,
     PlanMade,
     Pong,
+    ReplicaHint,
     SeqRun,
     SliceChanged,
     SliceReady,
+    SliceState,
     StatusAsked,
     StatusListed,
     Telemetry,
@@ -42,11 +44,12 @@ from roles.scheduler.corrections import LatenessGuard
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.estimates import Estimates
-from roles.scheduler.fleet import FAILED, LOST, READY, STOPPED, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import Loads
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
+from roles.scheduler.slice_names import SliceNames
 
 Event = Heard | Lost | Tick
 _NOTHING: Sequence[Send] = ()
@@ -71,7 +74,8 @@ class SchedulerCore:
         self._arrive = discipline.arrive
         nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
-        self._fleet = Fleet(settings.slices, slos_ms, nodes or ())
+        names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
+        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or ())
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._estimates = Estimates(settings)
@@ -96,10 +100,12 @@ class SchedulerCore:
             StatusAsked: self._on_status_asked,
         }
         self.controller: Controller | None = None
-        if planning is not None and run_time_watch is not None:
-            self._actuator = Actuator(self._fleet, self._batches, self._estimates, self._updates, discipline)
+        if planning is not None and names is not None and run_time_watch is not None:
+            self._actuator = Actuator(
+                self._fleet, self._batches, self._estimates, self._updates, discipline, run_time_watch
+            )
             loads = Loads(self._batches.tallies)
-            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch)
+            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
         self._look_ahead()
@@ -125,7 +131,11 @@ class SchedulerCore:
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
             priorities=self._estimates.priorities,
-            hints=dict(self._estimates.hints),
+            hints={
+                (slice_id, model_id): target
+                for slice_id, record in fleet.slices.items()
+                for model_id, target in record.targets.items()
+            },
             unplaced={},
         )
 
@@ -225,7 +235,7 @@ class SchedulerCore:
                 self._discipline.set_guard_ms(self._guard.guard_ms)
             actions = self._batches.carry_out(self._discipline.tick(now_ms), now_ms)
         if self._updates.due_at_ms <= now_ms:
-            actions.extend(self._updates.tell())
+            actions.extend(self._updates.publish())
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
@@ -261,7 +271,7 @@ class SchedulerCore:
         former = self._fleet.frontend_joined(peer, message)
         if former is not None:
             self._batches.forget_frontend(former, now_ms)
-        return self._updates.tell()
+        return self._updates.publish()
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float
@@ -274,7 +284,7 @@ class SchedulerCore:
             status = alive.get(record.spec.slice_id)
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
-        actions = self._slices_down(gone, LOST, "its node agent started anew", now_ms)
+        actions = self._slices_down(gone, SliceState.LOST, "its node agent started anew", now_ms)
         self._slices_changed(now_ms)
         actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
@@ -285,16 +295,16 @@ class SchedulerCore:
         del late_ms
         old = self._fleet.slices.get(message.slice_id)
         actions: list[Send] = []
-        if old is not None and old.state == READY and old.incarnation != message.incarnation:
-            actions.extend(self._slices_down([old], LOST, "replaced by its next incarnation", now_ms))
+        if old is not None and old.is_ready and old.incarnation != message.incarnation:
+            actions.extend(
+                self._slices_down([old], SliceState.LOST, "replaced by its next incarnation", now_ms)
+            )
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
-        self._estimates.forget_speed(message.slice_id)
-        self._updates.came(now_ms)
+        self._updates.note_change(now_ms)
         if not record.is_draining:
-            free_at_ms = self._batches.free_at_ms(message.slice_id, now_ms)
-            actions.extend(self._batches.offer(record, free_at_ms, now_ms))
+            actions.extend(self._batches.offer(record, now_ms))
         self._slices_changed(now_ms)
         return actions
 
@@ -306,21 +316,21 @@ class SchedulerCore:
         status = message.status
         if record is None:
             return _NOTHING
-        if record.state == READY and status.incarnation != record.incarnation:
+        if record.is_ready and status.incarnation != record.incarnation:
             return _NOTHING  # old news of a former incarnation
-        if status.state in (FAILED, LOST, STOPPED):
+        if status.state in (SliceState.FAILED, SliceState.LOST, SliceState.STOPPED):
             self._slices_changed(now_ms)
-            return self._slices_down([record], status.state, status.reason, now_ms)
+            return self._slices_down([record], SliceState(status.state), status.reason, now_ms)
         return _NOTHING  # starting is what we believe already; ready comes from the worker itself
 
     def _slices_down(
-        self, records: Sequence[SliceRecord], state: str, reason: str, now_ms: float
+        self, records: Sequence[SliceRecord], state: SliceState, reason: str, now_ms: float
     ) -> list[Send]:
         """Forget what was in flight there: frontends see in the directory that the slices are gone."""
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
         if not gone:
             return []
-        actions = self._updates.tell()
+        actions = self._updates.publish()
         for record in gone:
             self._batches.lose(record)
         actions.extend(self._batches.withdraw(gone, now_ms))
@@ -332,7 +342,7 @@ class SchedulerCore:
         self._checks.forget(peer)
         if self._fleet.frontend_lost(peer) is not None:
             self._batches.forget_frontend(peer, now_ms)
-            self._updates.came(now_ms)
+            self._updates.note_change(now_ms)
             return _NOTHING
         gone = self._fleet.slices_of(peer)
         nodes = [node_id for node_id, known in self._fleet.nodes.items() if known == peer]
@@ -341,7 +351,7 @@ class SchedulerCore:
             gone.extend(self._fleet.node_lost(node_id))
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
-        actions = self._slices_down(gone, LOST, reason, now_ms)
+        actions = self._slices_down(gone, SliceState.LOST, reason, now_ms)
         # Who was only stopped, or cut off, sees that we gave it up: a worker that its slices are not listed, an
         # agent that it hears of a directory at all. Both introduce themselves again.
         actions.extend(Send(host, self._fleet.directory()) for host in (*hosts, *agents))
@@ -378,3 +388,18 @@ class SchedulerCore:
             None if self.controller is None else self.controller.report(now_ms),
         )
         return [Send(peer, listed)]
+
+
+def _records(
+    settings: SchedulerSettings, planning: ControllerSettings | None, names: SliceNames | None
+) -> Iterator[SliceRecord]:
+    """The planned slices, with what the plan says of their models."""
+    hints: dict[SliceId, list[ReplicaHint]] = {}
+    if planning is None:
+        for (slice_id, model_id), (batch, weight) in settings.hints.items():
+            hints.setdefault(slice_id, []).append(ReplicaHint(model_id, batch, weight))
+    else:
+        hints = {kept.slice_id: list(kept.hints) for kept in planning.hints}
+    for place, (node_id, spec) in enumerate(settings.slices):
+        order = place if names is None else names.order_of(node_id, spec)
+        yield SliceRecord(spec, node_id, order, tuple(hints.get(spec.slice_id, ())))

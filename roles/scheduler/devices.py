@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fabric.ids import SliceId
 from fabric.messages import GpuRef
-from roles.scheduler.fleet import READY, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 
 FIRST_WAIT_MS = 30_000.0  # for a node that never came: its host may still be starting
 WAIT_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
@@ -46,7 +46,7 @@ class GpuPresence:
     def _is_absent(self, gpu: GpuRef, records: Sequence[SliceRecord], fleet: Fleet, now_ms: float) -> bool:
         if self._rests_until_ms.get(gpu, 0.0) > now_ms:
             return True
-        ready = {record.spec.slice_id for record in records if record.state == READY}
+        ready = {record.spec.slice_id for record in records if record.is_ready}
         self._was_ready |= ready
         has_node = gpu.node_id in fleet.nodes
         # Slices that never got ready may fail for their model's sake, and would fail anywhere.

@@ -24,11 +24,11 @@ class DirectoryUpdates:
         """Whether the last directory is not what is believed now."""
         return self._told_version != self._fleet.version
 
-    def came(self, now_ms: float) -> None:
+    def note_change(self, now_ms: float) -> None:
         """Something has changed that can wait for what else changes in the same moment."""
         self.due_at_ms = min(self.due_at_ms, now_ms + DIRECTORY_PAUSE_MS)
 
-    def tell(self) -> list[Send]:
+    def publish(self) -> list[Send]:
         """The directory to everyone, now: a grant must never name a slice its frontend has not heard of."""
         self.due_at_ms = NEVER_MS
         self._told_version = self._fleet.version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import ModelId
 from fabric.messages import Done, ReplicaInfo
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
 from roles.scheduler.corrections import SpeedCorrection, WayCorrection
@@ -22,10 +22,7 @@ class Estimates:
         self._settings = settings
         self._slo_ms = {model.model_id: model.slo_ms for model in settings.models}
         self._way = {model_id: self._assumed_way() for model_id in self._slo_ms}
-        self._speed: dict[SliceId, dict[ModelId, SpeedCorrection]] = {}  # of those that left their table
         self._priorities = dict(settings.priorities)
-        self._hints = dict(settings.hints)
-        self._hinted = {slice_id for slice_id, _ in settings.hints}
         self._hosted: WeakKeyDictionary[Hosting, tuple[HostedModel, ...]] = WeakKeyDictionary()
 
     def model(self, model_id: ModelId) -> BatchModel:
@@ -53,42 +50,18 @@ class Estimates:
         """Of the models that are served."""
         return {model_id: self._priorities.get(model_id, 0) for model_id in self._slo_ms}
 
-    @property
-    def hints(self) -> Mapping[tuple[SliceId, ModelId], tuple[int | None, float]]:
-        """The plan's target batch and weight of each replica that has them."""
-        return self._hints
-
     def forget_model(self, model_id: ModelId) -> None:
         """It is no longer told of, though slices may still host it, and batches of it still end."""
         del self._slo_ms[model_id], self._way[model_id]
         self._priorities.pop(model_id, None)
         self._hosted.clear()
 
-    def put_hint(self, slice_id: SliceId, model_id: ModelId, batch: int | None, weight: float) -> bool:
-        """What the plan says of a replica; True when that is news."""
-        known = self._hints.get((slice_id, model_id), (None, 1.0))
-        if known == (batch, weight):
-            return False
-        self._hints[slice_id, model_id] = batch, weight
-        self._hinted.add(slice_id)
-        return True
-
-    def forget_slice(self, slice_id: SliceId) -> None:
-        """It will not come back."""
-        self._speed.pop(slice_id, None)
-        self._hinted.discard(slice_id)
-        for key in [key for key in self._hints if key[0] == slice_id]:
-            del self._hints[key]
-
     def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
         """The slice, with l(b) as it was measured there."""
-        slice_id = record.spec.slice_id
-        speeds = self._speed.get(slice_id)
-        if speeds is not None or slice_id in self._hinted:
+        targets = record.targets
+        if record.speeds or targets:
             hosted = tuple(
-                self._hosted_model(slice_id, one, speeds or {})
-                for one in record.replicas
-                if one.model_id in self._slo_ms
+                _hosted_model(record, targets, one) for one in record.replicas if one.model_id in self._slo_ms
             )
         else:
             hosted = self._hosted.get(record.hosting, ())
@@ -99,11 +72,7 @@ class Estimates:
                     if one.model_id in self._slo_ms
                 )
                 self._hosted[record.hosting] = hosted
-        return BatchSlice(slice_id, record.order, hosted, free_at_ms)
-
-    def forget_speed(self, slice_id: SliceId) -> None:
-        """Another worker is there now, and says itself how fast it is."""
-        self._speed.pop(slice_id, None)
+        return BatchSlice(record.spec.slice_id, record.order, hosted, free_at_ms)
 
     def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
         """Take what grant and inputs took; True when the model's delay has to be replaced."""
@@ -120,26 +89,22 @@ class Estimates:
         if message.ran > len(table):
             return False  # sent before the slice said that its batches are smaller now
         table_ms = table[message.ran - 1]
-        slice_id = record.spec.slice_id
-        speeds = self._speed.get(slice_id)
-        if speeds is None:
-            if exec_ms == table_ms:
-                return False
-            speeds = self._speed[slice_id] = {}
-        speed = speeds.get(model_id)
+        speed = record.speeds.get(model_id)
         if speed is None:
-            speed = speeds[model_id] = SpeedCorrection()
+            if exec_ms == table_ms and not record.speeds:
+                return False
+            speed = record.speeds[model_id] = SpeedCorrection()
         return speed.observe(exec_ms, table_ms)
 
     def _assumed_way(self) -> WayCorrection:
         delay = self._settings.delay
         return WayCorrection(delay.data_ms_per_item, delay.control_ms + self._settings.transfer_ms)
 
-    def _hosted_model(
-        self, slice_id: SliceId, replica: ReplicaInfo, speeds: Mapping[ModelId, SpeedCorrection]
-    ) -> HostedModel:
-        speed = speeds.get(replica.model_id)
-        factor = 1.0 if speed is None else speed.factor
-        exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
-        target, weight = self._hints.get((slice_id, replica.model_id), (None, 1.0))
-        return HostedModel(replica.model_id, exec_ms, target, weight)
+
+def _hosted_model(
+    record: SliceRecord, targets: Mapping[ModelId, tuple[int | None, float]], replica: ReplicaInfo
+) -> HostedModel:
+    speed = record.speeds.get(replica.model_id)
+    factor = 1.0 if speed is None else speed.factor
+    exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
+    return HostedModel(replica.model_id, exec_ms, *targets.get(replica.model_id, (None, 1.0)))

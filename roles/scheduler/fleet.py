@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     Directory,
     FrontendHello,
@@ -22,15 +22,19 @@ from fabric.messages import (
     LeftOut,
     ModelInfo,
     NodeHello,
+    Part,
+    ReplicaHint,
     ReplicaInfo,
     SliceInfo,
     SliceReady,
     SliceReport,
     SliceSpec,
+    SliceState,
 )
+from policies.batching.base import RequestRun
+from roles.scheduler.corrections import SpeedCorrection
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
-STARTING, READY, FAILED, LOST, STOPPED = "starting", "ready", "failed", "lost", "stopped"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -48,14 +52,30 @@ class Hosting:
 _HOSTS_NOTHING = Hosting()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch between its dispatch and its `Done`."""
+
+    batch_id: BatchId
+    record: SliceRecord
+    model_id: ModelId
+    parts: tuple[Part, ...]
+    batch_size: int
+    exec_ms: float
+    sent_at_ms: float
+    runs: Sequence[RequestRun]
+
+
+@dataclass(slots=True, eq=False)
 class SliceRecord:
-    """One slice of the plan and what became of it."""
+    """One slice of the plan and what became of it: all that is known of it, for whoever needs it."""
 
     spec: SliceSpec
     node_id: NodeId
     order: int
-    state: str = STARTING
+    hints: tuple[ReplicaHint, ...] = ()
+    """What the plan says of its models."""
+    state: SliceState = SliceState.STARTING
     reason: str = ""
     incarnation: Incarnation = field(default=Incarnation(""))
     worker: PeerId | None = None
@@ -67,6 +87,24 @@ class SliceRecord:
     requests: int = 0
     is_draining: bool = False
     """It gets no more batches: the plan has no place for it."""
+    speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
+    """Of the models whose measured run times left their worker's tables."""
+    flights: list[Flight] = field(default_factory=list, repr=False)
+    """Its batches that have not ended, in the order of their dispatch."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether batches can go there."""
+        return self.state == SliceState.READY
+
+    @property
+    def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:
+        """Target batch and weight of the models to which the plan gives either."""
+        return {
+            hint.model_id: (hint.batch, hint.weight)
+            for hint in self.hints
+            if hint.batch is not None or hint.weight != 1.0
+        }
 
     @property
     def replicas(self) -> tuple[ReplicaInfo, ...]:
@@ -96,14 +134,12 @@ class Fleet:
 
     def __init__(
         self,
-        plan: Iterable[tuple[NodeId, SliceSpec]],
+        slices: Iterable[SliceRecord],
         slo_ms: dict[ModelId, float],
         nodes: Iterable[NodeId] = (),
     ) -> None:
         self.version = 0
-        self.slices = {
-            spec.slice_id: SliceRecord(spec, node_id, order) for order, (node_id, spec) in enumerate(plan)
-        }
+        self.slices = {record.spec.slice_id: record for record in slices}
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -120,14 +156,13 @@ class Fleet:
         """What should exist on a node."""
         return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
 
-    def add_slice(self, node_id: NodeId, spec: SliceSpec, order: int) -> SliceRecord:
+    def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""
-        record = self.slices[spec.slice_id] = SliceRecord(spec, node_id, order)
-        return record
+        self.slices[record.spec.slice_id] = record
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
-        if record.state == READY:
+        if record.is_ready:
             self._count(record, -1)
         del self.slices[record.spec.slice_id]
         self.version += 1
@@ -140,7 +175,7 @@ class Fleet:
         """A model is served from now on, or has another SLO."""
         self._slo_ms[model_id] = slo_ms
         if model_id not in self.replicas:
-            ready = [record for record in self.slices.values() if record.state == READY]
+            ready = [record for record in self.slices.values() if record.is_ready]
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
         self.version += 1
 
@@ -177,25 +212,26 @@ class Fleet:
         record = self.slices.get(message.slice_id)
         if record is None:
             return None
-        if record.state == READY:
+        if record.is_ready:
             if record.incarnation == message.incarnation and record.replicas == message.replicas:
                 return None
             # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
             self._count(record, -1)
         record.left_out = message.left_out
-        record.state = READY
+        record.state = SliceState.READY
         without = "; ".join(f"without {one.model_id}: {one.reason}" for one in record.left_out)
         record.reason = without[:LEFT_OUT_CHARS_MAX]
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.hosting = self._hosting(message.replicas)
+        record.speeds = {}  # the worker says itself how fast it is
         self._count(record, +1)
         self.version += 1
         return record
 
-    def slice_down(self, record: SliceRecord, state: str, reason: str) -> bool:
+    def slice_down(self, record: SliceRecord, state: SliceState, reason: str) -> bool:
         """A slice is not ready (any more); True when it was."""
-        was_ready = record.state == READY
+        was_ready = record.is_ready
         if was_ready:
             self._count(record, -1)
         record.state, record.reason, record.worker = state, reason, None
@@ -222,7 +258,7 @@ class Fleet:
 
     def slices_on(self, node_id: NodeId) -> list[SliceRecord]:
         """Ready slices of a node."""
-        return [r for r in self.slices.values() if r.node_id == node_id and r.state == READY]
+        return [r for r in self.slices.values() if r.node_id == node_id and r.is_ready]
 
     def peers_to_tell(self) -> list[PeerId]:
         """Everyone who gets the directory: frontends, and workers with a ready slice."""
@@ -233,7 +269,7 @@ class Fleet:
         """Every model, with the signature of its first ready replica."""
         first: dict[ModelId, ReplicaInfo] = {}
         for record in self.slices.values():
-            if record.state == READY:
+            if record.is_ready:
                 for replica in record.replicas:
                     first.setdefault(replica.model_id, replica)
         infos = []
@@ -254,7 +290,7 @@ class Fleet:
             slices=tuple(
                 SliceInfo(slice_id, record.incarnation, record.node_id, record.addresses)
                 for slice_id, record in self.slices.items()
-                if record.state == READY
+                if record.is_ready
             ),
             frontends=tuple(info for _, info in self.frontends.values()),
         )
@@ -269,7 +305,7 @@ class Fleet:
                 tuple(model.model_id for model in record.spec.models),
                 record.batches,
                 record.requests,
-                record.left_out if record.state == READY else (),
+                record.left_out if record.is_ready else (),
             )
             for slice_id, record in self.slices.items()
         ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from policies.scaling import ModelLoad, ScaleAdvice, ScaleAdvisor
+from policies.scaling import ObservedLoad, ScaleAdvice, ScaleAdvisor
 
 MEAN_LOOKS = 5  # looks of a second whose mean is one reading of the rate (as Symphony's 5 s)
 HISTORY_LOOKS = 30  # gpulet: the rate is the highest reading of 30 s
@@ -67,7 +67,7 @@ class Loads:
         span_ms = 0.0 if self._looked_at_ms is None else now_ms - self._looked_at_ms
         self._looked_at_ms = now_ms
         former, self._past = self._past, {}
-        loads: dict[ModelId, ModelLoad] = {}
+        loads: dict[ModelId, ObservedLoad] = {}
         models = tuple(models)
         for gone in self._tallies.keys() - set(models):
             del self._tallies[gone]
@@ -79,7 +79,7 @@ class Loads:
                 decided, waiting, bad, tally.busy_gpu_ms
             )
             arrived = max(0, decided - past.decided + waiting - past.queued)
-            loads[model_id] = ModelLoad(
+            loads[model_id] = ObservedLoad(
                 arrived, min(arrived, bad - past.bad), tally.busy_gpu_ms - past.busy_gpu_ms
             )
             if span_ms > 0 and model_id in former:

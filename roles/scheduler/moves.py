@@ -15,16 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from fabric.ids import ModelId, SliceId
-from fabric.messages import MoveInfo, NewSlice
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import MoveInfo, NewSlice, SliceSpec, SliceState
 from roles.scheduler.actuator import Actuator
-from roles.scheduler.fleet import FAILED, READY, Fleet, SliceRecord
+from roles.scheduler.fleet import Fleet, SliceRecord
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
 LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
 
 Named = Callable[[NewSlice], NewSlice]
+OrderOf = Callable[[NodeId, SliceSpec], int]
 
 
 class MoveState(Enum):
@@ -47,9 +48,7 @@ class _Draining:
 class RunningMove:
     """One move. `starts` have their names; `reason` says why it failed."""
 
-    def __init__(
-        self, move: MoveInfo, starts: Sequence[NewSlice], order_of: Callable[[NewSlice], int], rename: Named
-    ) -> None:
+    def __init__(self, move: MoveInfo, starts: Sequence[NewSlice], order_of: OrderOf, rename: Named) -> None:
         self.move = move
         self.stage = MoveState.STARTING
         self.reason = ""
@@ -86,7 +85,7 @@ class RunningMove:
         if self.stage is MoveState.ROLLING_BACK and not self._draining:
             for old in self._stopped:
                 renamed = self._rename(old)
-                actuator.start(renamed.node_id, renamed.spec, renamed.hints, self._order_of(renamed))
+                actuator.start(renamed, self._order_of(renamed.node_id, renamed.spec))
             self.stage = MoveState.FAILED
 
     def give_up(self, reason: str, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
@@ -105,7 +104,7 @@ class RunningMove:
             slice_id = start.spec.slice_id
             if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
                 self._begun[slice_id] = start
-                actuator.start(start.node_id, start.spec, start.hints, self._order_of(start))
+                actuator.start(start, self._order_of(start.node_id, start.spec))
         problem = self._problem(fleet, now_ms)
         if problem:
             self.give_up(problem, fleet, actuator, now_ms)
@@ -117,7 +116,7 @@ class RunningMove:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
                     self._drain(record, actuator, now_ms)
-                    was = NewSlice(record.node_id, record.spec, actuator.hints.get(slice_id, ()))
+                    was = NewSlice(record.node_id, record.spec, record.hints)
                     self._stopped.append(was)
         if len(ready) == len(self.starts):
             self.stage = MoveState.DRAINING
@@ -131,7 +130,7 @@ class RunningMove:
             record = fleet.slices.get(slice_id)
             if record is None:
                 return f"slice {slice_id} is gone"
-            if record.state == FAILED:
+            if record.state == SliceState.FAILED:
                 return f"slice {slice_id} failed: {record.reason}"
             for out in record.left_out:
                 if not self._is_left_out_already(fleet, out.model_id):
@@ -160,13 +159,13 @@ class RunningMove:
             if fleet.slices.get(slice_id) is not record:
                 del self._draining[slice_id]
                 continue
-            if actuator.is_idle(slice_id) or record.state != READY:
+            if not record.flights or not record.is_ready:
                 if draining.idle_since_ms is None:
                     draining.idle_since_ms = now_ms
             else:
                 draining.idle_since_ms = None
             is_quiet = draining.idle_since_ms is not None and (
-                record.state != READY or now_ms - draining.idle_since_ms >= LINGER_MS
+                not record.is_ready or now_ms - draining.idle_since_ms >= LINGER_MS
             )
             if is_quiet or now_ms - draining.since_ms > DRAIN_LIMIT_MS:
                 actuator.end(record, now_ms)
@@ -175,4 +174,4 @@ class RunningMove:
 
 def _is_ready(fleet: Fleet, slice_id: SliceId) -> bool:
     record = fleet.slices.get(slice_id)
-    return record is not None and record.state == READY
+    return record is not None and record.is_ready

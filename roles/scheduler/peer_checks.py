@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, get_args
 
 from fabric.errors import RemoteProtocolError
-from fabric.ids import NodeId, PeerId, role_id_of
+from fabric.ids import OPERATOR, NodeId, PeerId, role_id_of, worker_prefix
 from fabric.messages import (
     Arrivals,
     Done,
@@ -54,7 +54,6 @@ from roles.scheduler.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
-OPERATOR: Final = "operator"
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
@@ -138,7 +137,7 @@ class SchedulerPeerChecks(PeerChecks):
 
     def _slice_ready(self, peer: PeerId, ready: SliceReady) -> None:
         role_id, _, nonce = peer.rpartition("/")
-        number = role_id.removeprefix(f"worker-{ready.node_id}-")
+        number = role_id.removeprefix(worker_prefix(ready.node_id))
         if nonce != ready.incarnation or not number.isdigit():
             whose = f"incarnation {ready.incarnation} of a worker of node {ready.node_id}"
             raise RemoteProtocolError(f"it says that it is {whose}", WRONG_IDENTITY)

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 from fabric.errors import FabricError
 from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import PLANNER, Heard
 from roles.runtime.journal import packed, unpacked
+from roles.runtime.mailbox import Mailbox
 from roles.runtime.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
@@ -26,15 +26,13 @@ _READ_BYTES = 65_536
 _WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open
 
 
-class Planner:
+class Planner(Mailbox[Heard]):
     """Makes one plan at a time, as a source of the driver. Whatever becomes of the process, there is one answer."""
 
     def __init__(self, limit_s: float = LIMIT_S, command: Sequence[str] = PLAN_COMMAND) -> None:
+        super().__init__()
         self._limit_s = limit_s
         self._command = command
-        self._made: deque[PlanMade] = deque()
-        self._ending = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
@@ -52,7 +50,7 @@ class Planner:
                 env=child_environment(),
             )
         except OSError as error:  # no memory, no descriptors, no processes left
-            self._post(PlanMade(asked.number, reason=f"the planner could not be started: {error}"))
+            self._refuse(asked, f"the planner could not be started: {error}")
             return
         self._child = child
         thread = threading.Thread(target=self._wait, args=(child, asked), name="planner")
@@ -60,50 +58,26 @@ class Planner:
             thread.start()
         except RuntimeError as error:  # no more threads
             _end(child)
-            self._post(PlanMade(asked.number, reason=f"the planner could not be waited for: {error}"))
+            self._refuse(asked, f"the planner could not be waited for: {error}")
             return
         self._thread = thread
-
-    def fileno(self) -> int:
-        """Readable when a plan is made."""
-        return self._wake
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a plan is made."""
-        return bool(self._made)
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """Never by itself."""
-        return None
-
-    def take(self, limit: int, now_ms: float) -> Sequence[Heard]:  # noqa: ARG002  a Source's signature
-        """The plan, or why there is none."""
-        with self._ending:
-            if not self._made:
-                return ()
-            os.eventfd_read(self._wake)
-            return [Heard(PLANNER, self._made.popleft())]
 
     def close(self) -> None:
         """End what runs; its answer is nobody's."""
         if self._child is not None and self._thread is not None:
             self._child.kill()
             self._thread.join()
-        os.close(self._wake)
+        super().close()
+
+    def _refuse(self, asked: PlanAsked, reason: str) -> None:
+        self.post(Heard(PLANNER, PlanMade(asked.number, reason=reason)))
 
     def _wait(self, child: subprocess.Popen[bytes], asked: PlanAsked) -> None:  # on the thread
         answer = PlanMade(asked.number, reason="the planner could not be heard")
         try:
             answer = _answer(child, asked, self._limit_s)
         finally:  # whatever happened: a controller without an answer would plan for ever
-            self._post(answer)
-
-    def _post(self, answer: PlanMade) -> None:
-        with self._ending:
-            self._made.append(answer)
-            os.eventfd_write(self._wake, 1)
+            self.post(Heard(PLANNER, answer))
 
 
 def _answer(child: subprocess.Popen[bytes], asked: PlanAsked, limit_s: float) -> PlanMade:

@@ -27,7 +27,6 @@ from fabric.messages import (
     UnplacedInfo,
     replaced,
 )
-from policies.placement import placement_policy
 from policies.placement.common.base import (
     GpuSlot,
     Placement,
@@ -119,8 +118,7 @@ def _made(asked: PlanAsked) -> PlanMade:
     unplaced: tuple[Unplaced, ...] = ()
     if not asked.grown:
         now = Placement(tuple(planned for planned in current.values() if planned.models))
-        policy = placement_policy(config.placement.name, config.placement.options)
-        placed = policy.place(placed_models(config.models), gpus, config.profiles(), now)
+        placed = config.place(current=now, gpus=gpus)
         target, unplaced = list(placed.slices), placed.unplaced
     else:
         target = [

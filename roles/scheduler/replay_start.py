@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import DesiredSlices, GpuRef, InterferenceSpec, ModelSpec, PlanMade, SliceSpec
+from fabric.messages import (
+    DesiredSlices,
+    GpuRef,
+    InterferenceOption,
+    InterferenceSpec,
+    ModelSpec,
+    PlanMade,
+    SliceSpec,
+)
 from policies.batching.base import Delay
 from roles.config.cluster import PolicyChoice
 from roles.runtime.journal import packed, unpacked
@@ -30,7 +38,10 @@ def about_scheduler(
     slices: list[list[object]] = []
     for node_id, spec in settings.slices:
         number = lists.setdefault(spec.models, len(lists))
-        felt = None if spec.interference is None else [spec.interference.name, spec.interference.strength]
+        felt = None
+        if spec.interference is not None:
+            options = {option.name: option.value for option in spec.interference.options}
+            felt = [spec.interference.name, options]
         slices.append([node_id, spec.slice_id, spec.gpu, spec.device, spec.share_percent, number, felt])
     about = {
         "role": "scheduler",
@@ -93,9 +104,14 @@ def _slice(
     device: str,
     share_percent: float | None,
     number: int,
-    felt: tuple[str, float | None] | None = None,
+    felt: tuple[str, Mapping[str, float]] | None = None,
 ) -> SliceSpec:
-    interference = None if felt is None else InterferenceSpec(*felt)
+    interference = None
+    if felt is not None:
+        name, options = felt
+        interference = InterferenceSpec(
+            name, tuple(InterferenceOption(*option) for option in options.items())
+        )
     return SliceSpec(SliceId(slice_id), gpu, device, share_percent, lists[number], interference)
 
 

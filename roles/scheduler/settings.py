@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec, replaced
+from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from profiles.device import DeviceModel
@@ -116,9 +116,10 @@ def _slice_spec(
         )
         for model in planned.models
     )
-    named = config.interference
-    is_modelled = gpu.is_emulated and named.name != "none"
-    interference = InterferenceSpec(named.name, named.options.get("strength")) if is_modelled else None
+    named, interference = config.interference, None
+    if gpu.is_emulated and named.name != "none":
+        options = tuple(InterferenceOption(option, value) for option, value in named.options.items())
+        interference = InterferenceSpec(named.name, options)
     return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference)
 
 

@@ -25,7 +25,7 @@ from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
-from roles.runtime.sources import LinkSource
+from roles.runtime.sources import WatchedLinkSource
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planner import Planner
@@ -96,7 +96,7 @@ class SchedulerShell:
         self._outbox = Outbox(self.link, self._refused)
         self._planner = Planner()
         self.role = Role[Heard | Lost, Send](
-            core, [LinkSource(self.link, clock), self._planner], self._perform, self._end_turn
+            core, [WatchedLinkSource(self.link, clock), self._planner], self._perform, self._end_turn
         )
         journal = None if recording is None else kept_aside(recording.path)
         self.on_defect = DefectReport(SCHEDULER_ID, run_dir, journal, self._keep_journal)
@@ -168,8 +168,8 @@ class SchedulerShell:
         self._outbox.flush()
         controller, kept = self._controller, self._kept
         log_offences(self._core.offences)
-        while controller.unsaid:
-            log.info("placement %s", controller.unsaid.popleft())
+        while controller.unlogged:
+            log.info("placement %s", controller.unlogged.popleft())
         if controller.is_steady and kept.is_due(controller.settled, self._clock):
             about = about_scheduler(self._core.settings(), self._config.batching, controller.settings())
             kept.write(about, controller.settled, self._clock.now_ms())

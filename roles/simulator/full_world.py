@@ -23,6 +23,8 @@ from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import Inputs, SliceSpec
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
+from roles.simulator.traffic import ModelTraffic
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
 from roles.simulator.virtual_roles import (
     BatchTimes,
@@ -31,7 +33,6 @@ from roles.simulator.virtual_roles import (
     VirtualRole,
     VirtualScheduler,
 )
-from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode
 from roles.workload.outcomes import BatchRecord
 
 BOOT_MS: Final = -1_000.0
@@ -51,8 +52,6 @@ class FullWorld:
         """Every batch that started, in the order of their ends."""
         self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in traffic}
         """Requests that were refused before their deadline."""
-        self.late_preemptions = 0
-        """Always 0: frontends and workers see to them themselves."""
         self.clock = VirtualClock(BOOT_MS)
         self.hardware = hardware
         network = hardware.network
@@ -64,7 +63,7 @@ class FullWorld:
         self.outputs = VirtualLinks(
             self.clock, lambda _from, _to, sent_at_ms: network.result_at_ms(sent_at_ms)
         )
-        self.batches_sent: dict[BatchId, BatchTimes] = {}
+        self.times_of_batch: dict[BatchId, BatchTimes] = {}
         self._inputs_take_ms = 0.0
         self._traffic = traffic
         self._asked: list[tuple[ModelTraffic, int]] = []
@@ -123,7 +122,7 @@ class FullWorld:
     def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
         """See `Surroundings`."""
         each_ms = self.hardware.network.model.data_ms_per_item
-        self._inputs_take_ms = each_ms * self.batches_sent[message.batch_id].size
+        self._inputs_take_ms = each_ms * self.times_of_batch[message.batch_id].size
         link.send(peer, message)
 
     def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
@@ -144,7 +143,7 @@ class FullWorld:
 
     def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
         """See `Surroundings`."""
-        times = self.batches_sent[batch_id]
+        times = self.times_of_batch[batch_id]
         self.batches.append(
             BatchRecord(
                 times.model_id,

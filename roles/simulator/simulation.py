@@ -15,8 +15,10 @@ from roles.scheduler.build import scheduler_core
 from roles.scheduler.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.full_world import FullWorld
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import ModelTraffic, SimulatedHardware, SimulatedNode, World
+from roles.simulator.traffic import ModelTraffic
+from roles.simulator.world import World
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
 
@@ -98,7 +100,7 @@ def simulate(
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
-    log = () if core.controller is None else tuple(core.controller.unsaid)
+    log = () if core.controller is None else tuple(core.controller.unlogged)
     return SimulatedRun(
         outcome,
         window,
@@ -107,7 +109,7 @@ def simulate(
         list(dict.fromkeys(slices)),
         settings.unplaced,
         log,
-        world.late_preemptions,
+        world.late_preemptions if isinstance(world, World) else 0,
     )
 
 

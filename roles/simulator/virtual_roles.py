@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, peer_id
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, frontend_id, peer_id
 from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import (
@@ -68,9 +68,10 @@ from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Hea
 from roles.runtime.process_events import ProcessExited, SchedulerFound
 from roles.scheduler.planning import make_plan
 from roles.simulator.gpu import requests_in
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import KnownReturn
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.world import FIRST, SimulatedHardware, SimulatedNode
+from roles.simulator.world import FIRST
 
 CLIENT: Final = PeerId("client")
 SOMEWHERE: Final = ("loopback",)
@@ -101,7 +102,7 @@ class Surroundings(Protocol):
     """Between the scheduler and workers."""
     inputs: VirtualLinks
     outputs: VirtualLinks
-    batches_sent: dict[BatchId, BatchTimes]
+    times_of_batch: dict[BatchId, BatchTimes]
 
     def connect(
         self,
@@ -172,7 +173,7 @@ class VirtualScheduler:
                 continue
             if isinstance(message, RunBatch):
                 size = requests_in(message.parts)
-                self._world.batches_sent[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
+                self._world.times_of_batch[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
             link = self._work if self._world.work.is_there(action.peer) else self._control
             link.send(action.peer, message)
         self.wake_at_ms = self._core.wake_at_ms
@@ -187,7 +188,7 @@ class VirtualFrontend:
 
     def __init__(self, world: Surroundings, number: int) -> None:
         self._world = world
-        self._id = FrontendId(f"frontend-{number}")
+        self._id = frontend_id(number)
         outputs = PeerId(f"{self._id}/outputs")
         model = world.hardware.network.model
         self._grace_ms = 0.0 if model.jitter_ms else GRACE_MS
@@ -223,7 +224,7 @@ class VirtualFrontend:
 
     def _heard_worker(self, one: Received) -> None:
         if isinstance(one.message, Outputs):
-            self._computed = self._world.batches_sent[one.message.batch_id]
+            self._computed = self._world.times_of_batch[one.message.batch_id]
             self._take(Computed(one.message, NO_PAYLOAD, ()))
         else:
             self._take(WorkerSaid(one.message))
@@ -323,7 +324,7 @@ class VirtualWorker:
             case PushOutputs(frontend_id, message):
                 self._outputs.send(self._frontends[frontend_id], message)
             case Execute(run, parts):
-                self._world.batches_sent[run.batch_id].started_at_ms = now_ms
+                self._world.times_of_batch[run.batch_id].started_at_ms = now_ms
                 job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
                 self._agent.devices.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
             case Abort(slice_id, batch_id):

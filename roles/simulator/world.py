@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.ids import (
+    Incarnation,
+    ModelId,
+    NodeId,
+    PeerId,
+    SliceId,
+    frontend_id,
+    peer_id,
+    worker_prefix,
+)
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -24,17 +32,15 @@ from fabric.messages import (
     Done,
     Dropped,
     FrontendHello,
-    GpuInfo,
     NodeHello,
     PlanAsked,
-    Preempt,
+    PreemptBatch,
     ReplicaInfo,
     Returned,
     RunBatch,
     SeqRun,
     SliceReady,
 )
-from profiles.device import DeviceModel
 from roles.config.cluster import role_id_of_node
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.measures import ReturnPath
@@ -42,7 +48,9 @@ from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning import make_plan
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
-from roles.simulator.network import KnownReturn, Network
+from roles.simulator.hardware import SimulatedHardware
+from roles.simulator.network import KnownReturn
+from roles.simulator.traffic import ModelTraffic
 from roles.workload.outcomes import BatchRecord
 
 FIRST = Incarnation("00000000")  # nothing restarts here
@@ -56,57 +64,6 @@ AGAIN_FROM = 1 << 40  # the numbers of requests that are announced again
 NEVER_MS = float("inf")
 _TICK = Tick()
 
-Moments = NDArray[np.float64]
-
-
-@dataclass(slots=True, frozen=True)
-class SimulatedNode:
-    """A host: what its agent reports, and the device model of each GPU, in the node's own order."""
-
-    node_id: NodeId
-    gpus: tuple[GpuInfo, ...]
-    devices: tuple[DeviceModel, ...]
-
-
-@dataclass(slots=True)
-class ModelTraffic:
-    """A model's requests. Request i is the number i // F of frontend i % F, of F frontends.
-
-    `started_at_ms[i]` is when its batch started, `finished_at_ms[i]` when its outputs reached its frontend; NaN
-    while, or because, it never ran.
-    """
-
-    model_id: ModelId
-    slo_ms: float
-    arrived_at_ms: Moments
-    started_at_ms: Moments = field(init=False)
-    finished_at_ms: Moments = field(init=False)
-    _answered: list[tuple[int, int, int, float, float]] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.started_at_ms = np.full(self.arrived_at_ms.size, np.nan)
-        self.finished_at_ms = np.full(self.arrived_at_ms.size, np.nan)
-
-    def answered(
-        self, first: int, count: int, step: int, started_at_ms: float, finished_at_ms: float
-    ) -> None:
-        """Note the fate of requests `first`, `first + step`, …; read it after `settle`."""
-        self._answered.append((first, count, step, started_at_ms, finished_at_ms))
-
-    def settle(self) -> None:
-        """Write down what was noted, all at once: the first answer to a request counts."""
-        if not self._answered:
-            return
-        first, count, step, started_at_ms, finished_at_ms = (
-            np.array(one) for one in zip(*self._answered, strict=True)
-        )
-        self._answered.clear()
-        place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)  # of each within its run
-        index = np.repeat(first, count) + place * np.repeat(step, count)
-        index, first_answer = np.unique(index, return_index=True)
-        self.started_at_ms[index] = np.repeat(started_at_ms, count)[first_answer]
-        self.finished_at_ms[index] = np.repeat(finished_at_ms, count)[first_answer]
-
 
 @dataclass(slots=True, frozen=True)
 class _Returned:
@@ -114,20 +71,6 @@ class _Returned:
 
     index: int
     due_at_ms: float
-
-
-@dataclass(slots=True, frozen=True)
-class SimulatedHardware:
-    """What the world is made of besides the scheduler.
-
-    A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.
-    """
-
-    nodes: tuple[SimulatedNode, ...]
-    network: Network
-    frontends: int = 1
-    start_ms: float = 0.0
-    plan_ms: float = 0.0
 
 
 class World:
@@ -151,8 +94,7 @@ class World:
         self._hardware = hardware
         self._traffic = {one.model_id: one for one in traffic}
         self._frontends = [
-            (FrontendId(f"frontend-{number}"), peer_id(f"frontend-{number}", FIRST))
-            for number in range(hardware.frontends)
+            (frontend_id(number), peer_id(frontend_id(number), FIRST)) for number in range(hardware.frontends)
         ]
         self._peer_of = dict(self._frontends)
         self._number_of = {name: number for number, (name, _) in enumerate(self._frontends)}
@@ -182,7 +124,7 @@ class World:
         self._ticks = 0
         self._on: dict[type, Callable[[PeerId, Any, float], None]] = {
             RunBatch: self._on_run_batch,
-            Preempt: self._on_preempt,
+            PreemptBatch: self._on_preempt,
             Dropped: self._on_dropped,
             Returned: self._on_returned,
             DesiredSlices: self._on_want,
@@ -387,7 +329,7 @@ class World:
                 continue
             gpu = self._gpus[node_id, spec.gpu]
             self._started += 1
-            worker = peer_id(f"worker-{node_id}-{self._started}", FIRST)
+            worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
             slice_ = SimulatedSlice(spec, worker, gpu, self)
             gpu.slices.append(slice_)
             self._slices[spec.slice_id] = slice_
@@ -445,7 +387,7 @@ class World:
         else:
             self.schedule(received_at_ms, slice_.take, job)
 
-    def _on_preempt(self, peer: PeerId, message: Preempt, now_ms: float) -> None:
+    def _on_preempt(self, peer: PeerId, message: PreemptBatch, now_ms: float) -> None:
         slice_ = self._slices[message.slice_id]
         at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         self.schedule(at_ms, slice_.preempt, message.batch_id)

@@ -18,7 +18,7 @@ from fabric.messages import (
     Done,
     Host,
     Inputs,
-    Preempt,
+    PreemptBatch,
     ReplicaInfo,
     RunBatch,
     SliceReady,
@@ -101,7 +101,7 @@ class Anything:
         if kind < 0.2:
             self._right_batch()
         elif kind < 0.35:
-            self.feed(Heard(SCHEDULER, hostile.message((*(RunBatch, Preempt) * 20, Directory, *TYPES))))
+            self.feed(Heard(SCHEDULER, hostile.message((*(RunBatch, PreemptBatch) * 20, Directory, *TYPES))))
         elif kind < 0.5:
             said = inputs(0, 1, batch_id=draws.randrange(6), slice_id=draws.choice(SLICES)).inputs
             came = draws.choice((hostile.message((Inputs,)), hostile.mutant(said)))

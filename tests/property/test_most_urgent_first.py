@@ -26,13 +26,22 @@ from tests.references.playing import Gpu, Model, Request, Setting, play_ours, ra
 ROUNDING_MS = 1e-9
 
 
-def rank_at_ms(candidate: Candidate, now_ms: float) -> float | None:
-    """The latest moment of what it would send now, less the credit; None: nothing can run in time."""
-    count = candidate.model.queue.count - candidate.skip_count
-    size = min(count, bisect_right(candidate.cost, candidate.deadline_at_ms - now_ms) - 1)
-    if size <= 0:
+def rank_at_ms(candidate: Candidate, now_ms: float, *, is_window: bool) -> float | None:
+    """The latest moment of what it would send now, less the credit; None: nothing can run in time.
+
+    The window drop takes the heads that cannot run in a batch of the longest tail that can, up to the target.
+    """
+    runs = list(candidate.model.queue.runs)[candidate.skip_runs :]
+    slack_ms = [run.deadline_at_ms - now_ms for run in runs for _ in range(run.count)]
+    target = candidate.window_target(now_ms) if is_window else 1
+    tail = 0
+    while tail < min(target, len(slack_ms)) and candidate.cost[tail + 1] <= slack_ms[-tail - 1]:
+        tail += 1
+    if tail == 0:
         return None
-    return candidate.deadline_at_ms - candidate.table[size] - candidate.model.credit_ms
+    left = [slack for slack in slack_ms if slack >= candidate.cost[tail]]
+    size = min(len(left), bisect_right(candidate.cost, left[0]) - 1)
+    return now_ms + left[0] - candidate.table[size] - candidate.model.credit_ms
 
 
 def pressed_at_ms(candidate: Candidate) -> float:
@@ -64,10 +73,10 @@ class Watched(Central):
             for one in state.candidates
             if one.model is not candidate.model and slice_.pool in one.pools
         ]
-        own_ms = rank_at_ms(candidate, now_ms)
+        own_ms = rank_at_ms(candidate, now_ms, is_window=self._is_window_drop)
         assert own_ms is not None
         for other in others:
-            other_ms = rank_at_ms(other, now_ms) if other.is_waiting else None
+            other_ms = rank_at_ms(other, now_ms, is_window=self._is_window_drop) if other.is_waiting else None
             if other_ms is not None:
                 self.seen["waiting"] += 1
                 self.seen["credit"] += other.model.credit_ms > 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 
 from fabric.ids import BatchId, SliceId
-from fabric.messages import Done, Part, Preempt
+from fabric.messages import Done, Part, PreemptBatch
 from roles.gpu_worker.events import Abort, BatchRan, Execute, InputsCame, WorkerEvent
 from roles.gpu_worker.executors.base import RunAborted, RunFailed
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
@@ -176,7 +176,7 @@ def heard(event: EventHeard, late_ms: float) -> WorkerEvent:
             late_ms=late_ms,
         )
     if isinstance(event, PreemptHeard):
-        return Heard(SCHEDULER, Preempt(BatchId(event.number), SliceId(event.slice_id)))
+        return Heard(SCHEDULER, PreemptBatch(BatchId(event.number), SliceId(event.slice_id)))
     return inputs(
         *event.live,
         batch_id=event.number,

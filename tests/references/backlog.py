@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.references.playing import Gpu, Reference, Request, Sent, Setting, largest_fitting
@@ -109,13 +110,17 @@ class Backlog(Reference):
 
 
 class Clockwork(Backlog):
-    """Batches of 1, 2, 4, 8, …; the one whose latest start is the earliest that can still be met."""
+    """Batches of 1, 2, 4, 8, … or of all `sizes`; the one whose latest start is the earliest that can still be met."""
+
+    def __init__(self, setting: Setting, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)) -> None:
+        super().__init__(setting)
+        self._sizes = sizes
 
     def choose(self, gpu: Gpu, now_ms: float) -> tuple[str, int] | None:
         candidates = []
         for name in gpu.run_ms:
             fitting = self.fit(gpu, name, self.start_at_ms(gpu, name, now_ms))
-            for size in (1, 2, 4, 8, 16, 32, 64, 128):
+            for size in self._sizes:
                 if size <= fitting:
                     latest_at_ms = self.queue[name][0].deadline_at_ms - gpu.run_ms[name][size - 1]
                     candidates.append((latest_at_ms, name, size))

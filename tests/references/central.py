@@ -93,11 +93,8 @@ class Central(Reference):
                 found += self._due(name, run_ms, now_ms)[:1]
             found.append(queue[0].deadline_at_ms - self.fastest_ms(name) + MARGIN_MS)
             if self._rules.is_window and self._is_due(name, now_ms):
-                first_at_ms, delay_ms = self._arrived[name][0], self.models[name].delay_ms
+                first_at_ms = self._arrived[name][0]
                 found.append(first_at_ms + SAMPLE_MS * (1 + (now_ms - first_at_ms) // SAMPLE_MS))
-                found += [
-                    queue[0].deadline_at_ms - (ms + delay_ms) + MARGIN_MS for ms in self.tables(name)[0]
-                ]
         return found
 
     def look(self, now_ms: float) -> None:
@@ -107,29 +104,31 @@ class Central(Reference):
     # ------------------------------------------------------------ giving up
 
     def _give_up(self, now_ms: float) -> bool:
-        """What cannot be served any more, and what the window drop takes of every model whose batch is due."""
+        """What cannot be served any more, and with it what the window drop takes."""
         for name, queue in self._queue.items():
             if not queue or not self.hosts(name):
                 continue
-            is_late = queue[0].deadline_at_ms < now_ms + self.fastest_ms(name)
-            if (is_late or self._is_due(name, now_ms)) and self._drop_heads(name, now_ms):
+            if queue[0].deadline_at_ms < now_ms + self.fastest_ms(name) and self._drop_heads(name, now_ms):
                 return True
         return False
 
     def _drop_heads(self, name: str, now_ms: float) -> bool:
+        lost = self._queue[name][: self._heads(name, now_ms)]
+        del self._queue[name][: len(lost)]
+        self.played.given_up.update(one.number for one in lost)
+        return bool(lost)
+
+    def _heads(self, name: str, now_ms: float) -> int:
+        """How many the drop takes now."""
         queue = self._queue[name]
         run_ms, delay_ms = self.tables(name)[0], self.models[name].delay_ms
         target = self._target(name, run_ms, now_ms) if self._rules.is_window else 1
         tail = self._longest_tail(queue, run_ms, now_ms + delay_ms)
         size = min(target, tail)
         if size == 0:
-            lost = list(queue)
-        else:
-            limit_ms = run_ms[size - 1] + delay_ms
-            lost = list(takewhile(lambda one: one.deadline_at_ms - now_ms < limit_ms, queue))
-        del queue[: len(lost)]
-        self.played.given_up.update(one.number for one in lost)
-        return bool(lost)
+            return len(queue)
+        limit_ms = run_ms[size - 1] + delay_ms
+        return sum(1 for _ in takewhile(lambda one: one.deadline_at_ms - now_ms < limit_ms, queue))
 
     @staticmethod
     def _longest_tail(queue: list[Request], run_ms: Sequence[float], start_at_ms: float) -> int:
@@ -196,11 +195,16 @@ class Central(Reference):
         return True
 
     def _candidate(self, name: str, run_ms: Sequence[float], now_ms: float) -> Candidate | None:
-        """What a slice with these run times would run of a model, if that is due."""
+        """What a slice with these run times would run of a model whose batch is due: without what the drop takes then."""
         due = self._due(name, run_ms, now_ms)
         if not due or due[0] > now_ms:
             return None
         _, first, waiting = due
+        if self._rules.is_window:
+            first = max(first, self._heads(name, now_ms))
+            waiting = len(self._queue[name]) - first
+            if not waiting:
+                return None
         deadline_at_ms = self._queue[name][first].deadline_at_ms
         size = min(waiting, largest_fitting(run_ms, deadline_at_ms - now_ms - self.models[name].delay_ms))
         return Candidate(name, first, size, deadline_at_ms - run_ms[size - 1])

@@ -83,6 +83,11 @@ PAIRS: Mapping[str, Pair] = {
         lambda: Timeout(lambda _: TIMEOUT_MS), central.timeout(TIMEOUT_MS), is_window=True
     ),
     "clockwork": Pair(Clockwork, backlog.Clockwork, has_ties=True),
+    "clockwork, all sizes": Pair(
+        lambda: Clockwork(has_all_sizes=True),
+        lambda setting: backlog.Clockwork(setting, range(1, 129)),
+        has_ties=True,
+    ),
     "shepherd": Pair(Shepherd, backlog.Shepherd, has_ties=True),
     "nexus": Pair(lambda: Nexus(epoch_s=EPOCH_MS / 1000), _nexus, has_ties=True),
     "fixed": Pair(

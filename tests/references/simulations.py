@@ -14,7 +14,7 @@ import numpy as np
 from fabric.ids import ModelId
 from roles.config.load import parse_config
 from roles.simulator.simulation import SimulatedRun, simulate
-from roles.simulator.world import ModelTraffic
+from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
 

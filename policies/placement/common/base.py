@@ -1,6 +1,8 @@
 """The shape every placement policy has: models, GPUs and profiles in, slices out.
 
-A policy is a pure function of its arguments: no clock, no randomness of its own, no memory of former calls.
+A policy is a pure function of its arguments: no clock, no randomness of its own, no memory of former calls. The
+exceptions are programs with a time limit, `ao-milp`, `wsm-milp` and the partition of `symphony` into sub-clusters: what it
+cut short may differ on a slower machine.
 What it cannot place it says, with the reason; it never fails because a workload is too much.
 """
 

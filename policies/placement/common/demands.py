@@ -51,27 +51,6 @@ class ResourceDemand:
         return self.compute_units + self.memory_units
 
 
-@dataclass(frozen=True, slots=True)
-class GpuClass:
-    """GPUs that are the same to a placement, ascending by index."""
-
-    gpus: tuple[GpuSlot, ...]
-
-    @property
-    def slot(self) -> GpuSlot:
-        """One of them, for what they have in common."""
-        return self.gpus[0]
-
-
-def gpu_classes(gpus: Sequence[GpuSlot]) -> tuple[GpuClass, ...]:
-    """GPUs of equal type, memory, device and price together, in the order of their first one."""
-    classes: dict[tuple[object, ...], list[GpuSlot]] = {}
-    for gpu in sorted(gpus, key=lambda slot: slot.index):
-        key = (gpu.gpu_type, gpu.memory_bytes, gpu.device, gpu.price_per_hour)
-        classes.setdefault(key, []).append(gpu)
-    return tuple(GpuClass(tuple(members)) for members in classes.values())
-
-
 def rate_of(model: PlacedModelInput) -> float:
     """Its rate, which was looked at before."""
     assert model.rate_rps is not None, "checked when the placement began"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from fabric.ids import ModelId, SliceId
 from policies.placement.common.assignment import best_assignment
 from policies.placement.common.base import WHOLE_PERCENT, GpuSlot, PlannedSlice
+from policies.placement.common.gpu_kinds import gpu_classes
 
 ASSIGNED_MAX = 64
 """Equal GPUs that are assigned exactly; of more that change at once the rest is taken greedily."""
@@ -102,13 +103,9 @@ def _swapped(
 ) -> list[PlannedSlice]:
     """The target with its GPUs renamed among equal ones so that the most slices stay."""
     runs, wanted = _contents(current.values()), _contents(target)
-    equal: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for gpu in gpus:
-        kind = (gpu.gpu_type.lower(), gpu.memory_bytes, gpu.device, gpu.price_per_hour)
-        equal[kind].append(gpu.index)
     taken_by: dict[int, int] = {}
-    for indices in equal.values():
-        taken_by.update(_renaming(indices, runs, wanted))
+    for equal in gpu_classes(gpus):
+        taken_by.update(_renaming([gpu.index for gpu in equal.gpus], runs, wanted))
     return [replace(planned, gpu=taken_by.get(planned.gpu, planned.gpu)) for planned in target]
 
 

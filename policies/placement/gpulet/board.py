@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.placement.common.gpu_kinds import GpuKind
 from policies.placement.gpulet.quantities import (
     IGNORED_RPS,
     KEPT_FRACTION,
@@ -23,8 +24,13 @@ from policies.placement.gpulet.quantities import (
 
 _ROUNDING = 1e-6  # requests per second
 
-Kind = tuple[str, str]
-"""GPU type and device: what tells two GPUs apart for the costs of a model."""
+CostKind = tuple[str, str]
+"""GPU type and device. Coarser than `GpuKind` on purpose: a model costs the same whatever else a GPU has."""
+
+
+def cost_kind(kind: GpuKind) -> CostKind:
+    """What tells two GPUs apart for the costs of a model."""
+    return kind.gpu_type, kind.device
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,9 +41,9 @@ class ModelDemand:
     slo_ms: float
     rps: float
     stated_rps: float
-    costs: Mapping[Kind, Mapping[int, SizeCosts]]
-    memory_bytes: Mapping[Kind, int]
-    p_eff: Mapping[Kind, int] = field(init=False)
+    costs: Mapping[CostKind, Mapping[int, SizeCosts]]
+    memory_bytes: Mapping[CostKind, int]
+    p_eff: Mapping[CostKind, int] = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = {
@@ -92,24 +98,20 @@ class Spot(NamedTuple):
 class Board:
     """The gpulets of each GPU; a GPU that is not cut has one of 100 %."""
 
-    kinds: Sequence[Kind]
-    usable_bytes: Sequence[float]
+    kinds: Sequence[GpuKind]
     has_interference: bool
     gpulets: list[tuple[Gpulet, ...]]
     _carried: dict[ModelDemand, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, kinds: Sequence[Kind], memory_bytes: Sequence[int], *, has_interference: bool = False
-    ) -> Board:
+    def of(cls, kinds: Sequence[GpuKind], *, has_interference: bool = False) -> Board:
         """An empty board, no GPU cut."""
-        usable = [USABLE_MEMORY * size for size in memory_bytes]
-        return cls(kinds, usable, has_interference, [(Gpulet(WHOLE),)] * len(kinds))
+        return cls(kinds, has_interference, [(Gpulet(WHOLE),)] * len(kinds))
 
     def copy(self) -> Board:
         """A board to try something on."""
         gpulets, carried = list(self.gpulets), dict(self._carried)
-        return Board(self.kinds, self.usable_bytes, self.has_interference, gpulets, carried)
+        return Board(self.kinds, self.has_interference, gpulets, carried)
 
     def adopt(self, other: Board) -> None:
         """What was tried on a copy holds."""
@@ -149,19 +151,23 @@ class Board:
         neighbour = self.neighbour(spot) if self.has_interference else None
         return NO_PRESSURE if neighbour is None else neighbour.pressure
 
+    def cost_kind(self, gpu: int) -> CostKind:
+        """What models' costs on that GPU are listed under."""
+        return cost_kind(self.kinds[gpu])
+
     def costs(self, demand: ModelDemand, gpu: int) -> Mapping[int, SizeCosts]:
         """The model's costs by size on that GPU; empty where it cannot run there."""
-        return demand.costs.get(self.kinds[gpu], {})
+        return demand.costs.get(self.cost_kind(gpu), {})
 
     def has_room(self, demand: ModelDemand, spot: Spot) -> bool:
         """The model's memory, and a context's where the gpulet is not in use yet, still fit."""
-        kind = self.kinds[spot.gpu]
+        kind = self.cost_kind(spot.gpu)
         needed = demand.memory_bytes[kind]
         for index, gpulet in enumerate(self.gpulets[spot.gpu]):
             if gpulet.loads or index == spot.part:
                 needed += PARTITION_BYTES
             needed += sum(load.demand.memory_bytes[kind] for load in gpulet.loads)
-        return needed <= self.usable_bytes[spot.gpu]
+        return needed <= USABLE_MEMORY * self.kinds[spot.gpu].memory_bytes
 
     def cut(self, spot: Spot, size: int) -> None:
         """Cut a whole GPU into `size` and the rest; the spot is then the first part."""

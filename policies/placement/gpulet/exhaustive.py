@@ -1,6 +1,6 @@
 """The ideal scheduler of the paper's figure 16: every partitioning of the GPUs, 4^N for N of them.
 
-GPUs of one kind are interchangeable, so each multiset of cuts is tried once. On each, models are placed as in
+Equal GPUs are interchangeable, so each multiset of cuts is tried once. On each, models are placed as in
 elastic partitioning without cutting, in its order and in the opposite one. A plan of elastic partitioning itself
 is one over its own cuts, so it counts: the ideal is never behind it.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 
 from fabric.errors import ConfigError
+from policies.placement.common.gpu_kinds import GpuKind
 from policies.placement.gpulet.board import Board, Gpulet, ModelDemand
 from policies.placement.gpulet.partition import elastic
 from policies.placement.gpulet.quantities import PAIRS
@@ -64,9 +65,9 @@ def refuse_too_many(board: Board) -> None:
 
 
 def _equal_gpus(board: Board) -> list[list[int]]:
-    groups: dict[tuple[object, float], list[int]] = {}
+    groups: dict[GpuKind, list[int]] = {}
     for gpu, kind in enumerate(board.kinds):
-        groups.setdefault((kind, board.usable_bytes[gpu]), []).append(gpu)
+        groups.setdefault(kind, []).append(gpu)
     return list(groups.values())
 
 

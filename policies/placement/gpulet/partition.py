@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.placement.gpulet.board import Board, Gpulet, GpuletLoad, Kind, ModelDemand, Spot
+from policies.placement.gpulet.board import Board, CostKind, Gpulet, GpuletLoad, ModelDemand, Spot, cost_kind
 from policies.placement.gpulet.interference import relieve, settle
 from policies.placement.gpulet.quantities import MODELS_MAX, WHOLE, residue, saturated
 from policies.placement.gpulet.sharing import Member, joined
@@ -71,7 +71,7 @@ class Wish(NamedTuple):
     is_saturated: bool
 
 
-def wishes(demand: ModelDemand, kind: Kind, count_max: int) -> list[Wish]:
+def wishes(demand: ModelDemand, kind: CostKind, count_max: int) -> list[Wish]:
     """Saturated gpulets of p_eff, and the smallest for the rest (p_req with the batch of p_eff); [] if none can.
 
     Never more than `count_max`: a longer list fits nowhere.
@@ -107,7 +107,7 @@ def wishes(demand: ModelDemand, kind: Kind, count_max: int) -> list[Wish]:
 def _place_wishes(board: Board, demand: ModelDemand, *, can_cut: bool) -> bool:
     """Best fit for each wish, the larger ones first; of several GPU types that with the smallest sum of sizes."""
     count_max = 2 * len(board.gpulets)
-    kinds = [kind for kind in dict.fromkeys(board.kinds) if demand.costs.get(kind)]
+    kinds = [kind for kind in dict.fromkeys(map(cost_kind, board.kinds)) if demand.costs.get(kind)]
     lists = [(wished, kind) for kind in kinds if (wished := wishes(demand, kind, count_max))]
     if not lists:
         return False
@@ -120,12 +120,12 @@ def _place_wishes(board: Board, demand: ModelDemand, *, can_cut: bool) -> bool:
     return True
 
 
-def _place_wish(board: Board, demand: ModelDemand, kind: Kind, wish: Wish, *, can_cut: bool) -> bool:
+def _place_wish(board: Board, demand: ModelDemand, kind: CostKind, wish: Wish, *, can_cut: bool) -> bool:
     """FINDBESTFIT: a GPU that is not cut yet, the last one; else the least larger gpulet, of equals the last."""
     fitting = [
         (not (can_cut and gpulet.size == WHOLE), gpulet.size - wish.size, -spot.gpu, -spot.part, spot)
         for spot, gpulet in board.spots()
-        if gpulet.size >= wish.size and not gpulet.loads and board.kinds[spot.gpu] == kind
+        if gpulet.size >= wish.size and not gpulet.loads and board.cost_kind(spot.gpu) == kind
     ]
     for is_fixed, _, _, _, spot in sorted(fitting):
         if not board.has_room(demand, spot):
@@ -174,7 +174,7 @@ def _place_on_empty(board: Board, demand: ModelDemand, *, can_cut: bool) -> None
             continue
         before = board.gpulets[spot.gpu]
         if can_cut and before[spot.part].size == WHOLE:
-            wished = wishes(demand, board.kinds[spot.gpu], 1)
+            wished = wishes(demand, board.cost_kind(spot.gpu), 1)
             board.cut(spot, wished[0].size if wished else WHOLE)
         gpulet = _filled(board, demand, spot, missing, is_saturated=True)
         if gpulet is None or gpulet.loads[0].rps > missing:

@@ -19,8 +19,9 @@ from policies.placement.common.base import (
     in_gib,
     largest_batch,
 )
+from policies.placement.common.gpu_kinds import gpu_kind
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
-from policies.placement.gpulet.board import Board, Kind, ModelDemand
+from policies.placement.gpulet.board import Board, ModelDemand, cost_kind
 from policies.placement.gpulet.explain import model_decision, scaling_decision
 from policies.placement.gpulet.quantities import (
     BATCH_MAX,
@@ -72,22 +73,21 @@ class GpuletPolicy:
         planned, unrated = rated(models)
         asked = [_asked(place, model, gpus, profiles) for place, model in enumerate(planned)]
         demands = [one.demand for one in asked if one.demand is not None]
-        kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
+        kinds = [gpu_kind(gpu) for gpu in gpus]
         if not demands:
-            nowhere = _unplaced(Board.of(kinds, memory), asked, gpus)
+            nowhere = _unplaced(Board.of(kinds), asked, gpus)
             return Placement((), in_order([*nowhere, *unrated], models), (), 0.0)
         first_count = len(current.gpus_used) if current is not None else 1
         board = scaled(
             demands,
             kinds,
-            memory,
             search=self._search,
             has_interference=self._has_interference,
             first_count=first_count,
         )
         is_scheduled = board is not None
         board = board or as_much_as_fits(
-            demands, kinds, memory, search=self._search, has_interference=self._has_interference
+            demands, kinds, search=self._search, has_interference=self._has_interference
         )
         decisions = [
             Decision(one.model.model_id, "nowhere", {}, (Rejected("any GPU", one.reason or ""),))
@@ -116,13 +116,9 @@ class GpuletPolicy:
         demands = [one.demand for one in asked if one.demand is not None]
         if len(demands) < len(models):
             return None
-        kinds, memory = [_kind(gpu) for gpu in gpus], [gpu.memory_bytes for gpu in gpus]
-        found = scaled(demands, kinds, memory, search=self._search, has_interference=self._has_interference)
+        kinds = [gpu_kind(gpu) for gpu in gpus]
+        found = scaled(demands, kinds, search=self._search, has_interference=self._has_interference)
         return None if found is None else len(found.gpulets)
-
-
-def _kind(gpu: GpuSlot) -> Kind:
-    return gpu.gpu_type, gpu.device
 
 
 def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> _Asked:
@@ -130,7 +126,7 @@ def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profile
     has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
     costs, memory = {}, {}
     reasons = []
-    for kind, gpu in {_kind(gpu): gpu for gpu in gpus}.items():
+    for kind, gpu in {cost_kind(gpu_kind(gpu)): gpu for gpu in gpus}.items():
         profile = profiles.get((model.model_id, gpu.gpu_type))
         refused = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
         if refused is None and profile is None:
@@ -139,7 +135,8 @@ def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profile
             refused = _never_in_time(model, profile)
         if refused is None and profile is not None:
             needed = _memory_bytes(model, profile)
-            usable = max(USABLE_MEMORY * other.memory_bytes for other in gpus if _kind(other) == kind)
+            alike = (other for other in map(gpu_kind, gpus) if cost_kind(other) == kind)
+            usable = USABLE_MEMORY * max(other.memory_bytes for other in alike)
             if needed + PARTITION_BYTES <= usable:
                 known = {size: size_costs(profile, size) for size in SIZES}
                 costs[kind] = {size: one for size, one in known.items() if one is not None}

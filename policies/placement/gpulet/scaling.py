@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.placement.gpulet.board import Board, Kind, ModelDemand
+from policies.placement.common.gpu_kinds import GpuKind
+from policies.placement.gpulet.board import Board, ModelDemand
 from policies.placement.gpulet.exhaustive import exhaustive, refuse_too_many
 from policies.placement.gpulet.partition import elastic, in_order
 from policies.placement.gpulet.time_sharing import whole_gpus
@@ -22,8 +23,7 @@ SEARCHES: dict[str, Callable[..., bool]] = {
 
 def scaled(
     demands: Sequence[ModelDemand],
-    kinds: Sequence[Kind],
-    memory_bytes: Sequence[int],
+    kinds: Sequence[GpuKind],
     *,
     search: str = "elastic",
     has_interference: bool = False,
@@ -34,10 +34,10 @@ def scaled(
     Raises ConfigError where an exhaustive search over all of them is too much.
     """
     if search == "exhaustive":
-        refuse_too_many(Board.of(kinds, memory_bytes))
+        refuse_too_many(Board.of(kinds))
     ordered = in_order(demands)
     for count in range(min(max(1, first_count), len(kinds)), len(kinds) + 1):
-        board = Board.of(kinds[:count], memory_bytes[:count], has_interference=has_interference)
+        board = Board.of(kinds[:count], has_interference=has_interference)
         if SEARCHES[search](ordered, board):
             return board
     return None
@@ -45,13 +45,12 @@ def scaled(
 
 def as_much_as_fits(
     demands: Sequence[ModelDemand],
-    kinds: Sequence[Kind],
-    memory_bytes: Sequence[int],
+    kinds: Sequence[GpuKind],
     *,
     search: str = "elastic",
     has_interference: bool = False,
 ) -> Board:
     """All GPUs, and whatever of an unschedulable workload they can carry."""
-    board = Board.of(kinds, memory_bytes, has_interference=has_interference)
+    board = Board.of(kinds, has_interference=has_interference)
     SEARCHES[search](in_order(demands), board, is_partial=True)
     return board

@@ -2,15 +2,18 @@
 
 In every duty cycle each model runs one batch of what arrived meanwhile. A request waits for at most one duty
 cycle, and for at most one round of all batches, its own among them: duty + sum of L' ≤ every SLO. The round must
-fit into the cycle, and every batch holds all that arrives in one cycle, so nobody falls behind.
+fit into the cycle, and every batch holds all that arrives in one cycle, so nobody falls behind. Unlike Nexus' packing
+(`policies/batching/squishy.py`) it tries every cycle at which a batch shrinks, cuts a cycle that is too long to what the
+SLO leaves, and knows what neighbours add to a batch's run time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+from policies.duty_cycle import Sharer, gpulet_in_time, round_of
 from policies.placement.gpulet.board import Gpulet, GpuletLoad, ModelDemand
 from policies.placement.gpulet.quantities import NO_PRESSURE, SizeCosts
 from policies.rounding import ROUNDING
@@ -57,7 +60,7 @@ def one_round(
     """
     limit_ms = min(member.demand.slo_ms for member in members) * slack
     found = _loads(members, duty_ms, pressure)
-    if found is not None and duty_ms + found[1] > limit_ms:
+    if found is not None and not gpulet_in_time(duty_ms, found[1], limit_ms):
         duty_ms = limit_ms - found[1]
         found = _loads(members, duty_ms, pressure) if duty_ms > 0 else None
     if found is None or found[1] > duty_ms:
@@ -69,16 +72,20 @@ def _loads(
     members: Sequence[Member], duty_ms: float, pressure: float
 ) -> tuple[tuple[GpuletLoad, ...], float] | None:
     """What each member runs per cycle, and what a round takes; None where a batch is too large."""
-    loads: list[GpuletLoad] = []
-    round_ms = 0.0
-    for member in members:
-        batch = max(1, math.ceil(duty_ms * member.rps / 1000 - ROUNDING))
-        if batch > member.costs.batch_max:
-            return None
-        exec_ms = member.costs.exec_ms(batch, pressure)
-        round_ms += exec_ms
-        loads.append(GpuletLoad(member.demand, member.costs, batch, exec_ms, member.rps))
-    return tuple(loads), round_ms
+    found = round_of(
+        duty_ms,
+        (
+            Sharer(rps / 1000, costs.batch_max, partial(costs.exec_ms, pressure=pressure))
+            for _, costs, rps in members
+        ),
+    )
+    if found is None:
+        return None
+    loads = (
+        GpuletLoad(demand, costs, batch, exec_ms, rps)
+        for (demand, costs, rps), batch, exec_ms in zip(members, *found, strict=True)
+    )
+    return tuple(loads), sum(found.exec_ms)
 
 
 def joined(gpulet: Gpulet, newcomer: Member, pressure: float = NO_PRESSURE) -> Gpulet | None:

@@ -25,7 +25,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.igniter.plan import KindPlan, PackedCluster, placement_of
-from policies.placement.igniter.workload import GpuKind
+from policies.placement.igniter.workload import IgniterGpuKind
 from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile
 
@@ -33,7 +33,9 @@ from profiles.igniter.coefficients import IgniterProfile
 class Planner(Protocol):
     """A policy for GPUs of one kind, however many; every model has a rate over 0."""
 
-    def __call__(self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: GpuKind) -> KindPlan:
+    def __call__(
+        self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: IgniterGpuKind
+    ) -> KindPlan:
         """Plan."""
         ...
 
@@ -79,7 +81,7 @@ def place_by_kind(
 
 def _kinds(
     models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
-) -> tuple[GpuKind, ...]:
+) -> tuple[IgniterGpuKind, ...]:
     """GPUs of one type and device belong together; a type without any iGniter profile has no hardware data."""
     slots: dict[tuple[str, str], list[GpuSlot]] = {}
     for gpu in gpus:
@@ -89,12 +91,12 @@ def _kinds(
         known = (profiles.get((model.model_id, gpu_type)) for model in models)
         profile = next((p for p in known if isinstance(p, IgniterProfile)), None)
         if profile is not None:
-            kinds.append(GpuKind(gpu_type, device, profile.hardware, tuple(found)))
+            kinds.append(IgniterGpuKind(gpu_type, device, profile.hardware, tuple(found)))
     return tuple(kinds)
 
 
 def _why_not_on(
-    model: PlacedModelInput, kind: GpuKind, profiles: Profiles, *, has_real_gpus: bool
+    model: PlacedModelInput, kind: IgniterGpuKind, profiles: Profiles, *, has_real_gpus: bool
 ) -> str | None:
     reason = cannot_host(model, kind.slots[0], profiles, has_real_gpus=has_real_gpus)
     if reason is not None:
@@ -129,14 +131,14 @@ def _unplaced(
 
 # ---------------------------------------------------------------- which kind first
 
-_Order = tuple[str, tuple[GpuKind, ...], Mapping[ModelId, int]]
+_Order = tuple[str, tuple[IgniterGpuKind, ...], Mapping[ModelId, int]]
 """A name, kinds in the order they are filled, and at which of them each model starts (0 where absent)."""
-_Hosts = Mapping[tuple[ModelId, GpuKind], str | None]
+_Hosts = Mapping[tuple[ModelId, IgniterGpuKind], str | None]
 
 
 def _orders(
     models: Sequence[PlacedModelInput],
-    kinds: tuple[GpuKind, ...],
+    kinds: tuple[IgniterGpuKind, ...],
     profiles: Profiles,
     hosts: _Hosts,
     planner: Planner,
@@ -159,7 +161,7 @@ def _orders(
 
 
 def _cost_alone(
-    model: PlacedModelInput, kind: GpuKind, profiles: Profiles, hosts: _Hosts, planner: Planner
+    model: PlacedModelInput, kind: IgniterGpuKind, profiles: Profiles, hosts: _Hosts, planner: Planner
 ) -> float:
     """What the shares that a model takes alone cost on that kind, infinite where it cannot be served."""
     profile = profiles.get((model.model_id, kind.gpu_type))
@@ -206,7 +208,7 @@ def _follow(
     return outcome
 
 
-def _explain(plan: KindPlan, kind: GpuKind, reasons: dict[ModelId, list[str]]) -> None:
+def _explain(plan: KindPlan, kind: IgniterGpuKind, reasons: dict[ModelId, list[str]]) -> None:
     for unplaced in plan.unplaced:
         reasons[unplaced.model_id].append(unplaced.reason)
     short = f"the plan takes {len(plan.gpus)} GPUs of type {kind.gpu_type}, there are {len(kind.slots)}"

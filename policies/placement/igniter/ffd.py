@@ -14,7 +14,7 @@ from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.packing import first_fit, first_growth
 from policies.placement.igniter.plan import KindPlan
 from policies.placement.igniter.policy import shared_plan
-from policies.placement.igniter.workload import GpuKind
+from policies.placement.igniter.workload import IgniterGpuKind
 from profiles.igniter.coefficients import IgniterProfile
 
 
@@ -34,6 +34,8 @@ class Ffd:
         """Place; needs `IgniterProfile`s, and prices where there are several types of GPU."""
         return place_by_kind(models, gpus, profiles, self._plan)
 
-    def _plan(self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: GpuKind) -> KindPlan:
+    def _plan(
+        self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: IgniterGpuKind
+    ) -> KindPlan:
         choose = first_growth if self._has_growth else first_fit
         return shared_plan(models, kind, choose, is_new_checked=self._has_growth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.placement.igniter.workload import GpuKind, IgniterWorkload, power_slowness
+from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload
 
 _Terms = tuple[tuple[tuple[float, float, float], ...], float, float, float, float]
 """Of a workload, what a prediction reads: rows, launch delay, kernels, slowdown by cache, time left on the GPU."""
@@ -41,7 +41,7 @@ class SharedGpu:
         "workloads",
     )
 
-    def __init__(self, kind: GpuKind, place: int) -> None:
+    def __init__(self, kind: IgniterGpuKind, place: int) -> None:
         self.kind = kind
         self.place = place
         self.workloads: list[IgniterWorkload] = []
@@ -68,20 +68,19 @@ class SharedGpu:
         """Algorithm 2: one prediction, one unit more for everybody who is late, until nobody is.
 
         All late ones grow together, as in the authors' code (the pseudo-code can be read as one after the
-        other, which gives other plans). Stops as soon as the growth reaches `growth_limit`.
+        other, which gives other plans). Stops as soon as the growth reaches `growth_limit`. Equations 4, 5 and 8 are
+        written out over the tabulated rows: planning takes its time here.
         """
         hardware = self.kind.hardware
         everybody = [*self._terms, _terms(newcomer)]
         units = [*self.units, newcomer.units]
-        growth, left, count = newcomer.units, self.kind.units_max - self.used, len(units)
-        crowd_ms = 0.0
-        if count > 1:
-            crowd_ms = hardware.sched_ms_per_workload * count + hardware.sched_ms_offset
+        growth, left = newcomer.units, self.kind.units_max - self.used
+        crowd_ms = hardware.crowd_ms(len(units))
         _, cache_percent, power_w = newcomer.curves.rows[newcomer.units]
         cache_percent += self.cache_percent
         power_w += self.power_w
         while growth < growth_limit:
-            slowness = power_slowness(hardware, power_w)
+            slowness = hardware.slowness(power_w)
             late = []
             for place, (rows, sched_ms, kernels, cache_slowdown, budget_ms) in enumerate(everybody):
                 active_ms, own_cache, _ = rows[units[place]]

@@ -30,7 +30,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
-from policies.placement.igniter.workload import GpuKind, memory_of, modelled_ms
+from policies.placement.igniter.workload import IgniterGpuKind, memory_of, modelled_ms
 from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile
 
@@ -66,7 +66,7 @@ class Gpulets:
         return place_by_kind(models, gpus, profiles, _plan)
 
 
-def _plan(models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: GpuKind) -> KindPlan:
+def _plan(models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: IgniterGpuKind) -> KindPlan:
     gpus: list[_Gpu] = []
     unplaced: list[Unplaced] = []
     decisions: list[Decision] = []
@@ -106,7 +106,7 @@ def efficient_share_percent(profile: IgniterProfile, objective_ms: float) -> flo
 
 
 def _gpulets_of(
-    model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind
+    model: PlacedModelInput, profile: IgniterProfile, kind: IgniterGpuKind
 ) -> tuple[list[Replica], str | None]:
     """Saturated gpulets of the largest share while one is not enough, then one that meets the rest of the rate."""
     left_rps, objective_ms = model.rate_rps or 0.0, model.slo_ms / 2
@@ -154,7 +154,9 @@ def _just_enough(profile: IgniterProfile, share: float, objective_ms: float, rat
     return 0
 
 
-def _best_fit(newcomer: Replica, gpus: Sequence[_Gpu], kind: GpuKind) -> tuple[_Gpu | None, list[Rejected]]:
+def _best_fit(
+    newcomer: Replica, gpus: Sequence[_Gpu], kind: IgniterGpuKind
+) -> tuple[_Gpu | None, list[Rejected]]:
     """The GPU with the least share left over, the first of equals, of those where the newcomer is in time."""
     best: _Gpu | None = None
     rejected: list[Rejected] = []
@@ -168,7 +170,7 @@ def _best_fit(newcomer: Replica, gpus: Sequence[_Gpu], kind: GpuKind) -> tuple[_
     return best, rejected
 
 
-def _why_not(newcomer: Replica, gpu: _Gpu, kind: GpuKind) -> str | None:
+def _why_not(newcomer: Replica, gpu: _Gpu, kind: IgniterGpuKind) -> str | None:
     if len(gpu.replicas) >= WORKLOADS_PER_GPU:
         return "it has two workloads"
     if gpu.free_percent < newcomer.share_percent:
@@ -180,11 +182,7 @@ def _why_not(newcomer: Replica, gpu: _Gpu, kind: GpuKind) -> str | None:
         return "its memory is full"
     alone_ms = modelled_ms(newcomer.profile, newcomer.batch_size, newcomer.share_percent)
     own = newcomer.profile.coefficients
-    cache_percent = sum(
-        r.profile.coefficients.cache_percent_per_rps * r.resident.ability_rps
-        + r.profile.coefficients.cache_percent
-        for r in gpu.replicas
-    )
+    cache_percent = sum(replica.resident.cache_percent for replica in gpu.replicas)
     latency_ms = alone_ms * (1 + own.cache_slowdown_per_percent * cache_percent)
     if latency_ms > newcomer.model.slo_ms / 2:
         return f"beside what is there it would take {latency_ms:.2f} ms"

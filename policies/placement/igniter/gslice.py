@@ -16,7 +16,7 @@ from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, 
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.policy import Igniter
-from policies.placement.igniter.workload import GpuKind, throughput_rps
+from policies.placement.igniter.workload import IgniterGpuKind, throughput_rps
 from profiles.igniter.coefficients import IgniterProfile, predict_ms
 
 BATCH_START = 1
@@ -42,7 +42,9 @@ class Gslice:
         """Place; needs `IgniterProfile`s, and prices where there are several types of GPU."""
         return place_by_kind(models, gpus, profiles, self._plan)
 
-    def _plan(self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: GpuKind) -> KindPlan:
+    def _plan(
+        self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: IgniterGpuKind
+    ) -> KindPlan:
         plan = Igniter().plan(models, kind)
         gpus = tuple(tuned(replicas, self._adjustments) for replicas in plan.gpus)
         pairs = [

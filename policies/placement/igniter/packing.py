@@ -8,7 +8,7 @@ from itertools import islice
 
 from policies.placement.common.base import Decision, Rejected
 from policies.placement.igniter.gpu import Joined, SharedGpu, TrialFailed
-from policies.placement.igniter.workload import GpuKind, IgniterWorkload, by_need
+from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload, by_need
 
 _SHOWN = 4  # rejected options in a decision
 _Looked = tuple[SharedGpu, Joined | TrialFailed]
@@ -27,7 +27,7 @@ class Packing:
 
 
 def pack(
-    workloads: Sequence[IgniterWorkload], kind: GpuKind, choose: Choose, *, is_new_checked: bool
+    workloads: Sequence[IgniterWorkload], kind: IgniterGpuKind, choose: Choose, *, is_new_checked: bool
 ) -> Packing:
     """Place the workloads by r_lower descending; who finds no GPU gets a new one.
 
@@ -129,7 +129,7 @@ def _decision(
     )
 
 
-def percent_sum(kind: GpuKind, units: int) -> float:
+def percent_sum(kind: IgniterGpuKind, units: int) -> float:
     """A sum of shares, which may be over 100 %."""
     return units * kind.hardware.share_step_percent
 

@@ -16,7 +16,7 @@ from policies.placement.common.base import (
     in_gib,
     share_violations,
 )
-from policies.placement.igniter.workload import GpuKind, memory_of, throughput_rps
+from policies.placement.igniter.workload import IgniterGpuKind, memory_of, throughput_rps
 from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
 
@@ -50,7 +50,7 @@ class KindPlan:
 class PackedCluster:
     """A plan on the cluster: its GPUs with their places among the slots, and what rate is missing, and why."""
 
-    slices: list[tuple[GpuKind, int, tuple[Replica, ...]]] = field(default_factory=list)
+    slices: list[tuple[IgniterGpuKind, int, tuple[Replica, ...]]] = field(default_factory=list)
     missing: dict[ModelId, tuple[float, list[str]]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.gpu import SharedGpu
 from policies.placement.igniter.packing import Choose, least_growth, pack
 from policies.placement.igniter.plan import KindPlan, Replica
-from policies.placement.igniter.workload import GpuKind, IgniterWorkload, demand_of
+from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload, demand_of
 from profiles.igniter.coefficients import IgniterProfile
 
 
@@ -38,14 +38,16 @@ class Igniter:
         """Place; needs `IgniterProfile`s, and prices where there are several types of GPU."""
         return place_by_kind(models, gpus, profiles, self.plan)
 
-    def plan(self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: GpuKind) -> KindPlan:
+    def plan(
+        self, models: Sequence[tuple[PlacedModelInput, IgniterProfile]], kind: IgniterGpuKind
+    ) -> KindPlan:
         """The plan for one kind of GPU."""
         return shared_plan(models, kind, least_growth, is_new_checked=self._is_new_checked)
 
 
 def shared_plan(
     models: Sequence[tuple[PlacedModelInput, IgniterProfile]],
-    kind: GpuKind,
+    kind: IgniterGpuKind,
     choose: Choose,
     *,
     is_new_checked: bool,

@@ -24,7 +24,6 @@ from functools import lru_cache
 from policies.placement.common.base import WHOLE_PERCENT, GpuSlot, PlacedModelInput
 from policies.rounding import ROUNDING
 from profiles.igniter.coefficients import (
-    FREQUENCY_FRACTION_MIN,
     Coefficients,
     Hardware,
     IgniterProfile,
@@ -36,10 +35,12 @@ _DEDICATED_LOAD = 0.9  # of a whole GPU's throughput, as the authors' code has i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GpuKind:
+class IgniterGpuKind:
     """GPUs that are planned alike: type, device, what iGniter knows of them, and the slots in file order.
 
-    `units_max`: units of a whole GPU. `memory_bytes`: what every one of them has.
+    Coarser than `GpuKind` on purpose, as iGniter plans on a type: what they differ in besides is memory,
+    of which `memory_bytes` is what every one has, and the price, where the first one's counts.
+    `units_max`: units of a whole GPU.
     """
 
     gpu_type: str
@@ -106,7 +107,7 @@ class GpuDemand:
     missing_rps: float = 0.0
 
 
-def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind) -> GpuDemand | str:
+def demand_of(model: PlacedModelInput, profile: IgniterProfile, kind: IgniterGpuKind) -> GpuDemand | str:
     """Theorem 1 for a model with a rate over 0, or why no share of such a GPU serves it."""
     rate_rps = model.rate_rps or 0.0
     one = _workload(model, profile, kind, rate_rps, profile.batch_size_max)
@@ -154,7 +155,11 @@ def by_need(workloads: Sequence[IgniterWorkload]) -> list[IgniterWorkload]:
 
 
 def _workload(
-    model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size_max: int
+    model: PlacedModelInput,
+    profile: IgniterProfile,
+    kind: IgniterGpuKind,
+    rate_rps: float,
+    batch_size_max: int,
 ) -> IgniterWorkload | None:
     """Theorem 1 with batches up to that size; None where a whole GPU is not enough."""
     own, hardware = profile.coefficients, profile.hardware
@@ -164,13 +169,12 @@ def _workload(
     if batch_size > batch_size_max:
         batch_size = batch_size_max
         objective_ms = min(objective_ms, batch_size / rate_per_ms + batch_size * own.load_bytes / pcie)
-    k1, k2, k3, k4, k5 = own.active
+    _, _, _, k4, k5 = own.active
     curves = curves_of(hardware, own, batch_size, kind.units_max)
     left_ms = objective_ms - curves.pcie_ms - k5 - curves.sched_ms
     if left_ms <= 0:
         return None
-    work = k1 * batch_size**2 + k2 * batch_size + k3
-    units = max(1, math.ceil((work / left_ms - k4) / hardware.share_step_percent - ROUNDING))
+    units = max(1, math.ceil((own.work(batch_size) / left_ms - k4) / hardware.share_step_percent - ROUNDING))
     alone = next(
         (u for u in range(units, kind.units_max + 1) if alone_ms(hardware, curves, u) <= objective_ms), None
     )
@@ -181,7 +185,7 @@ def _workload(
 
 
 def _whole(
-    model: PlacedModelInput, profile: IgniterProfile, kind: GpuKind, rate_rps: float, batch_size: int
+    model: PlacedModelInput, profile: IgniterProfile, kind: IgniterGpuKind, rate_rps: float, batch_size: int
 ) -> IgniterWorkload:
     """A dedicated GPU."""
     curves = curves_of(profile.hardware, profile.coefficients, batch_size, kind.units_max)
@@ -208,16 +212,7 @@ def _largest_batch(profile: IgniterProfile, objective_ms: float) -> int:
 def alone_ms(hardware: Hardware, curves: Curves, units: int) -> float:
     """Latency without neighbours."""
     active_ms, _, power_w = curves.rows[units]
-    return curves.pcie_ms + (curves.sched_ms + active_ms) * power_slowness(hardware, power_w)
-
-
-def power_slowness(hardware: Hardware, workloads_w: float) -> float:
-    """F / f of a GPU whose workloads ask for that power (equations 9 and 10)."""
-    excess_w = hardware.power_idle_w + workloads_w - hardware.power_max_w
-    if excess_w <= 0:
-        return 1.0
-    fraction = 1 + hardware.frequency_mhz_per_w * excess_w / hardware.frequency_max_mhz
-    return 1 / max(fraction, FREQUENCY_FRACTION_MIN)
+    return curves.pcie_ms + (curves.sched_ms + active_ms) * hardware.slowness(power_w)
 
 
 @lru_cache(maxsize=4096)
@@ -225,18 +220,11 @@ def curves_of(hardware: Hardware, own: Coefficients, batch_size: int, units_max:
     """What equations 3, 5 and 11 say for every share; the same for all workloads of a model and batch."""
     shares = (min(WHOLE_PERCENT, u * hardware.share_step_percent) for u in range(1, units_max + 1))
     at = [Resident(own, batch_size, share) for share in shares]
-    rows = [
-        (
-            r.active_ms,
-            own.cache_percent_per_rps * r.ability_rps + own.cache_percent,
-            own.power_w_per_rps * r.ability_rps + own.power_w,
-        )
-        for r in at
-    ]
+    rows = [(r.active_ms, r.cache_percent, r.power_w) for r in at]
     return Curves(
         rows=((math.inf, 0.0, 0.0), *rows),
-        pcie_ms=(own.load_bytes + own.feedback_bytes) * batch_size / hardware.pcie_bytes_per_ms,
+        pcie_ms=own.pcie_ms(batch_size, hardware),
         kernels=own.kernels,
-        sched_ms=own.kernels * own.sched_ms_per_kernel,
+        sched_ms=own.sched_ms(),
         cache_slowdown=own.cache_slowdown_per_percent,
     )

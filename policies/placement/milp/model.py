@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from policies.placement.common.demands import GpuClass, ResourceDemand
+from policies.placement.common.demands import ResourceDemand
+from policies.placement.common.gpu_kinds import GpuClass
 from policies.placement.milp.packing import Pattern, ReplicaPacking, packing_of
-from policies.solver import Solved, quiet_pulp, solve
+from policies.solver import Solved, prove, quiet_pulp, solve
 
 # In requests per second, ms, GPUs and replicas: below what any of them can differ by in earnest.
 _GAP = 1e-6
@@ -31,7 +32,8 @@ _SLACK = 1e-4
 class MilpProblem:
     """What to solve. `rates_rps` by model; `offers[k][m]` is what model m may run as on GPUs of class k.
 
-    `replicas_max[m][batch]` bounds the replicas of a model with that batch size, over all classes.
+    `replicas_max[m][batch]` bounds the replicas of a model with that batch size, over all classes. Where `nodes_max` is
+    given, each stage has so many nodes of the search tree and no time limit, and only a proven optimum counts.
     """
 
     rates_rps: Sequence[float]
@@ -40,6 +42,7 @@ class MilpProblem:
     replicas_max: Sequence[Mapping[int, int]]
     time_limit_s: float
     has_second_stage: bool
+    nodes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class _Program:
     def run(self) -> MilpSolution | None:
         """Goodput first, then the rest in what time is left."""
         self._program.setObjective(self._pulp.lpSum(self._served))
-        solved = solve(self._pulp, self._program, self._task.time_limit_s, _GAP)
+        solved = self._solve(self._task.time_limit_s)
         if solved is None:
             return None
         patterns = self._patterns()
@@ -118,6 +121,11 @@ class _Program:
             solved.is_proven,
             is_tidied,
         )
+
+    def _solve(self, left_s: float) -> Solved | None:
+        if self._task.nodes_max is not None:
+            return prove(self._pulp, self._program, self._task.nodes_max, _GAP)
+        return solve(self._pulp, self._program, left_s, _GAP) if left_s > 0 else None
 
     def _constrain(self, m: int) -> None:
         pulp, task = self._pulp, self._task
@@ -148,7 +156,7 @@ class _Program:
         program.sense = pulp.LpMinimize
         for part in parts:
             program.setObjective(part)
-            solved = solve(pulp, program, left_s, _GAP) if left_s > 0 else None
+            solved = self._solve(left_s)
             if solved is None or not solved.is_proven:
                 return patterns, False
             left_s -= solved.time_s

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.placement.common.demands import WHOLE_UNITS, GpuClass, ResourceDemand
+from policies.placement.common.demands import WHOLE_UNITS, ResourceDemand
+from policies.placement.common.gpu_kinds import GpuClass
 
 PATTERNS_MAX = 4000
 Item = tuple[int, int]

@@ -27,15 +27,14 @@ from policies.placement.common.base import (
     Unplaced,
 )
 from policies.placement.common.demands import (
-    GpuClass,
     Metric,
     ResourceDemand,
-    gpu_classes,
     profiled_demands,
     rate_of,
     why_unservable,
     within_slo,
 )
+from policies.placement.common.gpu_kinds import GpuClass, gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
 from policies.placement.milp.model import MilpProblem, MilpSolution, solve_task
 from policies.solver import TIME_LIMIT_S
@@ -53,18 +52,27 @@ _REJECTED_MAX = 5
 class Milp:
     """The thesis' MILP with the given metric. Options: see `OPTIONS`.
 
-    `time_limit_s` is the solver's, for all its stages. `second_stage` chooses among equal goodputs (`model.py`).
+    `time_limit_s` is the solver's, for all its stages: a plan that it cut short may depend on how fast the machine is, and
+    its first decision says that it is not proven. `second_stage` chooses among equal goodputs (`model.py`).
     `max_replicas` bounds a model's replicas. `build_filter` refuses more replicas with a batch size than get it
     filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas).
     """
 
-    def __init__(self, name: str, metric: Metric, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, metric: Metric, options: Mapping[str, Any], nodes_max: int | None = None
+    ) -> None:
         self._name = name
+        self._options = options
+        self._nodes_max = nodes_max
         self._metric = metric
         self._time_limit_s: float = options["time_limit_s"]
         self._has_second_stage: bool = options["second_stage"]
         self._max_replicas: int | None = options.get("max_replicas")
         self._max_wait_ms: float = options["max_wait_ms"] if options["build_filter"] else math.inf
+
+    def within_nodes(self, nodes_max: int) -> Milp:
+        """The same without a time limit: it places nothing that so many nodes a stage do not prove the best."""
+        return Milp(self._name, self._metric, self._options, nodes_max)
 
     def place(
         self,
@@ -92,7 +100,13 @@ class Milp:
             self._replicas_max(model, offered, len(gpus)) for model, offered in _by_model(models, offers)
         ]
         task = MilpProblem(
-            rates_rps, classes, offers, replicas_max, self._time_limit_s, self._has_second_stage
+            rates_rps,
+            classes,
+            offers,
+            replicas_max,
+            self._time_limit_s,
+            self._has_second_stage,
+            self._nodes_max,
         )
         answer = solve_task(task) if any(offers) else None
         if answer is None:

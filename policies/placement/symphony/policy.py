@@ -24,8 +24,9 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
+from policies.placement.common.gpu_kinds import GpuKind, gpu_kind
 from policies.placement.common.request_checks import joined, require_gpus
-from policies.placement.symphony.subclusters import GpuKind, gpu_kind, subclusters_of
+from policies.placement.symphony.subclusters import subclusters_of
 
 _Of = tuple[int, GpuKind]
 """A sub-cluster, and what tells two of its GPUs apart here: GPUs that agree in both host the same models."""
@@ -119,7 +120,7 @@ def _staggered_goodput_rps(
     inside: dict[int, dict[ModelId, float]] = {}
     for (subcluster, kind), models in hosted.items():
         for model in models:
-            profile = profiles.get((model.model_id, kind[0]))
+            profile = profiles.get((model.model_id, kind.gpu_type))
             if profile is None or model.rate_rps is None:  # never profiled, or no rate: no prediction
                 return None
             table = profile.exec_table()

@@ -19,10 +19,8 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
+from policies.placement.common.gpu_kinds import gpu_classes
 from policies.subclusters import Bounds, Partition, PartitionModel, partition
-
-GpuKind = tuple[str, int, str]
-"""Type, memory, device. All GPUs of a kind can host the same models."""
 
 # Of all the memory that models take, how much may be unloaded and loaded at one re-plan besides new models:
 # while a GPU loads, it does not serve, and a tenth keeps that below a model's own rate of change.
@@ -39,11 +37,6 @@ class Subclusters:
     violations: tuple[str, ...] = ()
 
 
-def gpu_kind(gpu: GpuSlot) -> GpuKind:
-    """What tells two GPUs apart here."""
-    return gpu.gpu_type, gpu.memory_bytes, gpu.device
-
-
 def subclusters_of(
     models: Sequence[PlacedModelInput],
     gpus: Sequence[GpuSlot],
@@ -55,7 +48,8 @@ def subclusters_of(
 
     `current`: what runs now; its sub-clusters keep most of their models and, where the sizes allow, their GPUs.
     """
-    possible = {model.model_id: _hosts_of(model, gpus, profiles) for model in models} if wanted > 1 else {}
+    kinds = [equal.slot for equal in gpu_classes(gpus)]
+    possible = {model.model_id: _hosts_of(model, kinds, profiles) for model in models} if wanted > 1 else {}
     hostable = [model for model in models if possible.get(model.model_id)]
     count = min(wanted, len(gpus), len(hostable))
     if count <= 1:
@@ -86,12 +80,12 @@ def _fewer(count: int, wanted: int) -> tuple[str, ...]:
     return (f"{wanted} sub-clusters were asked for; there are GPUs and models for {count}",)
 
 
-def _hosts_of(model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> list[GpuSlot]:
-    """One GPU of each kind that could serve the model, were it alone."""
-    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+def _hosts_of(model: PlacedModelInput, kinds: Sequence[GpuSlot], profiles: Profiles) -> list[GpuSlot]:
+    """Of one GPU of each kind those that could serve the model, were it alone."""
+    has_real_gpus = any(not gpu.is_emulated for gpu in kinds)
     return [
         gpu
-        for gpu in {gpu_kind(gpu): gpu for gpu in gpus}.values()
+        for gpu in kinds
         if cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) is None
         and slice_memory_bytes([model], gpu.gpu_type, profiles) <= gpu.memory_bytes
     ]
@@ -199,13 +193,10 @@ def _divide(gpus: Sequence[GpuSlot], load: Sequence[float], now: Mapping[int, in
         if j is not None and lacking[j]:
             of_gpu[gpu.index] = j
             lacking[j] -= 1
-    by_kind: dict[GpuKind, list[GpuSlot]] = {}
-    for gpu in gpus:
-        if gpu.index not in of_gpu:
-            by_kind.setdefault(gpu_kind(gpu), []).append(gpu)
+    free = gpu_classes(gpu for gpu in gpus if gpu.index not in of_gpu)
     # Smooth weighted round-robin: after all turns each has exactly what it lacked, and never much less on the way.
     credit = [0] * len(load)
-    for gpu in (gpu for of_kind in by_kind.values() for gpu in of_kind):
+    for gpu in (gpu for equal in free for gpu in equal.gpus):
         credit = [have + weight for have, weight in zip(credit, lacking, strict=True)]
         j = max(range(len(credit)), key=lambda j: (credit[j], -j))
         credit[j] -= sum(lacking)

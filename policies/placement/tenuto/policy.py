@@ -7,8 +7,8 @@ same the fairest is taken.
 
 Where the cluster's interference model knows what slices without limits do to each other (`sm`), plans are made of
 such slices with one model each and bounded batches: an integer program where the cluster is small, then local
-search, once for goodput alone and once with fairness in it. Other policies' plans are candidates too, judged
-by the same model. Where nobody knows what sharing in space costs, or a rate is not known, GPUs are shared in
+search, once for goodput alone and once with fairness in it. All end by counts, never by the clock. Other policies' plans
+are candidates too, judged by the same model. Where nobody knows what sharing in space costs, or a rate is not known, GPUs are shared in
 time, as `symphony` does.
 """
 
@@ -34,7 +34,8 @@ from policies.placement.common.base import (
     cannot_host,
 )
 from policies.placement.common.conditions import Conditions
-from policies.placement.common.demands import gpu_classes, rate_of
+from policies.placement.common.demands import rate_of
+from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated
 from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto.exact import exact_cluster

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from policies.placement.common.base import PlacedModelInput, Profiles, cannot_host
 from policies.placement.common.conditions import Conditions
-from policies.placement.common.demands import GpuClass, rate_of
-from profiles.interference import Running
-from profiles.interference.by_sm import SmInterference
+from policies.placement.common.demands import rate_of
+from policies.placement.common.gpu_kinds import GpuClass
+from profiles.interference import Interference, Running
 from profiles.model import ModelProfile
 
 # Less than this longer, and twice the requests: the smaller batch has nothing for it.
@@ -39,7 +39,7 @@ class PlacementTask:
     models: tuple[PlacedModelInput, ...]
     classes: tuple[GpuClass, ...]
     items: tuple[tuple[Item, ...], ...]
-    interference: tuple[SmInterference, ...]
+    interference: tuple[Interference, ...]
     conditions: Conditions
     slices_max: int
 
@@ -58,11 +58,11 @@ def task_of(
 ) -> PlacementTask | None:
     """The task of sharing GPUs in space, or None where nobody knows what that costs.
 
-    Slices without a limit side by side cost something in the model `sm` only: `none` would let any number
-    run at full speed, and iGniter's and gpulet's models speak of slices with limits.
+    The items have no share limit, so the interference law of each class must cover such slices: `sm` does. `none` would
+    let any number run at full speed, and iGniter's and gpulet's models speak of slices with limits.
     """
-    interference = tuple(conditions.interference.get(gpus.slot.gpu_type) for gpus in classes)
-    known = tuple(one for one in interference if isinstance(one, SmInterference))
+    laws = (conditions.interference.get(gpus.slot.gpu_type) for gpus in classes)
+    known = tuple(law for law in laws if law is not None and law.covers_unlimited_slices)
     if len(known) < len(classes) or not classes or any(not gpus.slot.is_emulated for gpus in classes):
         return None
     items = tuple(_items(models, gpus, profiles, conditions) for gpus in classes)

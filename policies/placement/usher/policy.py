@@ -30,15 +30,14 @@ from policies.placement.common.base import (
     Unplaced,
 )
 from policies.placement.common.demands import (
-    GpuClass,
     Metric,
     ResourceDemand,
-    gpu_classes,
     profiled_demands,
     rate_of,
     why_unservable,
     within_slo,
 )
+from policies.placement.common.gpu_kinds import GpuClass, gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus, require_prices
 from policies.placement.usher.configurations import (
     ModelOptions,

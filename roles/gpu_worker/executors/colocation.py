@@ -29,9 +29,9 @@ class ColocatedSlices:
             return
         there = [*self._on(spec.gpu), spec]
         profiles = {model.model_id: _profile(model) for other in there for model in other.models}
-        name, strength = spec.interference.name, spec.interference.strength
-        options = {} if strength is None else {"strength": strength}
-        self._interference[spec.gpu] = interference_named(name, profiles, f"gpu {spec.gpu}", options)
+        options = {option.name: option.value for option in spec.interference.options}
+        law = interference_named(spec.interference.name, profiles, f"gpu {spec.gpu}", options)
+        self._interference[spec.gpu] = law
         self._specs[spec.slice_id] = spec
 
     def remove(self, slice_id: SliceId) -> None:

@@ -27,7 +27,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
     loaded,
 )
-from roles.runtime.mailbox import MailboxSource
+from roles.runtime.mailbox import Mailbox
 
 QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
 STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs
@@ -81,7 +81,7 @@ class _Close:
 _Work = SliceSpec | Job | _Unload | _Close
 
 
-class ThreadExecutor(MailboxSource[ExecutorEvent]):
+class ThreadExecutor(Mailbox[ExecutorEvent]):
     """An executor over a blocking device; `make_device` is called on the thread, before the first load."""
 
     def __init__(self, make_device: Callable[[], BlockingDevice]) -> None:
@@ -124,7 +124,7 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
             with contextlib.suppress(queue.Full):
                 self._ahead.put_nowait(_Close())
             self._thread.join(within_s)
-        self._mailbox.close()
+        super().close()
 
     def _put(self, work: _Work) -> None:
         try:
@@ -132,12 +132,12 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
         except queue.Full:
             event = self._failed(work, f"{QUEUE_MAX} loads and batches wait for the device already")
             if event is not None:
-                self._mailbox.post(event)
+                self.post(event)
 
     def _serve(self) -> None:
         while not isinstance(work := self._work.get(), _Close):
             for event in self._do(work):
-                self._mailbox.post(event)
+                self.post(event)
 
     def _serve_ahead(self) -> None:
         while not isinstance(job := self._ahead.get(), _Close):
@@ -167,7 +167,7 @@ class ThreadExecutor(MailboxSource[ExecutorEvent]):
         replicas: list[ReplicaInfo] = []
         left_out: list[LeftOut] = []
         for model in spec.models:
-            self._mailbox.post(LoadBegins(spec.slice_id, model.model_id))
+            self.post(LoadBegins(spec.slice_id, model.model_id))
             try:
                 replicas += device.load(replaced(spec, models=(model,)))
             except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything

@@ -30,6 +30,18 @@ What is what:
   publish them.
 - gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
   published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
+
+What of each paper is run again, and what is not:
+
+- iGniter: table 1 and figures 11 to 14 and 18 to 21, planned and emulated. Not figures 2 to 9, which are measurements on a GPU, nor 15 to 17,
+  latencies and shares over time.
+- The thesis: figures 5.5 to 5.10, 6.1, 6.10 and 6.15 and what its text states of 6.2 to 6.8, 6.11 to 6.13, 6.16, 6.18 and 6.19, emulated in
+  place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
+- gpulet: figures 5, 13 and 16, planned. Not what was measured (figures 4, 6, 7, 10 and 14). Its applications are independent models here.
+- Symphony: nothing by `tenuto reproduce`. Benchmarks play its table 2, the workloads of its table 1, its overload (figure 2), figures 9 and 11 in
+  part ([disciplines](disciplines.md)) and its partition (figure 16, [sub-clusters](subclusters.md)), in virtual time. Not its minimum number of GPUs (figure 10), queueing (12),
+  scalability (13), network (14 and 17) and changing workload (15), which are of real systems and larger clusters.
+- Usher, Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
 _ANCHOR = re.compile(r'^<a id="([^"]+)"></a>$', re.MULTILINE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)

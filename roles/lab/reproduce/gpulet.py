@@ -149,7 +149,7 @@ _PAPER_ORDER = {
 
 
 def workloads() -> dict[str, list[WorkloadModel]]:
-    """The two applications and five scenarios; all models of one get the same rate."""
+    """The models of the two applications, independent of each other, and five scenarios; all models of one get one rate."""
     data = shipped_data("gpulet_2080ti")
     found = {}
     game = data["applications"]["game"]
@@ -227,7 +227,7 @@ def slo_preserved_throughput(gpu_count: int = GPU_COUNT) -> Reproduction:
         tuple(rows),
         (
             Grid(
-                f"Requests per second of all models together, {SYNTHETIC}:",
+                f"Requests per second of all models together, those of game and traffic independent, {SYNTHETIC}:",
                 tuple(scheduler.title for scheduler in compared),
                 tuple(bars),
             ),

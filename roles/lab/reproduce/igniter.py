@@ -17,7 +17,7 @@ from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile
 from roles.lab.reproduce.igniter_runs import (
     PRICE_V100,
-    Run,
+    IgniterRun,
     Workloads,
     cluster,
     name_of,
@@ -189,7 +189,7 @@ def reproduce_igniter_figure_21() -> Reproduction:
 # ---------------------------------------------------------------- rows of figures 14 and 18
 
 
-def _stated_shares(runs: dict[str, Run]) -> list[Row]:
+def _stated_shares(runs: dict[str, IgniterRun]) -> list[Row]:
     """What section 5.3 says of single workloads."""
     stated = (
         ("iGniter", "W2", "7.5 %", False, ""),
@@ -213,7 +213,7 @@ def _stated_shares(runs: dict[str, Run]) -> list[Row]:
     return rows
 
 
-def _share_rows(workloads: Workloads, runs: dict[str, Run]) -> list[Row]:
+def _share_rows(workloads: Workloads, runs: dict[str, IgniterRun]) -> list[Row]:
     """How the others' shares compare with iGniter's, and all of them."""
     shares = {
         strategy: {name_of(w): _share(run.placement, name_of(w)) for w in workloads}
@@ -246,7 +246,7 @@ def _share_rows(workloads: Workloads, runs: dict[str, Run]) -> list[Row]:
     return rows
 
 
-def _latency_rows(workloads: Workloads, run: Run) -> list[Row]:
+def _latency_rows(workloads: Workloads, run: IgniterRun) -> list[Row]:
     """The 12 workloads under iGniter: predicted (to be under half the SLO) and emulated (to be under the SLO)."""
     rows = []
     for workload in workloads:

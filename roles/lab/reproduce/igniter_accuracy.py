@@ -158,25 +158,15 @@ def _resident(model: str, batch_size: int, share_percent: float) -> Resident:
 
 def _sched_ms(residents: Sequence[Resident]) -> float:
     """Equations 5 and 6 for the first of them."""
-    own, hardware = residents[0].coefficients, _hardware()
-    crowd_ms = hardware.sched_ms_per_workload * len(residents) + hardware.sched_ms_offset
-    return own.kernels * (own.sched_ms_per_kernel + crowd_ms)
+    return residents[0].coefficients.sched_ms(_hardware().crowd_ms(len(residents)))
 
 
 def _active_ms(residents: Sequence[Resident]) -> float:
     """Equation 8 for the first of them."""
-    others = sum(
-        r.coefficients.cache_percent_per_rps * r.ability_rps + r.coefficients.cache_percent
-        for r in residents[1:]
-    )
-    return residents[0].active_ms * (1 + residents[0].coefficients.cache_slowdown_per_percent * others)
+    return residents[0].active_beside_ms(sum(resident.cache_percent for resident in residents[1:]))
 
 
 def _frequency_mhz(residents: Sequence[Resident]) -> float:
     """Equations 9 and 10."""
     hardware = _hardware()
-    demand_w = hardware.power_idle_w + sum(
-        r.coefficients.power_w_per_rps * r.ability_rps + r.coefficients.power_w for r in residents
-    )
-    excess_w = max(0.0, demand_w - hardware.power_max_w)
-    return hardware.frequency_max_mhz + hardware.frequency_mhz_per_w * excess_w
+    return hardware.frequency_max_mhz / hardware.slowness(sum(resident.power_w for resident in residents))

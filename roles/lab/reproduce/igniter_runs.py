@@ -42,7 +42,7 @@ Workloads = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class IgniterRun:
     """A plan, and what came of each workload."""
 
     placement: Placement
@@ -93,7 +93,7 @@ def planned(workloads: Workloads, strategy: str, gpus: int = 20) -> Placement:
     return cluster(workloads, strategy, [v100s(gpus)]).place()
 
 
-def played(workloads: Workloads, strategy: str, window_s: float, gpus: int = 20) -> Run:
+def played(workloads: Workloads, strategy: str, window_s: float, gpus: int = 20) -> IgniterRun:
     """The strategy's plan, and `window_s` seconds of it after a warm-up."""
     config = cluster(workloads, strategy, [v100s(gpus)])
     placement = config.place()
@@ -102,7 +102,7 @@ def played(workloads: Workloads, strategy: str, window_s: float, gpus: int = 20)
     run_as = replace(config, models=models, network=NetworkConfig(data_ms_per_item=load_ms))
     window = Window(WARM_MS, WARM_MS + 1000 * window_s)
     run = simulate(run_as, workload_of(config), window, settings_from(run_as, placement))
-    return Run(placement, run.outcome.models)
+    return IgniterRun(placement, run.outcome.models)
 
 
 def v100s(count: int) -> dict[str, Any]:

@@ -134,4 +134,4 @@ def test_the_next_link_is_where_the_next_message_arrives_whatever_was_received_o
         expecting = [one for one in links if one.queued]
         naive = min(expecting, key=LoopbackLink.next_arrival, default=None)
         assert network.next_link is naive
-    assert len(network._expected) < 200, "what was received is forgotten"
+    assert len(network._arrivals) < 200, "what was received is forgotten"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from fabric.ids import ModelId
-from policies.scaling import ModelLoad, ScaleAdvice, ScaleAdvisor, advised_gpus
+from policies.scaling import ObservedLoad, ScaleAdvice, ScaleAdvisor, advised_gpus
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def watch(
     """One look a second at models that share the busy time evenly, 1000 requests each."""
     rates = bad or {"a": 0.0, "b": 0.0}
     each_ms = 1000 * gpus * (1 - idle) / len(rates)
-    loads = {ModelId(name): ModelLoad(1000, round(1000 * rate), each_ms) for name, rate in rates.items()}
+    loads = {ModelId(name): ObservedLoad(1000, round(1000 * rate), each_ms) for name, rate in rates.items()}
     for second in seconds:
         advisor.observe(gpus, loads, 1000.0 * second)
     return advisor.advice(1000.0 * seconds[-1])
@@ -103,14 +103,14 @@ def test_a_new_size_is_judged_by_what_happens_on_it() -> None:
 def test_few_requests_say_nothing_about_one_percent() -> None:
     advisor = ScaleAdvisor()
     for second in range(10):
-        advisor.observe(4, {ModelId("a"): ModelLoad(5, 1, 4000.0)}, 1000.0 * second)
+        advisor.observe(4, {ModelId("a"): ObservedLoad(5, 1, 4000.0)}, 1000.0 * second)
     assert advisor.advice(9000.0) == ScaleAdvice(4, {})
 
 
 def test_no_number_of_gpus_helps_a_model_that_is_never_served() -> None:
     advisor = ScaleAdvisor()
     for second in range(10):
-        advisor.observe(4, {ModelId("a"): ModelLoad(1000, 1000, 0.0)}, 1000.0 * second)
+        advisor.observe(4, {ModelId("a"): ObservedLoad(1000, 1000, 0.0)}, 1000.0 * second)
     assert advisor.advice(9000.0).gpus == 4
 
 

@@ -18,6 +18,8 @@ RESNET = ModelId("resnet50")
 
 
 class Doubling:
+    covers_unlimited_slices = False
+
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         return 2.0 ** len(neighbours)
 
@@ -42,6 +44,18 @@ def test_a_model_without_a_profile_is_an_error() -> None:
 def test_interference_that_is_not_there_is_never_silently_none() -> None:
     with pytest.raises(ProfileError, match="no interference model 'nonesuch'; available: none, igniter"):
         interference_named("nonesuch", {}, "generic")
+
+
+def test_an_option_that_cannot_be_is_refused_whoever_sends_it() -> None:
+    with pytest.raises(ProfileError, match=r"interference model sm on gpu 3: sm\.strength is -1;"):
+        interference_named("sm", {}, "gpu 3", {"strength": -1.0})
+
+
+def test_a_profile_without_what_a_law_needs_is_told_where_there_is_one() -> None:
+    with pytest.raises(
+        ProfileError, match=r"resnet50 has no SM utilisation .*; shipped families that do: thesis-v100"
+    ):
+        interference_named("sm", {RESNET: LinearProfile(1, 5)}, "generic")
 
 
 def test_a_fit_finds_the_line_and_says_what_it_leaves_over() -> None:

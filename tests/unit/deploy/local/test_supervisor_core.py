@@ -16,11 +16,10 @@ from deploy.local.core import (
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,
-    Warn,
 )
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_DEFECT
-from roles.runtime.process_events import ProcessExited, StopAsked
+from roles.runtime.process_events import ProcessExited, StopAsked, Warn
 
 SCHEDULER, AGENT, FRONTEND = "scheduler-0", "node-a", "frontend-0"
 PLANS = (

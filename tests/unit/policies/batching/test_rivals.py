@@ -107,6 +107,13 @@ def test_clockwork_runs_powers_of_two_of_what_fits() -> None:
     assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 4), (9.0, 2), (16.0, 1)]
 
 
+def test_clockwork_with_all_sizes_runs_all_that_fits() -> None:
+    to = stage("clockwork", sizes="all")
+    to.arrive("m", 40.0, count=7)
+    to.drain()
+    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 7)]
+
+
 def test_clockwork_takes_the_earliest_latest_start_first() -> None:
     to = stage("clockwork")
     to.model("n", 60.0)

@@ -112,7 +112,7 @@ def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> Non
     assert isinstance(discipline, Tenuto)
     (group,) = discipline._groups
     assert group.wait_losses.share > 0.1
-    assert group.wait_losses.share == pytest.approx(discipline._accounts[ModelId("m")].losses.share)
+    assert group.wait_losses.share == pytest.approx(discipline._counts[ModelId("m")].losses.share)
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:

@@ -14,7 +14,9 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.common.base import Placement
-from policies.placement.common.demands import GpuClass, ResourceDemand
+from policies.placement.common.demands import ResourceDemand
+from policies.placement.common.gpu_kinds import GpuClass
+from policies.placement.milp import Milp
 from policies.placement.milp.packing import feasible_patterns
 from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
 
@@ -148,3 +150,10 @@ def test_stopped_by_the_clock_the_plan_is_sound_and_says_how_far_it_may_be_off(
     overall = placement.decisions[0]
     assert overall.metrics["gap_rps"] >= 0
     assert "found in 0.05 s" in overall.chosen or "proven" in overall.chosen
+
+
+def test_within_nodes_no_clock_has_a_say() -> None:
+    of = random_case(random.Random(7), 6, 5, (1, 4, 16, 64))
+    policy = placement_policy("wsm-milp", {"time_limit_s": 1e-9})
+    assert isinstance(policy, Milp)
+    assert policy.within_nodes(1000).place(of.models, of.gpus, of.profiles).slices == place(of).slices

@@ -13,12 +13,17 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement import placement_policy
-from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
+from policies.placement.common.base import PlacedModelInput, Placement, PlannedModel, PlannedSlice
 from policies.placement.common.conditions import ConditionedPolicy, Conditions
+from policies.placement.common.gpu_kinds import gpu_classes
+from policies.placement.tenuto.exact import exact_cluster
 from policies.placement.tenuto.forecast import forecast_of
+from policies.placement.tenuto.goodput import GoodputModel
+from policies.placement.tenuto.task import task_of
 from profiles.interference import interference_named
 from profiles.model import LinearProfile
-from tests.requirement_profiles import Case, Cell, case
+from profiles.store import shipped_profile
+from tests.requirement_profiles import Case, Cell, case, v100s
 
 
 def conditions(of: Case, strength: float = 1.0, **rest: Any) -> Conditions:
@@ -182,3 +187,29 @@ def test_a_forecast_counts_what_others_plans_do_not() -> None:
     assert plan.expected_goodput_rps == pytest.approx(1600)
     served = forecast_of(plan, of.models, of.gpus, of.profiles, conditions(of))
     assert served == pytest.approx({"a": 662, "b": 662}, abs=1)
+
+
+# Eight models on 16 V100s at rates beyond what they carry: of 54 random tasks like it the one that the root does not prove.
+HARD = {
+    "bloom_560": (300, 114),
+    "densenet121": (100, 919),
+    "alexnet": (200, 23914),
+    "resnext50_32x4d": (300, 2311),
+    "mobilenet_v2": (100, 5312),
+    "xlnet": (300, 62),
+    "gpt2": (200, 498),
+    "t5": (500, 489),
+}
+
+
+def test_the_program_ends_after_a_number_of_nodes_wherever_it_runs() -> None:
+    profiles = {(ModelId(name), "v100"): shipped_profile(f"thesis-v100/{name}") for name in HARD}
+    models = tuple(PlacedModelInput(ModelId(name), slo_ms, rps) for name, (slo_ms, rps) in HARD.items())
+    of = Case(models, v100s(16), profiles)
+    task = task_of(models, gpu_classes(of.gpus), profiles, conditions(of), slices_max=8)
+    assert task is not None
+    model = GoodputModel(task)
+    assert exact_cluster(task, model, nodes_max=1) is None  # the search then starts from nothing alone
+    proven = exact_cluster(task, model)
+    assert proven is not None
+    assert sum(proven[0].values()) == 16

@@ -15,7 +15,7 @@ from fabric.messages import (
     LeftOut,
     Loading,
     Outputs,
-    Preempt,
+    PreemptBatch,
     RunBatch,
     SliceFailed,
     SliceReady,
@@ -650,14 +650,14 @@ def test_a_waiting_batch_is_preempted_at_once_and_a_running_one_if_the_device_ca
     core.handle(waiting, 0.0)
     assert isinstance(run.message, RunBatch)
     assert isinstance(waiting.message, RunBatch)
-    actions = core.handle(Heard(SCHEDULER, Preempt(waiting.message.batch_id, SLICE)), 1.0)
+    actions = core.handle(Heard(SCHEDULER, PreemptBatch(waiting.message.batch_id, SLICE)), 1.0)
     assert sent(Done, actions) == [done_of(waiting, "preempted")]
-    assert core.handle(Heard(SCHEDULER, Preempt(run.message.batch_id, SLICE)), 1.0) == [
+    assert core.handle(Heard(SCHEDULER, PreemptBatch(run.message.batch_id, SLICE)), 1.0) == [
         Abort(SLICE, run.message.batch_id)
     ]
     actions = core.handle(RunAborted(SLICE, run.message.batch_id), 1.0)
     assert sent(Done, actions) == [done_of(run, "preempted")]
-    assert core.handle(Heard(SCHEDULER, Preempt(run.message.batch_id, SLICE)), 2.0) == []
+    assert core.handle(Heard(SCHEDULER, PreemptBatch(run.message.batch_id, SLICE)), 2.0) == []
 
 
 def test_a_stop_lets_the_running_batch_finish_and_gives_back_the_others() -> None:
@@ -750,7 +750,7 @@ def test_the_agent_can_ask_how_it_goes() -> None:
 
 def test_an_unexpected_message_is_counted() -> None:
     core = serving_core()
-    assert core.handle(Heard(AGENT, Preempt(0, SLICE)), 1.0) == []  # type: ignore[arg-type]
+    assert core.handle(Heard(AGENT, PreemptBatch(0, SLICE)), 1.0) == []  # type: ignore[arg-type]
     assert core.handle(Heard(PeerId("scheduler"), Stop(1.0)), 1.0) == []
     assert core.handle(Heard(A_FRONTEND, Stop(1.0)), 1.0) == []
     assert core.offences.counters["offences_wrong_type"] == 3

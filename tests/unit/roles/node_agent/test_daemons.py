@@ -21,7 +21,6 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.daemons import GUARD_REFUSED
 from roles.node_agent.events import (
     AgentAction,
     AgentEvent,
@@ -37,10 +36,10 @@ from roles.node_agent.events import (
     Spawn,
     StartDaemon,
     Terminate,
-    Warn,
 )
 from roles.runtime.core import SCHEDULER, Heard, Send, Tick
-from roles.runtime.process_events import EXIT_UNKNOWN, ProcessExited, SchedulerFound, StopAsked
+from roles.runtime.exit_codes import EXIT_GUARD_REFUSED, EXIT_UNKNOWN
+from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
 
 LIMITS = AgentLimits(restart=RestartRule(first_ms=100.0, failures_max=3))
@@ -240,7 +239,7 @@ def test_a_daemon_that_keeps_failing_is_given_up_and_its_gpu_shared_in_time() ->
 
 def test_a_guard_that_says_that_it_is_hopeless_is_not_tried_again() -> None:
     agent = Agent()
-    agent.feed(ProcessExited("mps-a-0", GUARD_REFUSED, "somebody else's"))
+    agent.feed(ProcessExited("mps-a-0", EXIT_GUARD_REFUSED, "somebody else's"))
     assert agent.sharing(0) == GpuSharing(0, "time-sharing", "somebody else's")
     assert StartDaemon(0) not in agent.until(60_000.0)
 

@@ -19,7 +19,7 @@ from profiles.store import shipped_data
 from roles.node_agent.mps import MpsMissing
 from roles.profiling.process import MeasuringRequest, ProfilingFailed
 from roles.profiling.sensors import Sensors
-from roles.profiling.session import Ask, Session, Surroundings
+from roles.profiling.session import Ask, Instruments, Session
 from roles.profiling.shares import Environment
 
 KNOWN = read_coefficients(shipped_data("igniter_v100")["workload_coefficients"]["resnet50"])
@@ -153,7 +153,7 @@ def session(ask: Ask, warned: list[str], *, has_shares: bool = True, limit: int 
         share = float(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
         return Played(gpu, request, share, limit)
 
-    around = Surroundings(start, some_shares if has_shares else no_shares, gpu.sensors)
+    around = Instruments(start, some_shares if has_shares else no_shares, gpu.sensors)
     return Session(ask, progressed.append, warned.append, around)
 
 

@@ -9,7 +9,7 @@ from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
 from fabric.messages import StatusAsked
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import LinkSource
+from roles.runtime.sources import WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
 
@@ -26,7 +26,7 @@ def test_a_peer_that_was_lost_and_comes_back_is_not_late_by_the_time_its_clock_s
     clock, theirs = HandClock(), HandClock()
     network = LoopbackNetwork(clock, random.Random(1))
     own, peer = network.link(OWN), network.link(PEER)
-    source = LinkSource(own, clock)
+    source = WatchedLinkSource(own, clock)
 
     def say() -> Heard:
         network.clock = theirs  # stamped by the peer's own clock

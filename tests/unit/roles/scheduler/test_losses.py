@@ -16,7 +16,7 @@ from fabric.messages import (
     ModelSpec,
     NodeHello,
     Part,
-    Preempt,
+    PreemptBatch,
     ReplicaInfo,
     Returned,
     RunBatch,
@@ -97,7 +97,7 @@ def test_all_a_frontend_has_queued_goes_with_it_at_once(batching: str, how: str)
         sends += hear(core, PeerId("frontend-0/2"), hello, 12.0)
     else:
         sends += core.handle(Lost(FRONTEND, how), 12.0)
-    stopped = {one.batch_id for one in of_type(sends, Preempt)}
+    stopped = {one.batch_id for one in of_type(sends, PreemptBatch)}
     running = [batch for batch in of_type(sends, RunBatch) if batch.batch_id not in stopped]
     assert queued(core) == 8 - sum(batch_size(batch, "frontend-1") for batch in running)
     sends = [send for _, send in run_until(core, 1_000.0)]
@@ -136,7 +136,7 @@ def test_what_a_stopped_batch_had_is_granted_again() -> None:
     sends = list(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 10.0))
     (small,) = of_type(sends, RunBatch)
     sends = list(hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 30.0), 11.0))
-    (stopped,), (large,) = of_type(sends, Preempt), of_type(sends, RunBatch)
+    (stopped,), (large,) = of_type(sends, PreemptBatch), of_type(sends, RunBatch)
     assert (stopped.batch_id, large.model_id) == (small.batch_id, OTHER_MODEL)
     assert queued(core) == 1
     assert not hear(core, WORKER, done(small, "preempted"), 12.0)
@@ -153,7 +153,7 @@ def test_only_what_was_sent_last_is_stopped() -> None:
     hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 200.0), 11.0)
     (second,) = of_type([send for _, send in run_until(core, 16.5)], RunBatch)
     sends = hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 40.0), 17.0)
-    assert [one.batch_id for one in of_type(sends, Preempt)] == [second.batch_id]
+    assert [one.batch_id for one in of_type(sends, PreemptBatch)] == [second.batch_id]
     assert queued(core) == 1
     assert first.batch_id in core._batches.flights
 

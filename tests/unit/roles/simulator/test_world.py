@@ -20,7 +20,7 @@ from fabric.messages import (
     ModelSpec,
     NodeHello,
     Part,
-    Preempt,
+    PreemptBatch,
     Returned,
     RunBatch,
     SeqRun,
@@ -32,8 +32,10 @@ from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
-from roles.simulator.world import AGAIN_FROM, ModelTraffic, SimulatedHardware, SimulatedNode, World
+from roles.simulator.traffic import ModelTraffic
+from roles.simulator.world import AGAIN_FROM, World
 
 MODEL = ModelId("m")
 NODE = NodeId("n")
@@ -250,7 +252,9 @@ def test_a_batch_is_given_back_when_the_device_was_busy_until_all_its_deadlines_
 def test_a_preempted_batch_frees_its_slice_and_leaves_no_answer() -> None:
     scheduler = Scripted((whole(),), wakes=[2.0])
     scheduler.on[Arrivals] = one_each(scheduler)
-    scheduler.on_tick = lambda now_ms: [Send(scheduler.workers[slice_id()], Preempt(BatchId(1), slice_id()))]
+    scheduler.on_tick = lambda now_ms: [
+        Send(scheduler.workers[slice_id()], PreemptBatch(BatchId(1), slice_id()))
+    ]
     world, traffic = play(scheduler, 0.0, 1.0)
     assert np.isnan(traffic.finished_at_ms[0])
     assert traffic.started_at_ms[1] == 2.0
@@ -261,7 +265,9 @@ def test_a_preempted_batch_frees_its_slice_and_leaves_no_answer() -> None:
 def test_a_batch_that_still_waits_is_preempted_without_a_trace() -> None:
     scheduler = Scripted((whole(),), wakes=[2.0])
     scheduler.on[Arrivals] = one_each(scheduler)
-    scheduler.on_tick = lambda now_ms: [Send(scheduler.workers[slice_id()], Preempt(BatchId(2), slice_id()))]
+    scheduler.on_tick = lambda now_ms: [
+        Send(scheduler.workers[slice_id()], PreemptBatch(BatchId(2), slice_id()))
+    ]
     world, traffic = play(scheduler, 0.0, 1.0)
     assert len(world.batches) == 1
     assert np.isnan(traffic.finished_at_ms[1])
@@ -269,6 +275,8 @@ def test_a_batch_that_still_waits_is_preempted_without_a_trace() -> None:
 
 class _Doubling:
     """Every neighbour that runs doubles the time."""
+
+    covers_unlimited_slices = False
 
     def slowdown(self, running: Running, neighbours: Sequence[Running]) -> float:
         return 2.0 ** len(neighbours)

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import InterferenceSpec, ModelSpec, SliceSpec
+from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec
 from profiles.interference import Running
 from roles.config.load import parse_config
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, LoadFailed
@@ -94,4 +94,6 @@ def test_only_emulated_slices_with_interference_are_told_of_it() -> None:
     slices = settings_from(parse_config(plain, Path())).slices
     assert [spec.interference for _, spec in slices] == [None, None, None]
     slices = settings_from(parse_config(DOCUMENT, Path())).slices
-    assert {spec.interference for _, spec in slices} == {InterferenceSpec("sm", 0.5)}
+    assert {spec.interference for _, spec in slices} == {
+        InterferenceSpec("sm", (InterferenceOption("strength", 0.5),))
+    }

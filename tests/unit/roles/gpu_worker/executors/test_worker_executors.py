@@ -419,8 +419,8 @@ def test_a_mailbox_is_quiet_once_everything_was_taken() -> None:
     try:
         for number in range(3):
             mailbox.post(number)
-        assert mailbox.take(2) == [0, 1]
-        assert [mailbox.has_more, mailbox.take(2), mailbox.has_more] == [True, [2], False]
+        assert mailbox.take(2, 0.0) == [0, 1]
+        assert [mailbox.has_more, mailbox.take(2, 0.0), mailbox.has_more] == [True, [2], False]
         assert select.select([mailbox], [], [], 0)[0] == []
     finally:
         mailbox.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from fabric.errors import ConfigError
-from fabric.ids import FrontendId
+from fabric.ids import frontend_id
 from fabric.keys import FRONTEND, Keyring
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
 from roles.config.cluster import ClusterConfig, role_id_of_node
@@ -70,7 +70,7 @@ def scheduler(
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
             keyring = _frontend_keys(written.config)
-            options = FrontendOptions(FrontendId("frontend-0"), home, (), (client,), keyring=keyring)
+            options = FrontendOptions(frontend_id(0), home, (), (client,), keyring=keyring)
             run_on_one_loop(written, options, stop, recording)
         else:
             run_scheduler(written, home, stop, recording)
@@ -85,12 +85,12 @@ def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_ad
     """Run a frontend: it owns requests and their payload, and gives each its one answer."""
     from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
 
-    frontend_id = FrontendId(f"frontend-{index}")
-    with _role(frontend_id, run_dir_option) as (home, stop):
+    own = frontend_id(index)
+    with _role(own, run_dir_option) as (home, stop):
         read = load_config(config)
         addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
         client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
-        options = FrontendOptions(frontend_id, home, addresses, (client,), keyring=keyring)
+        options = FrontendOptions(own, home, addresses, (client,), keyring=keyring)
         run_frontend(options, stop)
 
 

@@ -1,0 +1,232 @@
+"""Payload: a receiver's PULL, and a sender's PUSH sockets to many of them.
+
+A push socket cannot have ZMQ_IMMEDIATE: its first message is sent in the moment it is opened, before any connection
+can exist, and would be refused every time. Instead its queue is small in messages and in bytes (ZeroMQ only counts
+messages, so the bytes are ours to count, by trackers that tell when ZeroMQ is done with a message's last frame), and
+`drop` throws it away the moment a worker is known to be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from fabric import frames
+from fabric.curve import Guard, keyless, principal_of_receiver
+from fabric.errors import ConfigError, PeerLost
+from fabric.ids import Incarnation, PeerId
+from fabric.ipc import IPC, nearest
+from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
+from fabric.messages import AnyMessage
+from fabric.shared_memory import is_shared_with, memory_address
+from fabric.sockets.base import (
+    COPY_BELOW_BYTES,
+    FLUSH_MS,
+    InFlight,
+    LinkOptions,
+    SocketLink,
+    naming,
+    new_counters,
+    note_refused,
+    note_sent,
+    open_socket,
+    send_parts,
+)
+from fabric.tensors import ArenaSharing
+
+
+@dataclass(slots=True, frozen=True)
+class PushOptions:
+    """Bounds of each push socket; one message is always allowed into an empty one, however large.
+
+    `shared_bytes_max`: of tensors that lie in shared memory for receivers of this host, 0 for none. They must be
+    kept (as NamedTensors) until the receiver has answered.
+    """
+
+    link: LinkOptions = field(default_factory=lambda: LinkOptions(queue_messages_max=64))
+    queue_bytes_max: int = 256 << 20
+    shared_bytes_max: int = 0
+    idle_close_ms: float = 60_000.0
+
+
+class PullLink(SocketLink):
+    """Takes payload from anybody; the messages themselves say whose they are."""
+
+    kind = zmq.PULL
+    default = LinkOptions(queue_messages_max=64)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where others reach this link: ipc first, shared memory last."""
+        memory = memory_address() if self._options.is_sharing else ""
+        return [*self._addresses, memory] if memory else self._addresses
+
+    @classmethod
+    def bind(
+        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> PullLink:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
+
+        `guard`: connections by TCP need a key that it allows.
+        """
+        link = cls(options, guard)
+        link._bind(addresses)
+        return link
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        """Nothing leaves by this link."""
+        del peer, packed
+        return False
+
+
+@dataclass(slots=True)
+class _Target:
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+    is_known_here: bool  # its memory could be shared, by its addresses
+    is_sharing: bool = False
+    socket: zmq.Socket[bytes] | None = None
+    used_at_ms: float = 0.0
+    in_flight: InFlight = field(default_factory=InFlight)
+
+    def close(self, linger_ms: int) -> None:
+        if self.socket is not None:
+            self.socket.close(linger=linger_ms)
+        self.socket = None
+        self.in_flight = InFlight()
+
+
+class PushPool:
+    """Push sockets by the name of the slice or frontend they feed: opened at the first send, closed when idle.
+
+    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied, but for
+    a receiver with which we share memory: that copy is the only one, and a tensor that lies there already is not
+    sent at all.
+    """
+
+    def __init__(self, options: PushOptions | None = None, guard: Guard | None = None) -> None:
+        self.epoch = NO_EPOCH
+        self._options = options or PushOptions()
+        self._guard = guard
+        self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
+        self._clock = self._options.link.clock
+        self._counters = new_counters()
+        self._targets: dict[PeerId, _Target] = {}
+        self._swept_at_ms = 0.0
+
+    def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
+        """Take an entry of the directory. A new incarnation or place closes the socket to the old one."""
+        target = self._targets.get(peer)
+        if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
+            return
+        self.drop(peer)
+        is_known_here = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
+        self._targets[peer] = _Target(incarnation, tuple(addresses), is_known_here)
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        """False: nobody of that name is known or can be connected to, or the queue is full (messages or bytes).
+
+        Raises LocalProtocolError for what cannot be sent.
+        """
+        target = self._targets.get(peer)
+        if target is None:
+            return self._unroutable()
+        now_ms = self._clock.now_ms()
+        if now_ms - self._swept_at_ms > 1_000.0:
+            self.close_idle(now_ms)
+        try:
+            socket = self._socket_to(peer, target)
+        except (ConfigError, PeerLost):
+            # The directory holds what somebody said of himself; or there is no descriptor left, for the moment.
+            return self._unroutable()
+        if target.is_sharing:
+            self._sharing.share(tensors)
+        packed = frames.pack(
+            message,
+            tensors,
+            payload_bytes_max=self._options.link.payload_bytes_max,
+            is_sharing=target.is_sharing,
+        )
+        parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
+        size = frames.size_of(parts)
+        if not target.in_flight.has_room(size, self._options.queue_bytes_max):
+            return note_refused(self._counters)
+        target.used_at_ms = now_ms
+        is_in, tracker = send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
+        if not is_in:
+            return note_refused(self._counters)
+        target.in_flight.add(tracker, size)
+        return note_sent(self._counters, size, (packed,))
+
+    def drop(self, peer: PeerId) -> None:
+        """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
+        target = self._targets.pop(peer, None)
+        if target is not None:
+            target.close(linger_ms=0)
+
+    def close_idle(self, now_ms: float) -> None:
+        """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""
+        self._swept_at_ms = now_ms
+        for target in self._targets.values():
+            if now_ms - target.used_at_ms > self._options.idle_close_ms:
+                target.close(linger_ms=0)
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """Nothing comes in by this link."""
+        del limit
+        return ()
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """A push socket cannot tell; the directory does."""
+        return ()
+
+    @property
+    def has_more(self) -> bool:
+        """Nothing comes in by this link."""
+        return False
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Nobody connects to this link."""
+        return ()
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """See `new_counters`, and `sockets_open`."""
+        is_open = sum(target.socket is not None for target in self._targets.values())
+        return {**self._counters, "sockets_open": float(is_open)}
+
+    def fileno(self) -> int:
+        """Nothing to wait for."""
+        return -1
+
+    def close(self) -> None:
+        """Flush for at most 100 ms in the background."""
+        for target in self._targets.values():
+            target.close(linger_ms=FLUSH_MS)
+        self._targets.clear()
+        self._sharing.close()
+
+    def _unroutable(self) -> bool:
+        self._counters["unroutable_out"] += 1
+        return False
+
+    def _socket_to(self, peer: PeerId, target: _Target) -> zmq.Socket[bytes]:
+        if target.socket is None:
+            address = nearest(target.addresses)
+            opened = open_socket(zmq.PUSH, self._options.link)
+            try:
+                if self._guard is None:
+                    address = keyless(address)
+                elif not address.startswith(IPC):
+                    address = self._guard.connect_to(opened, address, principal_of_receiver(peer))
+                with naming(address, "connect to"):
+                    opened.connect(address)
+            except ConfigError:
+                opened.close()
+                raise
+            target.socket = opened
+            target.is_sharing = target.is_known_here and address.startswith(IPC)
+        return target.socket

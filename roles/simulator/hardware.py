@@ -1,0 +1,33 @@
+"""What a simulated cluster is made of besides the scheduler: hosts with their GPUs, and a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fabric.ids import NodeId
+from fabric.messages import GpuInfo
+from profiles.device import DeviceModel
+from roles.simulator.network import Network
+
+
+@dataclass(slots=True, frozen=True)
+class SimulatedNode:
+    """A host: what its agent reports, and the device model of each GPU, in the node's own order."""
+
+    node_id: NodeId
+    gpus: tuple[GpuInfo, ...]
+    devices: tuple[DeviceModel, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class SimulatedHardware:
+    """What the world is made of besides the scheduler.
+
+    A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.
+    """
+
+    nodes: tuple[SimulatedNode, ...]
+    network: Network
+    frontends: int = 1
+    start_ms: float = 0.0
+    plan_ms: float = 0.0
