@@ -19,15 +19,11 @@ Target = Candidate | Pool[Candidate] | ModelState
 
 
 class _Batch(NamedTuple):
-    """What a candidate would run now: so many of the `left` that are in its queue then, from one with that deadline on.
-
-    `is_open`: arrivals can put more heads in the way.
-    """
+    """What a candidate would run now: so many of the `left` that are in its queue then, from one with that deadline on."""
 
     size: int
     left: int
     deadline_at_ms: float
-    is_open: bool
 
 
 class Matchmaker:
@@ -78,8 +74,8 @@ class Matchmaker:
             size = bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1
             rank_at_ms = batch.deadline_at_ms - candidate.table[size] - candidate.model.credit_ms
             if rank_at_ms < candidate.rank_at_ms:
-                self._wait(candidate, _Batch(size, *batch[1:]), now_ms)
-            elif not batch.is_open:
+                self._wait(candidate, _Batch(size, batch.left, batch.deadline_at_ms), now_ms)
+            elif not self._is_window_drop or size >= candidate.window_target(now_ms):
                 candidate.alarm_at_ms = -NEVER_MS
 
     def _advance(self, state: ModelState, now_ms: float, out: list[Decision]) -> None:
@@ -110,7 +106,7 @@ class Matchmaker:
                 return False
             if candidate.spares_reserve and self._holds_back(candidate, count, now_ms, pool):
                 return False
-            size, limit_at_ms, is_open = self._fit(candidate, count, now_ms)
+            size, limit_at_ms = self._fit(candidate, count, now_ms)
             ready_at_ms = now_ms
             if size and state.ready_at_ms > now_ms:
                 gathers = self._rule.gathers_unready
@@ -124,8 +120,9 @@ class Matchmaker:
                     candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
                     return False
             if not size:
-                if limit_at_ms <= candidate.deadline_at_ms:
-                    limit_at_ms = candidate.deadline_at_ms + EPSILON_MS
+                limit_at_ms = max(
+                    limit_at_ms, candidate.deadline_at_ms + EPSILON_MS
+                )  # no inputs ready: it goes alone
                 if candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)
@@ -142,46 +139,43 @@ class Matchmaker:
                 horizon_ms = ready_at_ms
             slice_ = self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)
             if slice_ is None:
-                batch = _Batch(size, count, candidate.deadline_at_ms, is_open=is_open)
-                self._wait(candidate, batch, now_ms)
+                self._wait(candidate, _Batch(size, count, candidate.deadline_at_ms), now_ms)
                 return False
             self._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
             return True
         return False
 
-    def _fit(self, candidate: Candidate, count: int, now_ms: float) -> tuple[int, float, bool]:
-        """The size of a batch sent now; 0 if requests with deadlines before the second value must go first.
-
-        The third: whether arrivals can put the first request in the way of a larger batch.
-        """
+    def _fit(self, candidate: Candidate, count: int, now_ms: float) -> tuple[int, float]:
+        """The size of a batch sent now; 0 if requests with deadlines before the second value must go first."""
         cost = candidate.cost
         slack_ms = candidate.deadline_at_ms - now_ms
         whole = count if count < candidate.size_max else candidate.size_max
         if cost[whole] <= slack_ms:
-            return whole, now_ms, False
+            return whole, now_ms
         target = candidate.window_target(now_ms) if self._is_window_drop else 1
-        is_open = False
         if slack_ms < cost[target if target < whole else whole]:
             floor = suffix_size(candidate.model.queue.runs, cost, now_ms, target)
             if floor == 0:
-                return 0, NEVER_MS, False
-            is_open = floor < target
+                return 0, NEVER_MS
             if slack_ms < cost[floor]:
-                return 0, now_ms + cost[floor], is_open
-        return bisect_right(cost, slack_ms) - 1, now_ms, is_open
+                limit_at_ms = now_ms + cost[floor]
+                if limit_at_ms <= candidate.deadline_at_ms:  # by rounding
+                    limit_at_ms = candidate.deadline_at_ms + EPSILON_MS
+                return 0, limit_at_ms
+        return bisect_right(cost, slack_ms) - 1, now_ms
 
     def _batch_left(self, candidate: Candidate, now_ms: float) -> _Batch:
         """What a waiting candidate would run if its turn came now: without the heads that it would give up then."""
         count = candidate.model.queue.count - candidate.skip_count
-        size, limit_at_ms, is_open = self._fit(candidate, count, now_ms)
+        size, limit_at_ms = self._fit(candidate, count, now_ms)
         if size:
-            return _Batch(size, count, candidate.deadline_at_ms, is_open)
+            return _Batch(size, count, candidate.deadline_at_ms)
         for run in islice(candidate.model.queue.runs, candidate.skip_runs, None):
             if run.deadline_at_ms >= limit_at_ms:
                 size = min(count, bisect_right(candidate.cost, run.deadline_at_ms - now_ms) - 1)
-                return _Batch(size, count, run.deadline_at_ms, is_open)
+                return _Batch(size, count, run.deadline_at_ms)
             count -= run.count
-        return _Batch(0, 0, NEVER_MS, is_open)
+        return _Batch(0, 0, NEVER_MS)
 
     def _keeps_heads(self, candidate: Candidate, now_ms: float, pool: Pool[Candidate] | None) -> bool:
         """Whether heads that stand in the way stay, for no slice is there for what they leave: then it waits with that.
@@ -231,7 +225,7 @@ class Matchmaker:
         size = batch.size
         if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
             size = max(size, bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1)
-        self._watch_arrivals(candidate, size, batch)
+        self._watch_arrivals(candidate, size, batch.left, now_ms)
         candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
         lead_ms = candidate.lead[batch.size]
         for pool in candidate.pools:
@@ -248,11 +242,15 @@ class Matchmaker:
                 at_ms = min(at_ms, state.rate.due_at_ms)
             self._arm(candidate, at_ms)
 
-    @staticmethod
-    def _watch_arrivals(candidate: Candidate, size: int, batch: _Batch) -> None:
-        """Where they may make a waiting batch more urgent than a rank by that size says."""
-        is_whole = size == batch.left < candidate.size_max
-        candidate.alarm_at_ms = NEVER_MS if is_whole or batch.is_open else -NEVER_MS
+    def _watch_arrivals(self, candidate: Candidate, size: int, left: int, now_ms: float) -> None:
+        """Where they may make a waiting batch more urgent than a rank by that size says.
+
+        They do where it is all that is left, and where its first request allows no batch of the size worth protecting: when
+        enough have come for one, it has to go.
+        """
+        is_whole = size == left < candidate.size_max
+        is_watched = is_whole or (self._is_window_drop and size < candidate.window_target(now_ms))
+        candidate.alarm_at_ms = NEVER_MS if is_watched else -NEVER_MS
 
     def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
         """Give slices that are free by now to those who wait, the smallest latest first."""
@@ -271,7 +269,7 @@ class Matchmaker:
             if size > 0:
                 rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
                 if rank_at_ms != waiting[0][0]:
-                    self._watch_arrivals(candidate, size, batch)
+                    self._watch_arrivals(candidate, size, batch.left, now_ms)
                     candidate.rank_at_ms = rank_at_ms
                     if not pool.wait_again(rank_at_ms):
                         continue  # overtaken by time, and now somebody else is more urgent

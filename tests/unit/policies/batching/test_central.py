@@ -232,6 +232,24 @@ def test_window_drop_gives_up_a_head_to_keep_the_target_size() -> None:
     assert [(batch.start_at_ms, len(batch.seqs)) for batch in to.batches] == [(10.0, 8)]
 
 
+@pytest.mark.parametrize("one_by_one", [0, 1, 2, 8])
+def test_arrivals_beyond_what_the_head_allows_put_it_in_the_way(one_by_one: int) -> None:
+    """a: l(b) = 6 b + 6, eight due at 49.5 make 7 possible, to start by 1.5; b may start until 3. a's head, due 28, allows 3."""
+    to = Stage(make_discipline("eager", {"drop": "window"}))
+    to.model("a", 60.0)
+    to.model("b", 60.0)
+    to.slice("s0", hosted("a", linear(6, 6, 9)), hosted("b", (10.0,)), free_at_ms=1.0)
+    to.arrive("a", 28.0)
+    to.arrive("b", 13.0)
+    to.until(0.5)
+    for _ in range(one_by_one):
+        to.arrive("a", 49.5)
+    if one_by_one < 8:
+        to.arrive("a", 49.5, count=8 - one_by_one)
+    to.drain()
+    assert (to.batches[0].model_id, len(to.batches[0].seqs)) == ("a", 7)
+
+
 def test_simple_drop_serves_the_same_head_alone() -> None:
     to = Stage(make_discipline("deferred", {"drop": "simple"}))
     to.model("m", 27.0)
