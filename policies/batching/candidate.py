@@ -134,7 +134,8 @@ class ModelState:
 class Candidate:
     """The batch a model would run on a slice of one speed class.
 
-    `deadline_at_ms` is that of the first request in it, `edge_at_ms` the same less the guard: the timer is due at
+    `deadline_at_ms` is that of the first request in it, `edge_at_ms` the same less the guard (with a plan, never later than its
+    SLO from its arrival): the timer is due at
     edge - hold[n]. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due moment
     at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
     last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
@@ -225,8 +226,11 @@ class Candidate:
         runs = self.model.queue.runs
         if self.skip_runs < len(runs):
             run = runs[self.skip_runs]
-            self.deadline_at_ms = run.deadline_at_ms
-            self.edge_at_ms = run.deadline_at_ms - guard_ms - EPSILON_MS
+            self.deadline_at_ms = edge_at_ms = run.deadline_at_ms
+            if self.model.plan is not None:
+                # More time than the model's SLO is no reason to hold a request longer than the others.
+                edge_at_ms = min(edge_at_ms, run.arrived_at_ms + self.model.model.slo_ms)
+            self.edge_at_ms = edge_at_ms - guard_ms - EPSILON_MS
             self.timeout_at_ms = run.arrived_at_ms + self.timeout_ms
         else:
             self.deadline_at_ms = self.edge_at_ms = self.timeout_at_ms = NEVER_MS

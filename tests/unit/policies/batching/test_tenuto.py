@@ -288,3 +288,16 @@ def test_a_model_that_is_removed_while_it_waits_beside_the_reserve_is_forgotten(
     to.unmodel("n")
     to.drain()
     assert sent(to) == [("m", "s0", 0.0)]
+
+
+def test_more_time_than_the_slo_is_no_reason_to_hold_longer() -> None:
+    """Requests that come one by one, each with ten times its model's SLO: held for a companion, they would take eight."""
+    to = Stage(make_discipline("tenuto"))
+    to.model("m", 200.0)
+    to.slice("s0", hosted("m", (150.0, 300.0)))
+    for number in range(12):
+        to.until(250.0 * number)
+        to.arrive("m", 2_000.0)
+    to.drain()
+    assert [batch.seqs for batch in to.batches] == [[number] for number in range(1, 13)]
+    assert all(batch.start_at_ms - 250.0 * number < 50.0 for number, batch in enumerate(to.batches))
