@@ -2,7 +2,8 @@
 
 A link that listens says which kinds of principals may connect (`Guard.kinds`). ZeroMQ asks for each new connection, by ZAP; the
 answer is pyzmq's own authenticator, on its thread, and this process's keyring. After that each message carries the key of its
-connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Sockets by ipc need none of it: their folder is this user's.
+connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Sockets by ipc need none of
+it: their folder is this user's.
 
 A server's address names its key (`tcp://HOST:PORT?key=HEX`), so that while a key is rotated everybody knows which of two to ask for;
 one that names none is tried with the newest trusted key, and after a failure with the next.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,11 +24,10 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from fabric.errors import ConfigError, RemoteProtocolError
-from fabric.ids import PeerId, role_id_of
+from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
 _KEY: Final = "?key="
-_NUMBER: Final = re.compile(r"[0-9]+")
 _serial = count(1)
 
 
@@ -160,12 +159,9 @@ def may_be_called(principal: str, peer: PeerId) -> bool:
     kind, _, name = principal.partition("/")
     match kind:
         case "node":
-            return role_id == f"node-{name}" or (
-                role_id.startswith(f"worker-{name}-")
-                and _NUMBER.fullmatch(role_id[len(f"worker-{name}-") :]) is not None
-            )
+            return role_id == role_id_of_node(name) or is_worker_of(role_id, NodeId(name))
         case "frontend":
-            return role_id.startswith("frontend-")
+            return role_id.startswith(FRONTEND_PREFIX)
         case "scheduler":
             return role_id.startswith("scheduler-")
         case _:

@@ -34,6 +34,17 @@ def worker_prefix(node_id: NodeId) -> str:
     return f"worker-{node_id}-"
 
 
+def is_worker_of(role_id: str, node_id: NodeId) -> bool:
+    """Whether that is the role id of a worker of that node."""
+    number = role_id.removeprefix(worker_prefix(node_id))
+    return number != role_id and number.isascii() and number.isdigit()
+
+
+def role_id_of_node(host: str) -> str:
+    """The role id of a node's agent, which is also its run file's name."""
+    return f"node-{host}"
+
+
 def new_incarnation() -> Incarnation:
     """Draw a boot nonce: 8 hexadecimal digits, fresh for every start of a process."""
     return Incarnation(secrets.token_hex(4))

@@ -206,10 +206,8 @@ def read_pair(path: Path) -> KeyPair:
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[None]:
     """One change of a keys folder at a time. Raises ConfigError where it cannot be written."""
-    try:
+    with naming_path(folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -220,7 +218,7 @@ def changing(folder: Path) -> Iterator[None]:
 def write_private(path: Path, content: Trusted | KeyPair) -> None:
     """A whole new file that only this user can read, or the old one; never a half. Raises ConfigError."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with naming_path(path):
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -231,6 +229,13 @@ def write_private(path: Path, content: Trusted | KeyPair) -> None:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def naming_path(path: Path) -> Iterator[None]:
+    """Turn what the system says about a file into a ConfigError that names it."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
@@ -245,11 +250,8 @@ def _check_keys(path: Path, keys: Sequence[TrustedKey]) -> None:
 
 
 def _read(path: Path, type_: type[_FileT]) -> _FileT:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    with naming_path(path), path.open("rb") as file:
+        content = file.read(_FILE_BYTES_MAX + 1)
     if len(content) > _FILE_BYTES_MAX:
         raise ConfigError(f"{path}: is larger than any such file")
     try:
@@ -259,8 +261,6 @@ def _read(path: Path, type_: type[_FileT]) -> _FileT:
 
 
 def _stamp_of(path: Path) -> tuple[int, int]:
-    try:
+    with naming_path(path):
         found = path.stat()
-    except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     return found.st_mtime_ns, found.st_ino

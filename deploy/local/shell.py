@@ -23,9 +23,9 @@ from deploy.local.core import (
     TerminateRole,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id
+from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id, role_id_of_node
 from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
-from roles.config.cluster import ClusterConfig, role_id_of_node
+from roles.config.cluster import ClusterConfig
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER_ID, Heard
 from roles.runtime.defects import DefectReport

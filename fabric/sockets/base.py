@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, Self
 
 import zmq
 
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
-from fabric.curve import Guard
+from fabric.curve import Guard, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.ipc import IPC, IpcPath
@@ -248,6 +248,22 @@ class SocketLink(ABC):
     def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
         return frames.join(packed, epoch=self.epoch, sent_at_ms=self._clock.now_ms())
 
+
+class ListeningLink(SocketLink):
+    """A link that others connect to."""
+
+    @classmethod
+    def bind(
+        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> Self:
+        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
+
+        `guard`: connections by TCP need a key that it allows.
+        """
+        link = cls(options, guard)
+        link._bind(addresses)
+        return link
+
     def _bind(self, addresses: Sequence[str]) -> None:
         """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
         guard, is_guarded = self._guard, False
@@ -401,6 +417,20 @@ def note_refused(counters: dict[str, float]) -> bool:
     """Count a message that a full queue or a missing connection refused; False."""
     counters["full_out"] += 1
     return False
+
+
+def connect_socket(socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str) -> str:
+    """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there.
+
+    Raises ConfigError naming an address that cannot be one, or whose key is missing or not trusted.
+    """
+    if guard is None:
+        address = keyless(address)
+    elif not address.startswith(IPC):
+        address = guard.connect_to(socket, address, principal)
+    with naming(address, "connect to"):
+        socket.connect(address)
+    return address
 
 
 @contextlib.contextmanager

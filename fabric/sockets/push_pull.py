@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from fabric import frames
-from fabric.curve import Guard, keyless, principal_of_receiver
+from fabric.curve import Guard, principal_of_receiver
 from fabric.errors import ConfigError, PeerLost
 from fabric.ids import Incarnation, PeerId
 from fabric.ipc import IPC, nearest
@@ -26,8 +26,8 @@ from fabric.sockets.base import (
     FLUSH_MS,
     InFlight,
     LinkOptions,
-    SocketLink,
-    naming,
+    ListeningLink,
+    connect_socket,
     new_counters,
     note_refused,
     note_sent,
@@ -51,7 +51,7 @@ class PushOptions:
     idle_close_ms: float = 60_000.0
 
 
-class PullLink(SocketLink):
+class PullLink(ListeningLink):
     """Takes payload from anybody; the messages themselves say whose they are."""
 
     kind = zmq.PULL
@@ -62,18 +62,6 @@ class PullLink(SocketLink):
         """Where others reach this link: ipc first, shared memory last."""
         memory = memory_address() if self._options.is_sharing else ""
         return [*self._addresses, memory] if memory else self._addresses
-
-    @classmethod
-    def bind(
-        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
-    ) -> PullLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
-
-        `guard`: connections by TCP need a key that it allows.
-        """
-        link = cls(options, guard)
-        link._bind(addresses)
-        return link
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Nothing leaves by this link."""
@@ -218,12 +206,7 @@ class PushPool:
             address = nearest(target.addresses)
             opened = open_socket(zmq.PUSH, self._options.link)
             try:
-                if self._guard is None:
-                    address = keyless(address)
-                elif not address.startswith(IPC):
-                    address = self._guard.connect_to(opened, address, principal_of_receiver(peer))
-                with naming(address, "connect to"):
-                    opened.connect(address)
+                address = connect_socket(opened, address, self._guard, principal_of_receiver(peer))
             except ConfigError:
                 opened.close()
                 raise

@@ -13,7 +13,7 @@ import zmq
 
 from fabric import frames
 from fabric.codec import Buffer
-from fabric.curve import Guard, keyless, principal_of_server
+from fabric.curve import Guard, principal_of_server
 from fabric.errors import ConfigError
 from fabric.ids import PeerId
 from fabric.ipc import IPC, nearest
@@ -23,8 +23,9 @@ from fabric.sockets.base import (
     MORE,
     InFlight,
     LinkOptions,
+    ListeningLink,
     SocketLink,
-    naming,
+    connect_socket,
     note_refused,
     note_sent,
     send_parts,
@@ -35,7 +36,7 @@ _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are fo
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
 
 
-class RouterLink(SocketLink):
+class RouterLink(ListeningLink):
     """Many peers, each by its name: the server's end of control, and of clients.
 
     A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full, in
@@ -52,18 +53,6 @@ class RouterLink(SocketLink):
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
-
-    @classmethod
-    def bind(
-        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
-    ) -> RouterLink:
-        """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
-
-        `guard`: connections by TCP need a key that it allows.
-        """
-        link = cls(options, guard)
-        link._bind(addresses)
-        return link
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """False: the peer is unroutable (see `take_lost`) or its queue is full."""
@@ -196,13 +185,8 @@ class DealerLink(SocketLink):
     def _connect(self) -> None:
         self._is_touched = True
         address = nearest(self._given)
-        if self._guard is None:
-            address = keyless(address)
-        elif not address.startswith(IPC):
-            address = self._guard.connect_to(self._socket, address, principal_of_server(self._server))
-        with naming(address, "connect to"):
-            self._socket.connect(address)
-        self._connected_to = address
+        principal = principal_of_server(self._server)
+        self._connected_to = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
 
     def _peer(self, parts: Sequence[Buffer]) -> PeerId:

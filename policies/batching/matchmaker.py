@@ -120,9 +120,8 @@ class Matchmaker:
                     candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
                     return False
             if not size:
-                limit_at_ms = max(
-                    limit_at_ms, candidate.deadline_at_ms + EPSILON_MS
-                )  # no inputs ready: it goes alone
+                # Where nothing is left because no inputs are ready, the first one goes alone.
+                limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
                 if candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)

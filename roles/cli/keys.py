@@ -22,6 +22,7 @@ from fabric.keys import (
     checked_principal,
     key_file,
     kind_of,
+    naming_path,
     principal_of_node,
     read_trusted,
     write_private,
@@ -56,13 +57,11 @@ def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: F
     nodes = [] if config is None else [principal_of_node(node.host) for node in load_config(config).nodes]
     principals = [SCHEDULER, FRONTEND, OPERATOR, *nodes]
     if not dry_run:
-        try:
+        with naming_path(folder):
             folder.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise ConfigError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
         _write(folder, Trusted())
         for principal in principals:
-            _add(folder, principal)
+            _add(folder, principal, folder / key_file(principal))
     click.echo(f"{'would make' if dry_run else 'made'} {folder}: {', '.join(principals)}")
 
 
@@ -78,7 +77,7 @@ def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None: 
         if _trusted(folder).of(principal):
             raise ConfigError(f"{principal} has a key already: rotate or revoke it")
         if not dry_run:
-            _add(folder, principal, out)
+            _add(folder, principal, target)
     click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
 
 
@@ -114,12 +113,12 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
 
     Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key.
     """
-    _target(folder, principal, out)
+    target = _target(folder, principal, out)
     with changing(folder):
         if not _trusted(folder).of(principal):
             raise ConfigError(f"{principal} has no key: add one")
         if not dry_run:
-            _add(folder, principal, out)
+            _add(folder, principal, target)
     click.echo(
         f"{principal}: {'would make' if dry_run else 'made'} a new key; now copy {TRUSTED_FILE} to every host, restart, and"
         f" tenuto keys revoke {folder} {principal} --old"
@@ -147,10 +146,9 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # n
     click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
 
 
-def _add(folder: Path, principal: str, out: Path | None = None) -> None:
-    """Its secret first: a key that nobody trusts yet harms nobody."""
+def _add(folder: Path, principal: str, path: Path) -> None:
+    """Its secret first, to that path: a key that nobody trusts yet harms nobody."""
     trusted, pair = _trusted(folder), new_pair(principal)
-    path = _target(folder, principal, out)
     since = dt.datetime.now(dt.UTC).date().isoformat()
     if kind_of(principal) == CLIENT:
         frontends = tuple(key for key in trusted.keys if key.principal == FRONTEND)

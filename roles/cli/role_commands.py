@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id
+from fabric.ids import frontend_id, role_id_of_node
 from fabric.keys import FRONTEND, Keyring
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
-from roles.config.cluster import ClusterConfig, role_id_of_node
+from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
 from roles.runtime.core import SCHEDULER_ID

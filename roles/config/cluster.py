@@ -96,11 +96,6 @@ class NodeConfig:
         return NodeId(self.host)
 
 
-def role_id_of_node(host: str) -> str:
-    """The role id of a node's agent, which is also its run file's name."""
-    return f"node-{host}"
-
-
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
     """Delays of the modelled network, one way; jitter is the standard deviation of a half-normal."""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
-from fabric.ids import new_incarnation, peer_id
+from fabric.ids import new_incarnation, peer_id, role_id_of_node
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
 from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
-from roles.config.cluster import ClusterConfig, NodeConfig, role_id_of_node
+from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.adoption import WorkerRecords
 from roles.node_agent.background import Background
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore

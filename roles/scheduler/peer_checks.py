@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, get_args
 
 from fabric.errors import RemoteProtocolError
-from fabric.ids import OPERATOR, NodeId, PeerId, role_id_of, worker_prefix
+from fabric.ids import OPERATOR, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.messages import (
     Arrivals,
     Done,
@@ -34,7 +34,6 @@ from fabric.messages import (
     Telemetry,
     Withdraw,
 )
-from roles.config.cluster import role_id_of_node
 from roles.runtime.core import PLANNER
 from roles.runtime.peer_checks import (
     NOT_OWNER,
@@ -137,8 +136,7 @@ class SchedulerPeerChecks(PeerChecks):
 
     def _slice_ready(self, peer: PeerId, ready: SliceReady) -> None:
         role_id, _, nonce = peer.rpartition("/")
-        number = role_id.removeprefix(worker_prefix(ready.node_id))
-        if nonce != ready.incarnation or not number.isdigit():
+        if nonce != ready.incarnation or not is_worker_of(role_id, ready.node_id):
             whose = f"incarnation {ready.incarnation} of a worker of node {ready.node_id}"
             raise RemoteProtocolError(f"it says that it is {whose}", WRONG_IDENTITY)
         record = self._fleet.slices.get(ready.slice_id)

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId, frontend_id, peer_id
+from fabric.ids import (
+    BatchId,
+    FrontendId,
+    Incarnation,
+    ModelId,
+    PeerId,
+    SliceId,
+    frontend_id,
+    peer_id,
+    role_id_of_node,
+)
 from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import (
@@ -23,7 +33,6 @@ from fabric.messages import (
     SliceSpec,
     replaced,
 )
-from roles.config.cluster import role_id_of_node
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,

@@ -23,6 +23,7 @@ from fabric.ids import (
     SliceId,
     frontend_id,
     peer_id,
+    role_id_of_node,
     worker_prefix,
 )
 from fabric.messages import (
@@ -41,7 +42,6 @@ from fabric.messages import (
     SeqRun,
     SliceReady,
 )
-from roles.config.cluster import role_id_of_node
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.measures import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
