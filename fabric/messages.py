@@ -102,6 +102,10 @@ class ModelInfo(Value, frozen=True):
     image: ImagePreprocess | None = None
     replicas: int = 0
     """How many ready slices host it now."""
+    is_idempotent: bool = True
+    """A request may run again after a worker was lost that may have run it."""
+    coming_in_ms: float | None = None
+    """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
 
 
 class SliceInfo(Value, frozen=True):
@@ -186,6 +190,8 @@ class ModelSpec(Value, frozen=True):
     profile_ref: str = ""
     run_limit_ms: float | None = None
     """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
+    is_idempotent: bool = True
+    """A request may run more than once."""
 
 
 class InterferenceOption(Value, frozen=True):
@@ -327,6 +333,8 @@ class Infer(Message, frozen=True, tag=1):
     model_id: ModelId
     budget_ms: float | None = None
     way_ms: float = 0.0
+    spent_ms: float = 0.0
+    """Of the budget, on another frontend that was lost before it answered: over 0, the request may have run already."""
 
 
 class CancelRequest(Message, frozen=True, tag=2):
@@ -371,10 +379,16 @@ class Pong(Message, frozen=True, tag=8):
     """The answer to `Ping`. A round trip also measures the link's minimum RTT.
 
     `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared_memory.py`).
+    `is_ready`: a frontend that is not wants no requests: it has not reached a scheduler, or it ends.
     """
 
     number: int
     memory: str = ""
+    is_ready: bool = True
+
+
+class Unready(Message, frozen=True, tag=9):
+    """Frontend -> its clients: it will end when all it has is answered; ask another one from now on."""
 
 
 # frontend <-> scheduler
@@ -649,6 +663,8 @@ class Host(Message, frozen=True, tag=51):
     scheduler_addresses: Addresses
     agent_pid: int = 0
     left_out: Listed[LeftOut] = ()
+    heartbeat_interval_ms: float = 250.0
+    heartbeat_patience_ms: float = 1_500.0
 
 
 class SliceFailed(Message, frozen=True, tag=52):
@@ -895,6 +911,7 @@ AnyMessage = (
     | ModelsListed
     | Ping
     | Pong
+    | Unready
     | FrontendHello
     | Directory
     | Arrivals

@@ -27,11 +27,11 @@ from fabric.errors import (
     request_error,
 )
 from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
+from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
-from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.margin import LearnedWay
 from fabric.messages import (
     Answer,
@@ -73,7 +73,7 @@ class ClientOptions:
     pending_max: int = 10_000
     payload_bytes_max: int = ANSWER_BYTES_MAX
     shared_bytes_max: int = 256 << 20
-    heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 600.0, 2_000.0))
+    heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 2_000.0))
     clock: Clock = field(default_factory=MonotonicClock)
     key_file: Path | None = None
 
@@ -374,7 +374,7 @@ class Client:
         """Something is awaited: from now on silence counts."""
         if self._tending is None:
             self._liveness.watch(_FRONTEND, self._clock.now_ms())
-            self._tending = self._loop.call_later(self._options.heartbeats.ping_every_ms / 1e3, self._tend)
+            self._tending = self._loop.call_later(self._options.heartbeats.interval_ms / 1e3, self._tend)
 
     def _tend(self) -> None:
         self._tending = None

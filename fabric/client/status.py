@@ -28,6 +28,8 @@ def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> Sta
                 for received in link.receive(16):
                     if isinstance(received.message, StatusListed):
                         return received.message
+                if link.take_lost():
+                    break
                 if not link.has_more:
                     selector.select(0.01)
     finally:

@@ -1,6 +1,7 @@
 """Control: a server's ROUTER and its clients' DEALERs.
 
-A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows.
+A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows. Both ends hear at once of
+a connection that was closed (`take_lost`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Final
 import zmq
 
 from fabric import frames
-from fabric.codec import Buffer
 from fabric.curve import Guard, principal_of_server
 from fabric.errors import ConfigError
 from fabric.ids import PeerId
@@ -25,6 +25,7 @@ from fabric.sockets.base import (
     LinkOptions,
     ListeningLink,
     SocketLink,
+    Whole,
     connect_socket,
     note_refused,
     note_sent,
@@ -39,8 +40,8 @@ RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a faile
 class RouterLink(ListeningLink):
     """Many peers, each by its name: the server's end of control, and of clients.
 
-    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full, in
-    messages or in bytes, is refused. A second connection under a living peer's name is ignored (no hand-over):
+    A peer whose connection was closed is reported by `take_lost`, and so is one that a send found to be gone, or never
+    to have been here; one whose queue is full, in messages or in bytes, is refused. A second connection under a living peer's name is ignored (no hand-over):
     names carry a nonce.
     """
 
@@ -51,6 +52,9 @@ class RouterLink(ListeningLink):
         super().__init__(options, guard)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        self._connections = self._watch_connections()
+        self._descriptor_of: dict[PeerId, int] = {}
+        self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
@@ -83,9 +87,18 @@ class RouterLink(ListeningLink):
         return note_sent(self._counters, size, packed)
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Peers that a send found gone since the last call."""
+        """Peers whose connection was closed, or that a send found gone, since the last call."""
         lost, self._lost = self._lost, []
-        return lost
+        if not self._socket.closed:
+            for descriptor in self._connections.ended():
+                peer = self._peer_at.pop(descriptor, None)
+                # The kernel gives descriptors out again, and a peer may be back by another connection.
+                if peer is not None and self._descriptor_of.get(peer) == descriptor:
+                    del self._descriptor_of[peer]
+                    self.transit.forget(peer)
+                    self._in_flight.pop(peer, None)
+                    lost.append(peer)
+        return list(dict.fromkeys(lost)) if len(lost) > 1 else lost
 
     def _of(self, peer: PeerId) -> InFlight:
         own = self._in_flight.get(peer)
@@ -97,8 +110,14 @@ class RouterLink(ListeningLink):
             own = self._in_flight[peer] = InFlight()
         return own
 
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        return frames.peer_from(parts[0])
+    def _peer(self, whole: Whole) -> PeerId:
+        peer = frames.peer_from(whole.parts[0])
+        descriptor = whole.last.get(zmq.SRCFD)
+        if self._descriptor_of.get(peer) != descriptor:
+            assert isinstance(descriptor, int), "asked for a number"
+            self._descriptor_of[peer] = descriptor
+            self._peer_at[descriptor] = peer
+        return peer
 
 
 class DealerLink(SocketLink):
@@ -119,6 +138,7 @@ class DealerLink(SocketLink):
         self._given = tuple(addresses)
         self._connected_to = ""
         self._connect_at_ms: float | None = None
+        self._connections = self._watch_connections()
         self._socket.setsockopt(zmq.IDENTITY, frames.route_to(own))
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
@@ -156,6 +176,13 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
 
+    def take_lost(self) -> Sequence[PeerId]:
+        """The server, if its connection was closed since the last call. A new one is on its way by itself."""
+        if self._socket.closed:
+            return ()
+        ended = sum(1 for _ in self._connections.ended())
+        return (self._server,) if ended else ()
+
     @property
     def is_by_ipc(self) -> bool:
         """Whether the server can only be a process of this host."""
@@ -189,6 +216,6 @@ class DealerLink(SocketLink):
         self._connected_to = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
 
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        del parts
+    def _peer(self, whole: Whole) -> PeerId:
+        del whole
         return self._server

@@ -53,7 +53,7 @@ def ask_change(
                             return answer
                         case Pong():
                             pass
-                if clock.now_ms() - heard_at_ms > silence_ms:
+                if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
                     raise PeerLost(f"the scheduler at {addresses[0]} does not answer")
                 if not link.has_more:
                     selector.select(0.01)

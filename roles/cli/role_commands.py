@@ -70,7 +70,10 @@ def scheduler(
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
             keyring = _frontend_keys(written.config)
-            options = FrontendOptions(frontend_id(0), home, (), (client,), keyring=keyring)
+            heartbeats = written.config.heartbeats
+            options = FrontendOptions(
+                frontend_id(0), home, (), (client,), keyring=keyring, heartbeats=heartbeats
+            )
             run_on_one_loop(written, options, stop, recording)
         else:
             run_scheduler(written, home, stop, recording)
@@ -90,7 +93,9 @@ def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_ad
         read = load_config(config)
         addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
         client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
-        options = FrontendOptions(own, home, addresses, (client,), keyring=keyring)
+        options = FrontendOptions(
+            own, home, addresses, (client,), keyring=keyring, heartbeats=read.heartbeats
+        )
         run_frontend(options, stop)
 
 

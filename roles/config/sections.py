@@ -69,6 +69,7 @@ class ModelSection(Section, frozen=True):
     memory_mb: float | None = None
     priority: int = 0
     run_limit_ms: float | None = None
+    idempotent: bool = True
 
 
 class NodeSection(Section, frozen=True):
@@ -94,6 +95,13 @@ class NetworkSection(Section, frozen=True):
     jitter_ms: float = 0.0
 
 
+class HeartbeatSection(Section, frozen=True):
+    """`cluster.heartbeats`."""
+
+    interval_ms: float = 250.0
+    patience_ms: float = 1_500.0
+
+
 class ClusterSection(Section, frozen=True):
     """`cluster`: `gpus` (with `gpu_type`), or `nodes`."""
 
@@ -103,6 +111,7 @@ class ClusterSection(Section, frozen=True):
     frontends: int = 1
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
+    heartbeats: HeartbeatSection = HeartbeatSection()
 
 
 class PopularitySection(Section, frozen=True):
@@ -149,6 +158,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "cluster": ClusterSection,
     "nodes": NodeSection,
     "network": NetworkSection,
+    "heartbeats": HeartbeatSection,
     "popularity": PopularitySection,
     "listen": ListenSection,
     "security": SecuritySection,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.clock import MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.keys import NODE, Keyring
@@ -62,7 +63,7 @@ from roles.runtime.mailbox import Mailbox
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.runtime.server_connection import ServerSource
-from roles.runtime.sources import UNROUTABLE, LinkSource, TranslatedSource
+from roles.runtime.sources import CLOSED, LinkSource, TranslatedSource
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -84,6 +85,7 @@ class FrontendOptions:
     decode_threads: int = 2
     host: str = "127.0.0.1"
     keyring: Keyring | None = None
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
 
 
 class FrontendShell:
@@ -142,8 +144,10 @@ class FrontendShell:
         self.role = Role[FrontendEvent, FrontendAction](
             self._core,
             [
-                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, UNROUTABLE)),
-                TranslatedSource(ServerSource(self._scheduler, SCHEDULER, self._clock), _from_scheduler),
+                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
+                TranslatedSource(
+                    ServerSource(self._scheduler, SCHEDULER, self._clock, options.heartbeats), _from_scheduler
+                ),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
                 self._unsent,

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, SliceId
 from fabric.messages import (
     AnyMessage,
@@ -207,7 +208,8 @@ class WorkerCore:
         if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
             self._scheduler_addresses = host.scheduler_addresses
             self._registration.scheduler_gone()
-            actions.append(JoinScheduler(host.scheduler_addresses))
+            timing = HeartbeatTiming(host.heartbeat_interval_ms, host.heartbeat_patience_ms)
+            actions.append(JoinScheduler(host.scheduler_addresses, timing))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         self._left_out = host.left_out
         for slice_ in list(self._slices.values()):

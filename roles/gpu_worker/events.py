@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, FrontendId, SliceId
 from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
 from roles.gpu_worker.batches import PartInputs
@@ -90,6 +91,7 @@ class JoinScheduler:
     """Connect to the scheduler, instead of the one before if there was one."""
 
     addresses: tuple[str, ...]
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
 
 
 @dataclass(slots=True, frozen=True)

@@ -222,8 +222,8 @@ class _Worker:
                 self._watch.watch(pid)
             case KnowFrontends(frontends):
                 self._know(frontends)
-            case JoinScheduler(addresses):
-                self._scheduler.open(addresses, self._clock.now_ms())
+            case JoinScheduler(addresses, heartbeats):
+                self._scheduler.open(addresses, heartbeats, self._clock.now_ms())
             case LoadSlice(spec):
                 executor: Executor = self._sleep if spec.device == EMULATED else self._thread
                 self._executors[spec.slice_id] = executor

@@ -32,8 +32,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
-from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import (
     AnyMessage,
     DesiredSlices,
@@ -114,10 +114,9 @@ class NodeAgentCore:
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
         self._inquiries = StatusRequests()
-        beats = HeartbeatTiming(
-            limits.silence_ms / 10, limits.silence_ms / 3, limits.silence_ms, limits.silence_ms
+        self._liveness = Liveness(
+            HeartbeatTiming(limits.silence_ms / 10, limits.silence_ms, limits.silence_ms)
         )
-        self._liveness = Liveness(beats)
         """Of workers that serve."""
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.

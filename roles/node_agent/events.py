@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import Incarnation
 from fabric.messages import GpuSample, SliceSpec
 from roles.runtime.core import Heard, Lost, Send, Tick
@@ -22,6 +23,7 @@ class AgentLimits:
     terminate_ms: float = 2_000.0
     kill_ms: float = 2_000.0
     restart: RestartRule = field(default_factory=RestartRule)
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)  # of its workers and the scheduler
     adopt_ms: float = 3_000.0  # for the workers of a former agent to say hello to this one
     sample_ms: float = 1_000.0
     daemon_start_ms: float = 15_000.0  # its guard may have to wait for the end of a former one

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
@@ -88,7 +88,9 @@ def run_node_agent(
         Keyring.of_folder(
             keys, principal_of_node(host)
         )  # its workers need it: better said now than by each of them
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keys)
+    options = options or AgentOptions()
+    options = replace(options, limits=replace(options.limits, heartbeats=config.heartbeats))
+    agent = _Agent(_node(config, host), run_dir, options, stop, keys)
     try:
         agent.run()
     finally:
@@ -112,7 +114,9 @@ class _Agent:
         self._worker_key = () if keys is None else (str(keys.absolute()), principal_of_node(node.host))
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock)
+        self._scheduler = LocalScheduler(
+            peer_id(role_id, incarnation), run_dir, options.clock, options.limits.heartbeats
+        )
         self._processes = Processes()
         self._aside: Background[Answer] = Background()
         self._pins = CorePins(node.pin_cores)

@@ -168,7 +168,15 @@ class Workers:
         """Tell it anew, if it was told before: something of it has changed."""
         if worker.state in TOLD:
             slices, left_out = tuple(worker.slices.values()), self._suspects.left_out(worker.slices)
-            host = Host(self._node_id, slices, self.scheduler_addresses, self._agent_pid, left_out)
+            host = Host(
+                self._node_id,
+                slices,
+                self.scheduler_addresses,
+                self._agent_pid,
+                left_out,
+                self._limits.heartbeats.interval_ms,
+                self._limits.heartbeats.patience_ms,
+            )
             self._send(worker, host)
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:

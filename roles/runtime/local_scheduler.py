@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
@@ -32,8 +33,10 @@ LocalSchedulerEvent = Heard | Lost | SchedulerFound
 class LocalScheduler(SourceOver):
     """Closed until the scheduler's run file is there."""
 
-    def __init__(self, own: PeerId, run_dir: Path, clock: Clock) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock)
+    def __init__(
+        self, own: PeerId, run_dir: Path, clock: Clock, heartbeats: HeartbeatTiming | None = None
+    ) -> None:
+        self._connection = ServerConnection(own, SCHEDULER, clock, heartbeats)
         super().__init__(self._connection)
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""

@@ -1,7 +1,8 @@
 """A client's end of a control link: the one server behind a DEALER, as a source of the driver.
 
-A server that has been silent for too long may only be unreachable by *this* connection, so each `Lost` begins a
-new one, and the server is watched again: until somebody answers, it is lost again and again.
+A server that has been silent for too long may only be unreachable by *this* connection, so its silence begins a
+new one; a connection that was closed is made again by ZeroMQ. Either is a `Lost`, and the server is watched again: until
+somebody answers, it is lost again and again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from fabric.clock import Clock
 from fabric.curve import guarded
 from fabric.errors import PeerLost
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.keys import Keyring
-from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import WatchedLinkSource
+from roles.runtime.sources import SILENT, WatchedLinkSource
 
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 
@@ -38,7 +39,8 @@ class ServerSource(WatchedLinkSource):
         """At most `limit` messages; at the end that the server is gone, if it is."""
         events = super().take(limit, now_ms)
         if events and isinstance(events[-1], Lost):
-            self._server_link.reconnect()
+            if events[-1].reason == SILENT:
+                self._server_link.reconnect()
             self.watch(events[-1].peer)
         return events
 
@@ -68,13 +70,14 @@ class ServerConnection:
         self._link: DealerLink | None = None
         self._source: ServerSource | None = None
 
-    def open(self, addresses: Sequence[str]) -> None:
+    def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None) -> None:
         """Connect, instead of to where it was before. Raises ConfigError for what is no address.
 
         While this process has no descriptor left, the server is not there, and it is tried again and again.
         """
         self._close_link()
         self._addresses = addresses
+        self._timing = heartbeats or self._timing
         self._connect()
 
     def _connect(self) -> None:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import PeerId
 from fabric.link import Link, Received
-from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import Ping, Pong
 from fabric.transit import TransitMeter
 from roles.runtime.core import Heard, Lost
 
 SILENT = "it has been silent for too long"
-UNROUTABLE = "its connection is closed"
+CLOSED = "its connection was closed"
 
 EventT = TypeVar("EventT")
 InnerT = TypeVar("InnerT")
@@ -163,7 +163,7 @@ class WatchedLinkSource(SourceOver):
                 events.append(Lost(peer, SILENT))
         for peer in self._link.take_lost():
             self._liveness.forget(peer)
-            events.append(Lost(peer, UNROUTABLE))
+            events.append(Lost(peer, CLOSED))
         return events
 
 

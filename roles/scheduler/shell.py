@@ -96,7 +96,10 @@ class SchedulerShell:
         self._outbox = Outbox(self.link, self._refused)
         self._planner = Planner()
         self.role = Role[Heard | Lost, Send](
-            core, [WatchedLinkSource(self.link, clock), self._planner], self._perform, self._end_turn
+            core,
+            [WatchedLinkSource(self.link, clock, config.heartbeats), self._planner],
+            self._perform,
+            self._end_turn,
         )
         journal = None if recording is None else kept_aside(recording.path)
         self.on_defect = DefectReport(SCHEDULER_ID, run_dir, journal, self._keep_journal)

@@ -14,7 +14,7 @@ import pytest
 from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.link import Received
-from fabric.liveness import HeartbeatTiming
+from fabric.heartbeats import HeartbeatTiming
 from fabric.messages import Directory, Ping, Pong, StatusAsked
 from fabric.sockets import RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
@@ -118,7 +118,7 @@ def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_addr
 
 
 def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:
-    door = ServerConnection(OWN, SCHEDULER, stage.clock, HeartbeatTiming(20.0, 60.0, 200.0))
+    door = ServerConnection(OWN, SCHEDULER, stage.clock, HeartbeatTiming(20.0, 200.0))
     stage.stack.callback(door.close)
     stage.serve()
     door.open([stage.address])
