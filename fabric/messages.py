@@ -379,16 +379,21 @@ class Pong(Message, frozen=True, tag=8):
     """The answer to `Ping`. A round trip also measures the link's minimum RTT.
 
     `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared_memory.py`).
-    `is_ready`: a frontend that is not wants no requests: it has not reached a scheduler, or it ends.
+    `incarnation`: of a frontend, so that a client sees which of its addresses lead to the same one.
     """
 
     number: int
     memory: str = ""
-    is_ready: bool = True
+    incarnation: Incarnation = Incarnation("")
 
 
 class Unready(Message, frozen=True, tag=9):
-    """Frontend -> its clients: it will end when all it has is answered; ask another one from now on."""
+    """Frontend -> its clients: ask another one if you can; in place of a `Pong` too.
+
+    It has no scheduler, or it will end when all it has is answered.
+    """
+
+    incarnation: Incarnation = Incarnation("")
 
 
 # frontend <-> scheduler

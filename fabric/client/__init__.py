@@ -9,8 +9,9 @@ the budget; should it not, the client's own timer does (`DeadlineExceeded`), and
 silence does (`PeerLost`, within about a second).
 """
 
-from fabric.client.asynchronous import Client, ClientOptions, InferResult, Inputs
+from fabric.client.asynchronous import Client, InferResult, Inputs
 from fabric.client.blocking import BlockingClient
+from fabric.client.connection import ClientOptions
 from fabric.client.status import ask_status
 
 __all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "ask_status"]

@@ -40,7 +40,7 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
+    """What all senders of a run share. `targets`: one address of each frontend; each sender uses all of them.
 
     `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
     multiples (0: each at its own moment).
@@ -90,7 +90,7 @@ def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
 async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
     recorder = Recorder([model.model_id for model in plan.config.models])
-    async with Client(plan.targets[number % len(plan.targets)]) as client:
+    async with Client(plan.targets) as client:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())

@@ -6,8 +6,10 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
+from typing import Any
+
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.drive import run_roles
+from roles.runtime.drive import Role, run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 
@@ -18,15 +20,16 @@ def run_on_one_loop(
     stop: StopSignal,
     recording: Recording | None = None,
 ) -> None:
-    """Serve until told to stop; see both shells. Either's end is the other's."""
+    """Serve until told to stop and all is answered; see both shells. Either's end is the other's."""
     scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
     try:
-        frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+        frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link)
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()
             scheduler_shell.announce()
-            run_roles([frontend_shell.role, scheduler_shell.role], stop, scheduler_shell.on_defect.end)
+            roles: list[Role[Any, Any]] = [frontend_shell.role, scheduler_shell.role]
+            run_roles(roles, lambda: frontend_shell.is_drained, scheduler_shell.on_defect.end)
             scheduler_shell.serve_no_more()
         finally:
             frontend_shell.close()

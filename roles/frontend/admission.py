@@ -15,6 +15,7 @@ from fabric.errors import (
     Overloaded,
     RequestError,
     TooLarge,
+    WorkerLost,
 )
 from fabric.ids import ModelId
 from fabric.margin import LearnedWay
@@ -53,6 +54,11 @@ def admit(
     info = known.models.get(message.model_id)
     if info is None:
         return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known.models))
+    if message.spent_ms > 0 and not info.is_idempotent:
+        return NotAdmitted(
+            WorkerLost,
+            f"another frontend was lost with it, and model {info.model_id!r} must not run it twice",
+        )
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
@@ -62,13 +68,14 @@ def admit(
     if no_room is not None:
         return NotAdmitted(Overloaded, no_room)
     if budget_left_ms(asked, info) <= 0:
-        return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {asked.late_ms:.1f} ms")
+        spent_ms = asked.late_ms + message.spent_ms
+        return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {spent_ms:.1f} ms")
     return info
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:
     """What is left of the budget asked for, or of the SLO."""
-    return budget_of(asked, info) - asked.late_ms
+    return budget_of(asked, info) - asked.late_ms - asked.message.spent_ms
 
 
 def budget_of(asked: Asked, info: ModelInfo) -> float:

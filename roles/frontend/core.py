@@ -47,7 +47,6 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Ping,
-    Pong,
     Refusal,
     Returned,
     SeqRun,
@@ -58,6 +57,7 @@ from fabric.messages import (
 from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
+from roles.frontend.drain import Drain
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -88,6 +88,7 @@ from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, R
 from roles.frontend.runs import coded
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict
+from roles.runtime.process_events import StopAsked
 
 
 class FrontendCore:
@@ -112,6 +113,7 @@ class FrontendCore:
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
+        self._drain = Drain(settings.incarnation, settings.memory)
         self._hello_at_ms = now_ms
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
@@ -121,9 +123,15 @@ class FrontendCore:
     def wake_at_ms(self) -> float | None:
         """The earliest deadline, or the next hello."""
         deadline_at_ms = self._pending.next_deadline_at_ms
-        if self._is_linked:
+        if self._is_linked and not self._drain.has_begun:
             return deadline_at_ms
-        return self._hello_at_ms if deadline_at_ms is None else min(deadline_at_ms, self._hello_at_ms)
+        hello_at_ms = None if self._is_linked else self._hello_at_ms
+        moments = (deadline_at_ms, hello_at_ms, self._drain.wake_at_ms(self._now_ms))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def is_drained(self, now_ms: float) -> bool:
+        """Whether it was asked to stop, and may."""
+        return self._drain.is_over(len(self._pending), now_ms)
 
     @property
     def has_gathered(self) -> bool:
@@ -139,6 +147,7 @@ class FrontendCore:
     def counters(self) -> Mapping[str, float]:
         """What happened since the start: accepted = answers + refusals + abandoned + pending."""
         gauges = {
+            "is_ready": float(self._is_linked),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
             "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
@@ -190,6 +199,8 @@ class FrontendCore:
                 self._on_unpushed(message, reason)
             case SchedulerLost():
                 self._unlink()
+            case StopAsked():
+                out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
             case Lost(peer):
                 self._abandon(peer)
         return out
@@ -198,6 +209,7 @@ class FrontendCore:
 
     def _is_clients(self, peer: PeerId, message: AnyMessage) -> bool:
         """Whether that client may say it."""
+        self._drain.heard(peer)
         verdict = self._checks.client(peer, message, self._now_ms)
         if verdict is Verdict.CUT_OFF:
             self._abandon(peer)
@@ -205,6 +217,7 @@ class FrontendCore:
 
     def _abandon(self, client: PeerId) -> None:
         self.offences.forget(client)
+        self._drain.gone(client)
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1
@@ -251,7 +264,7 @@ class FrontendCore:
             case StatusAsked():
                 self._out.append(Report(peer))
             case Ping(number):
-                self._out.append(Reply(peer, Pong(number, self._settings.memory)))
+                self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_linked)))
 
     # ------------------------------------------------------------ pictures
 

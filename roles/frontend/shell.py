@@ -91,11 +91,11 @@ class FrontendOptions:
 class FrontendShell:
     """Does what the core decides, with the links of one frontend.
 
-    `hub`: of the scheduler, where that is in this process; then no address of it is needed.
+    `hub`: of the scheduler, where that is in this process; then no address of it is needed. `stop` begins its drain.
     Raises ConfigError for an address that cannot be bound.
     """
 
-    def __init__(self, options: FrontendOptions, hub: HubLink | None = None) -> None:
+    def __init__(self, options: FrontendOptions, stop: StopSignal, hub: HubLink | None = None) -> None:
         incarnation = new_incarnation()
         own = peer_id(options.frontend_id, incarnation)
         self._run_dir = options.run_dir
@@ -144,6 +144,7 @@ class FrontendShell:
         self.role = Role[FrontendEvent, FrontendAction](
             self._core,
             [
+                stop,
                 LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
                 TranslatedSource(
                     ServerSource(self._scheduler, SCHEDULER, self._clock, options.heartbeats), _from_scheduler
@@ -162,6 +163,11 @@ class FrontendShell:
         """Say where it is."""
         write_run_file(self._run_dir, self._run_file)
         log.info("frontend_serving addresses=%s", ",".join(self._clients.addresses))
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was asked to stop, and has answered everything."""
+        return self._core.is_drained(self._clock.now_ms())
 
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
@@ -288,11 +294,12 @@ class FrontendShell:
 
 
 def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
-    """Serve until told to stop; see `FrontendShell`."""
-    shell = FrontendShell(options)
+    """Serve until told to stop and all is answered; see `FrontendShell`."""
+    shell = FrontendShell(options, stop)
     try:
         shell.announce()
-        run_roles([shell.role], stop, DefectReport(options.frontend_id, options.run_dir).end)
+        on_defect = DefectReport(options.frontend_id, options.run_dir).end
+        run_roles([shell.role], lambda: shell.is_drained, on_defect)
     finally:
         shell.close()
 

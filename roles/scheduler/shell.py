@@ -189,7 +189,7 @@ def run_scheduler(
     shell = SchedulerShell(written, run_dir, recording, control_addresses)
     try:
         shell.announce()
-        run_roles([shell.role], stop, shell.on_defect.end)
+        run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
         shell.serve_no_more()
     finally:
         shell.close()

@@ -83,7 +83,7 @@ def worker_door(stage: Stage) -> SchedulerConnection:
 def test_a_worker_whose_first_word_is_refused_knocks_until_the_scheduler_answers(stage: Stage) -> None:
     door = worker_door(stage)
     assert not door.send(StatusAsked(), stage.clock.now_ms())  # nobody has said where the scheduler is
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     assert not door.send(StatusAsked(), stage.clock.now_ms())  # it is not there yet
     assert list(door.take(64, stage.clock.now_ms())) == []
     stage.serve()
@@ -95,7 +95,7 @@ def test_a_worker_whose_first_word_is_refused_knocks_until_the_scheduler_answers
 def test_the_scheduler_answers_before_what_it_says(stage: Stage) -> None:
     door = worker_door(stage)
     stage.serve()
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     stage.until(door, lambda _: bool(stage.at_server), answers=False)
     assert stage.server is not None
     assert stage.server.send(OWN, NEWS)
@@ -108,7 +108,7 @@ def test_the_scheduler_answers_before_what_it_says(stage: Stage) -> None:
 def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_address(stage: Stage) -> None:
     door = worker_door(stage)
     stage.serve()
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     stage.until(door, bool)
     assert stage.server is not None
     stage.server.close()
