@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -226,9 +227,7 @@ def loaded_cluster(options: argparse.Namespace, fates: list[Fate]) -> Iterator[T
     """With its load, some seconds old."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "cluster.yaml"
-        nodes = "".join(
-            f"   - {{host: {node}, gpus: 1, workers_outlive_agent: true}}\n" for node in NODES
-        )
+        nodes = "".join(f"   - {{host: {node}, gpus: 1, workers_outlive_agent: true}}\n" for node in NODES)
         file.write_text(CONFIG + nodes, encoding="utf-8")
         with (
             temporary_cluster(file) as cluster,
@@ -271,7 +270,7 @@ def gap_ms(fates: Sequence[Fate], kill: Kill) -> float:
     until_ms = kill.at_ms + WATCHED_MS
     answered = sorted(fate.at_ms + fate.took_ms for fate in fates if fate.code == "ok")
     moments = [kill.at_ms, *(moment for moment in answered if kill.at_ms < moment < until_ms), until_ms]
-    return max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
+    return max(later - earlier for earlier, later in pairwise(moments))
 
 
 def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figures:

@@ -40,7 +40,7 @@ class NotAdmitted:
 
 
 def admit(
-    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings
+    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings, now_ms: float
 ) -> ModelInfo | NotAdmitted:
     """The model that the request is for, or why it is not taken on."""
     message = asked.message
@@ -62,7 +62,7 @@ def admit(
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if info.replicas == 0:
+    if info.replicas == 0 and not _outlasts_start(asked, info, known, now_ms):
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:
@@ -71,6 +71,12 @@ def admit(
         spent_ms = asked.late_ms + message.spent_ms
         return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {spent_ms:.1f} ms")
     return info
+
+
+def _outlasts_start(asked: Asked, info: ModelInfo, known: Known, now_ms: float) -> bool:
+    """Whether a slice will be ready before the budget ends; the scheduler knows best, and decides when it is announced."""
+    coming_at_ms = known.coming_at_ms.get(info.model_id)
+    return coming_at_ms is not None and now_ms + budget_left_ms(asked, info) > coming_at_ms
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:

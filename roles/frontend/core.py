@@ -223,7 +223,7 @@ class FrontendCore:
             self._counts["abandoned"] += 1
 
     def _on_asked(self, asked: Asked) -> None:
-        admitted = admit(asked, self._known, self._pending, self._settings)
+        admitted = admit(asked, self._known, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
             self._out.append(Release(asked.payload))
@@ -397,7 +397,7 @@ class FrontendCore:
         self._unlink()
 
     def _on_directory(self, directory: Directory) -> None:
-        change = self._known.update(directory)
+        change = self._known.update(directory, self._now_ms)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:
@@ -405,7 +405,8 @@ class FrontendCore:
         self._link(is_listed=lists(directory, self._settings.frontend_id, self._settings.incarnation))
         for slice_ in change.gone:
             for request in self._pending.on_slice(slice_.slice_id):
-                self._give_back(request, WorkerLost, f"slice {slice_.slice_id} was lost")
+                reason = f"slice {slice_.slice_id} was lost"
+                self._give_back(request, WorkerLost, reason, may_have_run=True)
         if change.removed:
             self._refuse_removed(set(change.removed))
 
@@ -509,13 +510,22 @@ class FrontendCore:
         found = self._pending.at(model_id, runs)
         return [one for one in found if one.place is not None and one.place.batch_id == batch_id]
 
-    def _give_back(self, request: Request, error: type[RequestError], reason: str) -> None:
+    def _is_idempotent(self, model_id: ModelId) -> bool:
+        info = self._known.models.get(model_id)
+        return info is None or info.is_idempotent
+
+    def _give_back(
+        self, request: Request, error: type[RequestError], reason: str, *, may_have_run: bool = False
+    ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
         if request.stage is RequestState.GRANTED:
             request.former_seq, request.former_place = request.seq, request.place
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
+        if may_have_run and not self._is_idempotent(request.model_id):
+            self._refuse(request, error, f"{reason}, and its model must not run it twice")
+            return
         if request.tries_left == 0:
             self._refuse(request, error, reason)
             return

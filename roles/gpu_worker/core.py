@@ -479,7 +479,7 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        if len(batch.rows) > 1:
+        if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)
         return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)

@@ -68,7 +68,7 @@ class Actuator:
         """What the plan says of a slice; it serves on."""
         former = record.targets
         record.hints = hints
-        if record.targets != former and record.is_ready and not record.is_draining:
+        if record.targets != former and record.takes_batches:
             self._put(record, now_ms)
 
     def drain(self, record: SliceRecord, now_ms: float) -> None:
@@ -113,7 +113,7 @@ class Actuator:
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():
             hosts = any(replica.model_id == model_id for replica in record.replicas)
-            if hosts and record.is_ready and not record.is_draining:
+            if hosts and record.takes_batches:
                 self._put(record, now_ms)
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:
