@@ -44,7 +44,7 @@ DOORS = {
     "msgspec": (
         "fabric/codec.py",
         "fabric/keys.py",
-        "fabric/messages.py",
+        "fabric/messages/",
         "roles/config/load.py",
         "roles/config/sections.py",
     ),
