@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from policies.batching.candidate import Candidate
-from policies.batching.central import Central
-from policies.batching.deferred import Deferred
-from policies.batching.eager import Eager
-from policies.batching.pools import Slice
-from policies.batching.tenuto import Tenuto
-from policies.batching.timeout import Timeout
+from policies.batching.disciplines.deferred import Deferred
+from policies.batching.disciplines.eager import Eager
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.disciplines.timeout import Timeout
+from policies.batching.matchmaking.candidate import Candidate
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.pools import Slice
 from tests.references.playing import Gpu, Model, Request, Setting, play_ours, random_setting
 
 ROUNDING_MS = 1e-9

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
-from policies.batching.candidate import SendRule
-from policies.batching.central import Central
-from policies.batching.deferred import never
+from policies.batching.disciplines.deferred import never
+from policies.batching.matchmaking.candidate import SendRule
+from policies.batching.matchmaking.central import Central
 from policies.batching.moments import Table
 
 

@@ -1,6 +1,6 @@
 """Nexus (Symphony section 2.2): slices are assigned to models once per epoch, and then act on their own.
 
-Every epoch the measured rates are packed onto the slices (`squishy.py`). A request is routed at once to one of its
+Every epoch the measured rates are packed onto the slices (`rivals/squishy.py`). A request is routed at once to one of its
 model's slices, by their shares. A slice runs its models in turn, at most the assigned batch each time, whenever it is
 free; heads that would force a smaller batch although enough younger ones wait are dropped early. Nothing
 coordinates the slices between epochs (ADR 0013).
@@ -14,9 +14,9 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, Decision, Drop, RequestRun
 from policies.batching.drop import suffix_size
 from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
-from policies.batching.rival import Rival
-from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
-from policies.batching.squishy import Bin, ModelLoad, saturated_size, spread
+from policies.batching.rivals.rival import Rival
+from policies.batching.rivals.squishy import Bin, ModelLoad, saturated_size, spread
+from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
 from policies.rates import RateMeter
 
 FIRST_EPOCH_MS = 1000.0  # before it all models count alike

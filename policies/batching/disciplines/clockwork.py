@@ -7,10 +7,10 @@ as Clockwork has them, or all sizes, as Symphony's authors ran it (their section
 
 from __future__ import annotations
 
-from policies.batching.backlog import Backlog
 from policies.batching.base import NEVER_MS
 from policies.batching.moments import latest_at_ms
-from policies.batching.rival_state import Line, RivalSlice
+from policies.batching.rivals.backlog import Backlog
+from policies.batching.rivals.state import Line, RivalSlice
 
 
 class Clockwork(Backlog):

@@ -14,8 +14,8 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, Decision, RequestRun
 from policies.batching.drop import fallback_target
 from policies.batching.moments import EPSILON_MS
-from policies.batching.rival import Rival
-from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
+from policies.batching.rivals.rival import Rival
+from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
 
 
 @dataclass(slots=True)

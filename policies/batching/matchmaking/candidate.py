@@ -12,10 +12,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
-from policies.batching.classes import SpeedClass
 from policies.batching.drop import fallback_target, target_size
+from policies.batching.matchmaking.pools import Pool
+from policies.batching.matchmaking.speed_classes import SpeedClass
 from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
-from policies.batching.pools import Pool
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 

@@ -1,6 +1,6 @@
 """Tenuto's own discipline: it holds a batch only while holding pays (ADR 0030).
 
-Deferral with a timeout per model, planned for all models together every 100 ms (`holding.py`). While slices are
+Deferral with a timeout per model, planned for all models together every 100 ms (`policies/batching/holding.py`). While slices are
 plentiful, models are held nearly as long as deferral holds them, so that GPUs stay idle and can be released; a
 request in a cluster with next to nothing to do goes at once. As far as requests are found to *lose by waiting*, i.e. to be
 dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
-from policies.batching.candidate import Candidate, ModelPlan, ModelState, SendRule
-from policies.batching.central import Central
-from policies.batching.deferred import frontrun_hold
+from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
-from policies.batching.pools import Pool, Slice
+from policies.batching.matchmaking.candidate import Candidate, ModelPlan, ModelState, SendRule
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice

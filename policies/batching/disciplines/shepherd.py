@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.backlog import Backlog
 from policies.batching.base import Decision, Preempt, RequestRun
-from policies.batching.rival_state import Line, RivalSlice
+from policies.batching.rivals.backlog import Backlog
+from policies.batching.rivals.state import Line, RivalSlice
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
-from policies.batching.candidate import Candidate, ModelState, SendRule
 from policies.batching.drop import suffix_size
+from policies.batching.matchmaking.candidate import Candidate, ModelState, SendRule
+from policies.batching.matchmaking.pools import Pool, Slice
+from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.moments import EPSILON_MS, exec_at_ms, latest_at_ms
-from policies.batching.pools import Pool, Slice
-from policies.batching.ready import ready_batch
 from policies.rates import SAMPLE_MS
 
 Target = Candidate | Pool[Candidate] | ModelState

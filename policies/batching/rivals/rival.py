@@ -21,7 +21,7 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.moments import EPSILON_MS, exec_at_ms, exec_table
-from policies.batching.rival_state import Line, RivalModel, RivalSlice, Timer
+from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
 from policies.batching.run_queue import RunQueue
 
 NOTHING: tuple[Decision, ...] = ()

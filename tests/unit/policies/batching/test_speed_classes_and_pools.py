@@ -6,9 +6,9 @@ import pytest
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, BatchSlice, HostedModel
-from policies.batching.classes import SpeedClasses
-from policies.batching.fleet import SlicePools
-from policies.batching.pools import Pool, Slice
+from policies.batching.matchmaking.pools import Pool, Slice
+from policies.batching.matchmaking.slice_pools import SlicePools
+from policies.batching.matchmaking.speed_classes import SpeedClasses
 from tests.batching_stage import hosted, linear
 
 M = ModelId("m")

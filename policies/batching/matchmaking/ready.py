@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 
-from policies.batching.candidate import Candidate
+from policies.batching.matchmaking.candidate import Candidate
 
 
 def ready_batch(

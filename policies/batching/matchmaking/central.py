@@ -18,10 +18,10 @@ from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
-from policies.batching.candidate import ModelState, SendRule
-from policies.batching.fleet import SlicePools
-from policies.batching.matchmaker import Matchmaker
-from policies.batching.pools import Pool
+from policies.batching.matchmaking.candidate import ModelState, SendRule
+from policies.batching.matchmaking.matchmaker import Matchmaker
+from policies.batching.matchmaking.pools import Pool
+from policies.batching.matchmaking.slice_pools import SlicePools
 
 NOTHING: tuple[Decision, ...] = ()
 

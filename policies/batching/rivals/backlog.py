@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, Decision, RequestRun
-from policies.batching.rival import Rival
-from policies.batching.rival_state import Line, RivalModel, RivalSlice
+from policies.batching.rivals.rival import Rival
+from policies.batching.rivals.state import Line, RivalModel, RivalSlice
 
 
 class Backlog(Rival):
