@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from fabric.ids import ModelId
 from fabric.messages import Done, ReplicaInfo
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
-from roles.scheduler.corrections import SpeedCorrection, WayCorrection
+from roles.scheduler.dispatch.corrections import SpeedCorrection, WayCorrection
 from roles.scheduler.fleet import Hosting, SliceRecord
 from roles.scheduler.settings import SchedulerSettings
 

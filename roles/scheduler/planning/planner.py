@@ -20,7 +20,7 @@ from roles.runtime.mailbox import Mailbox
 from roles.runtime.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
-PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.plan_process")
+PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.planning.plan_process")
 _WORDS_MAX = 300
 _READ_BYTES = 65_536
 _WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open

@@ -17,8 +17,8 @@ from enum import Enum
 
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.messages import MoveInfo, NewSlice, SliceSpec, SliceState
-from roles.scheduler.actuator import Actuator
 from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.planning.actuator import Actuator
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner

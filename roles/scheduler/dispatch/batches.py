@@ -17,10 +17,10 @@ from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, 
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
 from roles.scheduler.directory_updates import DirectoryUpdates
-from roles.scheduler.estimates import Estimates
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.loads import new_tallies
-from roles.scheduler.run_time_watch import RunTimeWatch
 
 BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost

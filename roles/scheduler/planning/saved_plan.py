@@ -17,7 +17,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError
 from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.process import log, write_whole
-from roles.scheduler.desired_state import ControllerSettings
+from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.settings import SchedulerSettings
 

@@ -1,10 +1,10 @@
 """Dynamic placement: the plan follows models, GPUs and rates while everything serves (design section 6).
 
-One thing at a time: a plan is asked for (`planning.py`, aside of the loop), its moves are carried out wave by wave
+One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
 (`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
 - an operator adds, removes or sets models, or drains a GPU;
-- GPUs went or came (`devices.py`);
+- GPUs went or came (`usable_gpus.py`);
 - a measured rate has drifted (`loads.py`, `planned_rates.py`; gpulet's thresholds and period);
 - a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
 
@@ -39,21 +39,21 @@ from fabric.messages import (
 )
 from policies.placement.common.base import WHOLE_PERCENT
 from roles.runtime.core import PLANNER
-from roles.scheduler.actuator import Actuator
-from roles.scheduler.desired_state import (
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.fleet import Fleet
+from roles.scheduler.loads import Loads
+from roles.scheduler.planning.actuator import Actuator
+from roles.scheduler.planning.desired_state import (
     BUSY,
     INVALID_CONFIG,
     ChangeRefused,
     ControllerSettings,
     Desired,
 )
-from roles.scheduler.devices import GpuPresence
-from roles.scheduler.fleet import Fleet
-from roles.scheduler.loads import Loads
-from roles.scheduler.moves import MoveState, RunningMove
-from roles.scheduler.planned_rates import PlannedRates
-from roles.scheduler.run_time_watch import RunTimeWatch
-from roles.scheduler.slice_names import SliceNames
+from roles.scheduler.planning.moves import MoveState, RunningMove
+from roles.scheduler.planning.planned_rates import PlannedRates
+from roles.scheduler.planning.slice_names import SliceNames
+from roles.scheduler.planning.usable_gpus import GpuPresence
 
 LOOK_EVERY_MS = 500.0  # iGniter's half second
 LOADS_EVERY_MS = 1_000.0

@@ -1,4 +1,4 @@
-"""The process that makes one plan: ``python -m roles.scheduler.plan_process``.
+"""The process that makes one plan: ``python -m roles.scheduler.planning.plan_process``.
 
 One packed question on stdin, one packed answer on what was stdout at the start. What a policy, a solver or a process
 of theirs prints goes to stderr: it is no part of the answer.
@@ -16,14 +16,14 @@ NICENESS = 10  # batches come first, on cores that are shared with workers
 
 def main() -> None:
     """Answer and end."""
-    import_at_idle_priority("roles.scheduler.planning")
+    import_at_idle_priority("roles.scheduler.planning.make_plan")
     # Only now: an import that got no core begins the process anew, which must find its stdout as it was.
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     from fabric.messages import PlanAsked  # noqa: PLC0415  after the gentle way
     from roles.runtime.journal import packed, unpacked  # noqa: PLC0415  as above
     from roles.runtime.process import die_with_parent  # noqa: PLC0415  as above
-    from roles.scheduler.planning import make_plan  # noqa: PLC0415  as above
+    from roles.scheduler.planning.make_plan import make_plan  # noqa: PLC0415  as above
 
     die_with_parent()
     os.nice(NICENESS)

@@ -21,7 +21,7 @@ from fabric.messages import (
 from fabric.options import suggestion
 from policies.placement.common.base import Placement
 from roles.config.cluster import ClusterConfig
-from roles.scheduler.planning import plan_document, replica_hints, slice_ids_of
+from roles.scheduler.planning.make_plan import plan_document, replica_hints, slice_ids_of
 from roles.scheduler.settings import SchedulerSettings
 
 UNKNOWN_MODEL, NAME_TAKEN, INVALID_CONFIG, UNKNOWN_GPU, BUSY = (

@@ -9,11 +9,11 @@ from fabric.ids import ModelId, NodeId, PeerId
 from fabric.messages import AnyMessage, DesiredSlices, NewSlice, ReplicaHint
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
-from roles.scheduler.batches import Batches
 from roles.scheduler.directory_updates import DirectoryUpdates
-from roles.scheduler.estimates import Estimates
+from roles.scheduler.dispatch.batches import Batches
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
-from roles.scheduler.run_time_watch import RunTimeWatch
 
 
 class Actuator:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fabric.ids import ModelId
-from roles.scheduler.desired_state import Desired
 from roles.scheduler.loads import Loads, has_drifted, with_headroom
+from roles.scheduler.planning.desired_state import Desired
 
 
 class PlannedRates:
