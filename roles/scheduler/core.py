@@ -37,8 +37,9 @@ from fabric.messages import (
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
+from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
-from roles.scheduler.dispatch.batches import Batches, Counters
+from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch

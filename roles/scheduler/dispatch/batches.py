@@ -9,13 +9,13 @@ that is alive is given up `OVERDUE_AFTER_MS` after its time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId
 from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
 from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
+from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
@@ -27,20 +27,6 @@ OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch 
 
 _NOTHING: Sequence[Send] = ()
 _NO_DECISIONS: Sequence[Decision] = ()
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the start, for people."""
-
-    requests_announced: float = 0.0
-    requests_granted: float = 0.0
-    requests_dropped: float = 0.0
-    requests_expired: float = 0.0
-    requests_returned: float = 0.0
-    batches_sent: float = 0.0
-    batches_lost: float = 0.0
-    guard_ms: float = 0.0
 
 
 class Batches:

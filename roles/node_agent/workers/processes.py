@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
 from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, SliceState, Stop
-from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate
-from roles.node_agent.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
+from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
-from roles.node_agent.suspects import STRIKES_MAX, Suspects
+from roles.node_agent.workers.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
+from roles.node_agent.workers.suspects import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
 from roles.runtime.exit_codes import EXIT_UNKNOWN
 from roles.runtime.process_events import Warn, explaining_lines

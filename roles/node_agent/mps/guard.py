@@ -1,4 +1,4 @@
-"""Keeps the MPS daemon of one GPU, as a process of its own: ``python -m roles.node_agent.mps_guard DIRECTORY …``.
+"""Keeps the MPS daemon of one GPU, as a process of its own: ``python -m roles.node_agent.mps.guard DIRECTORY …``.
 
 NVIDIA's daemon starts servers that outlive it, and nobody tells it that the agent is gone. The guard stands between:
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.clock import MonotonicClock
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     BINARY,
     MARK,
     PIPE,

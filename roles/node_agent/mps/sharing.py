@@ -14,9 +14,8 @@ from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
 from roles.config.cluster import NodeConfig
 from roles.node_agent.background import Background
-from roles.node_agent.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     BINARY,
     LegacyControl,
     MpsControl,
@@ -28,6 +27,7 @@ from roles.node_agent.mps import (
     device_environment,
     end_client,
 )
+from roles.node_agent.mps.daemons import MPS, TIME_SHARING, guard_name
 from roles.runtime.children import Processes
 from roles.runtime.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
 
@@ -135,7 +135,7 @@ class Sharing:
         except OSError as error:
             processes.refuse(name, error)
             return
-        command = [sys.executable, "-m", "roles.node_agent.mps_guard", str(place.directory)]
+        command = [sys.executable, "-m", "roles.node_agent.mps.guard", str(place.directory)]
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
         processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 
