@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.loading import (
+from roles.gpu_worker.executors.loaders.base import (
     LoadedModel,
     LoaderError,
     NotAModel,
@@ -22,9 +22,9 @@ from roles.gpu_worker.executors.loading import (
     UserModel,
     WeightsError,
 )
-from roles.gpu_worker.executors.torch_compat import declare_missing_operators
-from roles.gpu_worker.executors.zoo_torchvision import IMAGENET, load_torchvision
-from roles.gpu_worker.executors.zoo_transformers import load_transformers
+from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
+from roles.gpu_worker.executors.loaders.torchvision import IMAGENET, load_torchvision
+from roles.gpu_worker.executors.loaders.transformers import load_transformers
 
 __all__ = [
     "IMAGENET",

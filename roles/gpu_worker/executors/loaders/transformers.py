@@ -18,8 +18,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.loading import LoadedModel, UnknownModel, WeightsError, dtype_named, reduced
-from roles.gpu_worker.executors.torch_compat import declare_missing_operators
+from roles.gpu_worker.executors.loaders.base import (
+    LoadedModel,
+    UnknownModel,
+    WeightsError,
+    dtype_named,
+    reduced,
+)
+from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "bloom": {"vocab_size": 32_768},

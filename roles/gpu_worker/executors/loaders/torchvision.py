@@ -13,8 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fabric.messages import ImagePreprocess, LoaderSpec
-from roles.gpu_worker.executors.loading import LoadedModel, UnknownModel, WeightsError, dtype_named, reduced
-from roles.gpu_worker.executors.torch_compat import declare_missing_operators
+from roles.gpu_worker.executors.loaders.base import (
+    LoadedModel,
+    UnknownModel,
+    WeightsError,
+    dtype_named,
+    reduced,
+)
+from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
 IMAGENET: Final = ImagePreprocess(
     input_name="image", resize=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
