@@ -15,8 +15,8 @@ ROOMS = ("fabric", "profiles", "policies", "roles", "deploy")
 # From a room to what of ours it may import (prefixes of module names).
 ARROWS = {
     "fabric": ("fabric",),
-    "profiles": ("profiles", "fabric.ids", "fabric.errors", "fabric.options"),
-    "policies": ("policies", "profiles", "fabric.ids", "fabric.errors", "fabric.options"),
+    "profiles": ("profiles", "fabric.ids", "fabric.errors", "fabric.policy_options"),
+    "policies": ("policies", "profiles", "fabric.ids", "fabric.errors", "fabric.policy_options"),
     "roles": ("roles", "policies", "profiles", "fabric"),
     "deploy": ("deploy", "roles", "policies", "profiles", "fabric"),
 }
