@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.drive import Role, run_roles
+from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 

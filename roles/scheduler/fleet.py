@@ -32,8 +32,8 @@ from fabric.messages import (
     SliceState,
 )
 from policies.batching.base import NEVER_MS, RequestRun
-from roles.scheduler.corrections import SpeedCorrection
-from roles.scheduler.start_times import StartTimes
+from roles.scheduler.dispatch.corrections import SpeedCorrection
+from roles.scheduler.dispatch.start_times import StartTimes
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fabric.ids import PeerId
 from fabric.heartbeats import NEXT, HeartbeatTiming, Liveness, PeerState, Sign
+from fabric.ids import PeerId
 from fabric.messages import Ping
 
 PEER = PeerId("worker-0/1")

@@ -49,7 +49,7 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.measures import less_return
+from roles.frontend.margins import less_return
 from roles.runtime.core import Lost, Tick
 from tests.builders import (
     CLIENT,
@@ -740,7 +740,7 @@ def test_clients_may_ask_for_models_signs_of_life_and_status() -> None:
     [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, ModelsAsked()), 0.0))
     assert reply.message == ModelsListed((model_info(),))
     [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, Ping(3)), 0.0))
-    assert reply.message == Pong(3)
+    assert reply.message == Pong(3, incarnation=BOOT)
     assert core.handle(ClientSaid(CLIENT, StatusAsked()), 0.0) == [Report(CLIENT)]
     other = PeerId("client/2")
     assert core.handle(ClientSaid(other, CancelRequest(1)), 0.0) == []
