@@ -14,7 +14,8 @@ from roles.runtime.core import SCHEDULER_ID
 CORES_APART = 4  # client, frontend, scheduler, worker
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
+# A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`).
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 16_500.0, 2_000.0
 
 
 def is_better_together(config: ClusterConfig) -> bool:
@@ -35,7 +36,15 @@ def role_plans(
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
     common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
-    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    scheduler = RolePlan(
+        SCHEDULER_ID,
+        (*tenuto, "scheduler", *common, *beside),
+        start_rank=0,
+        stop_rank=2,
+        stop_limit_ms=FRONTEND_STOP_MS + SCHEDULER_STOP_MS if is_together else SCHEDULER_STOP_MS,
+        restart_rank=3,
+        kind="scheduler",
+    )
     agents = [
         RolePlan(
             role_id_of_node(node.host),
@@ -43,6 +52,8 @@ def role_plans(
             start_rank=1,
             stop_rank=1,
             stop_limit_ms=AGENT_STOP_MS,
+            restart_rank=0,
+            kind="node",
         )
         for node in config.nodes
     ]
@@ -53,6 +64,8 @@ def role_plans(
             start_rank=1,
             stop_rank=0,
             stop_limit_ms=FRONTEND_STOP_MS,
+            restart_rank=1,
+            kind="frontend",
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]

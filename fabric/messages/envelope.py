@@ -36,6 +36,8 @@ from fabric.messages.operator import (
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    RestartRoles,
+    RoleDrain,
     StatusAsked,
     StatusListed,
 )
@@ -84,6 +86,8 @@ AnyMessage = (
     | ModelsRemove
     | ModelSet
     | DrainAsked
+    | RoleDrain
+    | RestartRoles
     | Changed
     | PlanAsked
     | PlanMade

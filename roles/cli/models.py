@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
-from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
+from fabric.messages import (
+    Changed,
+    DrainAsked,
+    GpuReport,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    PlanChange,
+    RoleChange,
+    RoleDrain,
+)
 from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.config.documents import read_file, read_value
 from roles.config.load import parse_config
 from roles.runtime.exit_codes import EXIT_PARTIAL
@@ -70,12 +82,18 @@ def set_(
 
 
 @click.command()
-@click.argument("where", metavar="NODE|NODE/gpuN")
+@click.argument("where", metavar="NODE|NODE/gpuN|ROLE")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
 @run_dir_flag
 @json_option
 def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bool) -> None:
-    """Move everything off a node or one of its GPUs, and keep it empty."""
+    """Move everything off a node or one of its GPUs, and keep it empty; or end a ROLE when it has finished, and keep it down.
+
+    A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
+    """
+    if _is_role(where, run_dir_option):
+        _carry_out(lambda no: RoleDrain(no, where, is_back), run_dir_option, as_json=as_json)
+        return
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
@@ -83,14 +101,36 @@ def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bo
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
 
 
-def _carry_out(change: Callable[[int], PlanChange], run_dir_option: Path | None, *, as_json: bool) -> None:
+def _is_role(where: str, run_dir_option: Path | None) -> bool:
+    """Whether it names a process that `tenuto up` keeps running, or kept before it was drained."""
     home = chosen_run_dir(run_dir_option)
     try:
-        answer = ask_change(scheduler_addresses(home.path), change(new_request_no()))
+        is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
+    finally:
+        home.remove()
+    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
+
+
+def _gpus(run_dir: Path) -> Sequence[GpuReport]:
+    return ask_status(scheduler_addresses(run_dir)).gpus
+
+
+def _carry_out(
+    change: Callable[[int], PlanChange | RoleChange], run_dir_option: Path | None, *, as_json: bool
+) -> None:
+    home = chosen_run_dir(run_dir_option)
+    try:
+        asked = change(new_request_no())
+        if isinstance(asked, RoleChange):
+            answer = ask_supervisor(home.path, asked)
+        else:
+            answer = ask_change(scheduler_addresses(home.path), asked)
     finally:
         home.remove()
     if as_json:
         echo_json(_plain(answer))
+    elif isinstance(asked, RoleChange):
+        click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     elif answer.status in ("ok", "partial"):
         click.echo(
             f"{answer.started} slices started, {answer.ended} ended, {answer.kept} not touched", err=True
@@ -98,11 +138,9 @@ def _carry_out(change: Callable[[int], PlanChange], run_dir_option: Path | None,
         for one in answer.unplaced:
             rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
             click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
-    if answer.status == "refused":
-        error = FabricError if answer.code == "Busy" else ConfigError
-        raise error(f"{answer.code}: {answer.reason}")
-    if answer.status == "failed":
+    if answer.status == "failed" and not isinstance(asked, RoleChange):
         raise FabricError(f"rolled back: {answer.reason}")
+    raise_refusal(answer)
     if answer.status == "partial":
         sys.exit(EXIT_PARTIAL)
 

@@ -30,7 +30,6 @@ def run_on_one_loop(
             scheduler_shell.announce()
             roles: list[Role[Any, Any]] = [frontend_shell.role, scheduler_shell.role]
             run_roles(roles, lambda: frontend_shell.is_drained, scheduler_shell.on_defect.end)
-            scheduler_shell.serve_no_more()
         finally:
             frontend_shell.close()
     finally:

@@ -1,4 +1,4 @@
-"""An operator's request to a running scheduler, and its answer."""
+"""An operator's request to a running scheduler or `tenuto up`, and its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import PeerLost
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
-from fabric.messages import Changed, Ping, PlanChange, Pong
+from fabric.messages import Changed, Ping, PlanChange, Pong, RoleChange
 from fabric.sockets import DealerLink
 
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
@@ -24,13 +24,13 @@ def new_request_no() -> int:
 
 def ask_change(
     addresses: Sequence[str],
-    change: PlanChange,
+    change: PlanChange | RoleChange,
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,
     clock: Clock | None = None,
 ) -> Changed:
-    """Ask for a change and wait until it is over. Raises PeerLost when the scheduler is or becomes unreachable."""
+    """Ask a scheduler, or `tenuto up`, for a change and wait until it is over. Raises PeerLost when it is or becomes unreachable."""
     clock = clock or MonotonicClock()
     server = PeerId("scheduler")
     link = DealerLink.connect(peer_id(OPERATOR, new_incarnation()), server, addresses)
@@ -54,7 +54,7 @@ def ask_change(
                         case Pong():
                             pass
                 if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
-                    raise PeerLost(f"the scheduler at {addresses[0]} does not answer")
+                    raise PeerLost(f"nobody answers at {addresses[0]}")
                 if not link.has_more:
                     selector.select(0.01)
     finally:

@@ -15,7 +15,8 @@ from fabric.keys import FRONTEND, Keyring
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
-from roles.config.load import load_config, parse_config
+from roles.config.load import listen_config, load_config, parse_config
+from roles.config.sections import ListenSection
 from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.loop.local_scheduler import RUN_FILE
 from roles.runtime.process import (
@@ -29,6 +30,7 @@ from roles.runtime.process import (
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
+_CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
 
 
 @click.command()
@@ -51,12 +53,14 @@ _CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Pat
     is_flag=True,
     help="Also run frontend 0, on the same loop: for a host with few cores.",
 )
+@_CLIENT
 def scheduler(
     config: Path,
     run_dir_option: Path | None,
     journal: Path | None,
     journal_mb: int,
     with_frontend: bool,  # noqa: FBT001  click's flags
+    client: str | None,
 ) -> None:
     """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
@@ -68,7 +72,7 @@ def scheduler(
         document = read_document(config)
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
         if with_frontend:
-            client = _client_address(written.config.listen.client, 0)
+            client = _client_address(client, written.config, 0)
             keyring = _frontend_keys(written.config)
             heartbeats = written.config.heartbeats
             options = FrontendOptions(
@@ -84,7 +88,10 @@ def scheduler(
 @run_dir_flag
 @click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
 @click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
-def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
+@_CLIENT
+def frontend(
+    config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None, client: str | None
+) -> None:
     """Run a frontend: it owns requests and their payload, and gives each its one answer."""
     from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
 
@@ -92,7 +99,7 @@ def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_ad
     with _role(own, run_dir_option) as (home, stop):
         read = load_config(config)
         addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
-        client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
+        client, keyring = _client_address(client, read, index), _frontend_keys(read)
         options = FrontendOptions(
             own, home, addresses, (client,), keyring=keyring, heartbeats=read.heartbeats
         )
@@ -151,8 +158,12 @@ def _scheduler_addresses(home: Path) -> list[str]:
     return list(run_file.addresses["control"])
 
 
-def _client_address(given: str, index: int) -> str:
+def _client_address(asked: str | None, config: ClusterConfig, index: int) -> str:
     """Frontend i listens i ports above the configured one, so that several fit on one host; 0 stays 0."""
+    if asked is not None:
+        checked = listen_config(ListenSection(client=asked), has_keys=config.security.keys is not None)
+        return checked.client
+    given = config.listen.client
     if index == 0:
         return given
     if given.startswith("ipc://"):

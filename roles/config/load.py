@@ -138,7 +138,7 @@ def _cluster_config(
         ),
         interference=interference,
         heartbeats=heartbeats,
-        listen=_listen(read.listen, has_keys=read.security.keys is not None),
+        listen=listen_config(read.listen, has_keys=read.security.keys is not None),
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
         settings=(
             *section_settings(read, document, "", source),
@@ -348,7 +348,7 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     return tuple(nodes)
 
 
-def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
+def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
     check_endpoint(section.client, "listen.client", schemes=("tcp", "ipc"))
     if not has_keys and section.client.startswith("tcp://") and not is_loopback(section.client):
         raise ConfigError(

@@ -85,6 +85,7 @@ from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
+from roles.runtime.process_events import StopAsked
 
 NO_MODEL: Final = ModelId("")
 
@@ -93,6 +94,7 @@ HELLO_EVERY_MS: Final = (
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
 LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
+SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
@@ -155,6 +157,8 @@ class WorkerCore:
                 return self._break(event.reason)
             case RunAborted():
                 return self._aborted(event, now_ms)
+            case StopAsked():
+                return self._stop(now_ms + SIGNAL_GRACE_MS, now_ms)
             case AgentGone():
                 return self._agent_gone(now_ms)
             case SchedulerAnswers():

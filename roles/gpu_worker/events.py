@@ -19,6 +19,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
 )
 from roles.runtime.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
+from roles.runtime.process_events import StopAsked
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +58,7 @@ WorkerEvent = (
     | Tick
     | SchedulerAnswers
     | AgentGone
+    | StopAsked
     | InputsCame
     | BatchRan
     | LoadBegins

@@ -88,7 +88,7 @@ class WorkerOptions:
 def run_worker(
     agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions | None = None
 ) -> int:
-    """Serve until the agent says stop, or SIGTERM or SIGINT; the process's exit code. Call from the main thread.
+    """Serve until the agent says stop, or a signal does, and what runs has ended; the process's exit code. Call from the main thread.
 
     Raises ConfigError for an address that cannot be bound or connected to.
     """
@@ -126,7 +126,6 @@ class _Worker:
         own = peer_id(worker_id, incarnation)
         self._options = options
         self._clock = options.clock
-        self._stop = stop
         self._watch = watch
         self._end: End | None = None
         self._pull = PullLink.bind(
@@ -148,6 +147,7 @@ class _Worker:
         role = Role[WorkerEvent, WorkerAction](
             self._core,
             [
+                stop,
                 watch,
                 TranslatedSource(self._sleep, self._from_device),
                 TranslatedSource(self._thread, self._from_device),
@@ -160,12 +160,13 @@ class _Worker:
         )
         # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
         report = DefectReport(worker_id, run_dir, before_end=lambda: self._thread.close(RUN_ON_S))
-        self._driver = Driver([role], options.clock, (stop.fileno(),), report.end)
+        self._driver = Driver([role], options.clock, on_defect=report.end)
 
     def run(self) -> int:
         log.info("worker_starts pid=%d", os.getpid())
-        self._driver.run(lambda: self._stop.is_set or self._end is not None)
-        end = self._end or End(0, "asked by a signal")
+        self._driver.run(lambda: self._end is not None)
+        end = self._end
+        assert end is not None, "that is what ended the loop"
         log.info("worker_ends exit_code=%d reason=%r", end.exit_code, end.reason)
         return end.exit_code
 

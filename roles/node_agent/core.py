@@ -74,6 +74,7 @@ from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAske
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
+STOPS = "its node agent stops"
 
 
 @dataclass(slots=True, frozen=True)
@@ -128,6 +129,8 @@ class NodeAgentCore:
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._hello_at_ms: float | None = None
         self._is_stopping = False
+        self._unready_until_ms: float | None = None
+        """While what was granted before the scheduler heard of the stop is still on its way."""
 
     @property
     def offences(self) -> Offences:
@@ -160,7 +163,8 @@ class NodeAgentCore:
                 self._on_scheduler_found(addresses, now_ms)
             case StopAsked():
                 self._on_stop(now_ms)
-        if self._is_stopping and self._workers.are_gone and not self._strays:
+        is_drained = self._is_stopping and self._unready_until_ms is None
+        if is_drained and self._workers.are_gone and not self._strays:
             self._daemons.stop(now_ms)  # after the last of their clients
         for asker, counters in self._inquiries.settled(now_ms):
             self._actions.append(Send(asker, self._listed(counters, now_ms)))
@@ -181,13 +185,15 @@ class NodeAgentCore:
             self._liveness.wake_at_ms,
             self._adopt_until_ms,
             self._hello_at_ms,
+            self._unready_until_ms,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def is_stopped(self) -> bool:
         """Asked to stop, and nothing is left to wait for."""
-        return self._is_stopping and self._workers.are_gone and self._daemons.are_gone and not self._strays
+        is_drained = self._is_stopping and self._unready_until_ms is None
+        return is_drained and self._workers.are_gone and self._daemons.are_gone and not self._strays
 
     # ------------------------------------------------------------ the scheduler's side
 
@@ -408,6 +414,10 @@ class NodeAgentCore:
         worker = self._workers.named(name)
         assert worker is not None, "only our own processes are watched"
         self.counters["workers_exited"] += 1
+        if self._is_stopping:
+            worker.slices.clear()
+            for slice_id in worker.holding:
+                self._reports.report(slice_id, SliceState.STOPPED, STOPS)
         self._workers.exited(worker, code, last_words, now_ms)
         if not worker.slices:
             self._start_missing(now_ms)  # what waited for its end
@@ -421,6 +431,8 @@ class NodeAgentCore:
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
         self._look_for_silence(now_ms)
+        if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:
+            self._end_workers(now_ms)
         if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
             for worker_id in list(self._orphans):
                 self._send_away(worker_id)
@@ -449,7 +461,13 @@ class NodeAgentCore:
             self._send_away(worker_id)
         self._adopt_until_ms = None
         self._wanted.clear()
-        self._reports.stop_all("its node agent stops")
+        if self._reports.drain(STOPS):
+            self._unready_until_ms = now_ms + self._limits.unready_ms
+        else:
+            self._end_workers(now_ms)
+
+    def _end_workers(self, now_ms: float) -> None:
+        self._unready_until_ms = None
         for worker in self._workers:
             worker.slices.clear()
             self._workers.end_if_unwanted(worker, now_ms)

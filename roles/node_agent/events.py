@@ -19,6 +19,9 @@ class AgentLimits:
     hello_ms: float = 30_000.0  # an interpreter and torch from a cold disk
     load_ms: float = 120_000.0
     silence_ms: float = 10_000.0  # of a worker that serves: a loop that is stuck for so long serves nobody
+    unready_ms: float = (
+        150.0  # from the scheduler's hearing that slices drain until the last batch granted before is here
+    )
     grace_ms: float = 2_000.0  # for the batch that runs
     terminate_ms: float = 2_000.0
     kill_ms: float = 2_000.0

@@ -414,7 +414,9 @@ class SchedulerCore:
             settings.pid,
             tuple(self._fleet.reports()),
             self._fleet.models(),
-            asdict(self._counters) | self.offences.counters,
+            asdict(self._counters)
+            | {"frontends": float(len(self._fleet.frontends))}
+            | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
         )

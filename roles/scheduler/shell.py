@@ -119,10 +119,6 @@ class SchedulerShell:
         for model_id, reason in self._settings.unplaced.items():
             log.warning("model_unplaced model=%s reason=%r", model_id, reason)
 
-    def serve_no_more(self) -> None:
-        """An end in order: a successor begins with the configuration's plan. Any other leaves it the one that ran."""
-        self._kept.forget()
-
     def close(self) -> None:
         """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
@@ -190,7 +186,6 @@ def run_scheduler(
     try:
         shell.announce()
         run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
-        shell.serve_no_more()
     finally:
         shell.close()
 

@@ -1,7 +1,7 @@
-"""The plan as it was changed, for a scheduler that is started again after this one was killed.
+"""The plan as it was changed, for a scheduler that is started again after this one ended or was killed.
 
 Slices outlive their scheduler. One that began with the file's plan would end those that the file does not know,
-and forget models that operators have added.
+and forget models that operators have added. `tenuto up` takes the file away when it ends itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,3 @@ class SavedPlan:
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
             return
         self._settled = settled
-
-    def forget(self) -> None:
-        """An end in order: whoever starts next begins with the file."""
-        self._path.unlink(missing_ok=True)

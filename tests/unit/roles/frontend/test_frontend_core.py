@@ -52,6 +52,7 @@ from roles.frontend.events import (
 from roles.frontend.margins import less_return
 from roles.runtime.core import Lost, Tick
 from tests.builders import (
+    BOOT,
     CLIENT,
     DIGITS,
     IMAGENET,
