@@ -1,9 +1,9 @@
 """What the loss of each role costs its clients: kill -9 under open-loop load, and a rolling restart of everything.
 
-    python benchmarks/kills.py [--rate 500] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
+    python benchmarks/kills.py [--rate 500] [--budget 100] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
 
 A cluster of this host: 4 nodes with one emulated GPU each (so 4 agents and 4 workers, which may outlive their agent), two
-frontends, a scheduler. One more process sends Poisson arrivals with a 100 ms SLO through one client that knows both
+frontends, a scheduler. One more process sends Poisson arrivals with a budget of 100 ms through one client that knows both
 frontends, and measures from the intended moment. Each role is killed `--kills` times, `--pause` seconds apart, in a
 cluster of its own. Everything shares the host's cores.
 
@@ -43,7 +43,6 @@ from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluste
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent, read_run_file
 
 CLOCK = MonotonicClock()
-SLO_MS = 100.0
 ROOM_MS = 10.0 + 6.1  # the way, and l(1)
 GRACE_MS = 50.0
 WATCHED_MS = 2_000.0
@@ -89,13 +88,13 @@ class Played:
 # ---------------------------------------------------------------- load
 
 
-def _send(addresses: Sequence[str], rate_rps: float, out: Connection) -> None:
+def _send(addresses: Sequence[str], rate_rps: float, budget_ms: float, out: Connection) -> None:
     """The sender's process: until something comes through the pipe, then the fates go back through it."""
     die_with_parent()
-    out.send(run_precisely(_play(addresses, rate_rps, out)))
+    out.send(run_precisely(_play(addresses, rate_rps, budget_ms, out)))
 
 
-async def _play(addresses: Sequence[str], rate_rps: float, out: Connection) -> list[Fate]:
+async def _play(addresses: Sequence[str], rate_rps: float, budget_ms: float, out: Connection) -> list[Fate]:
     fates: list[Fate] = []
     began_at_ms = CLOCK.now_ms() + 300.0
     inputs = {"input": np.zeros(4, np.float32)}
@@ -105,7 +104,7 @@ async def _play(addresses: Sequence[str], rate_rps: float, out: Connection) -> l
         at_ms = 0.0
         while not out.poll():
             at_ms += draw.expovariate(rate_rps / 1e3)
-            yield PlannedRequest(at_ms, "resnet50", inputs, SLO_MS)
+            yield PlannedRequest(at_ms, "resnet50", inputs, budget_ms)
 
     def note(played: PlayedRequest) -> None:
         error = played.error
@@ -119,11 +118,11 @@ async def _play(addresses: Sequence[str], rate_rps: float, out: Connection) -> l
 
 
 @contextmanager
-def load(addresses: Sequence[str], rate_rps: float, fates: list[Fate]) -> Iterator[None]:
+def load(addresses: Sequence[str], rate_rps: float, budget_ms: float, fates: list[Fate]) -> Iterator[None]:
     """Send for as long as the block lasts; `fates` are there after it."""
     ours, theirs = context.Pipe()
     os.environ.update(child_environment())
-    sender = context.Process(target=_send, args=(addresses, rate_rps, theirs), daemon=True)
+    sender = context.Process(target=_send, args=(addresses, rate_rps, budget_ms, theirs), daemon=True)
     sender.start()
     os.environ.pop(PARENT_VARIABLE, None)
     try:
@@ -231,7 +230,7 @@ def loaded_cluster(options: argparse.Namespace, fates: list[Fate]) -> Iterator[T
         file.write_text(CONFIG + nodes, encoding="utf-8")
         with (
             temporary_cluster(file) as cluster,
-            load(cluster.endpoints["client"], options.rate, fates),
+            load(cluster.endpoints["client"], options.rate, options.budget, fates),
         ):
             time.sleep(QUIET_S)
             yield cluster
@@ -262,6 +261,13 @@ def play_rolling(options: argparse.Namespace) -> Played:
     return played
 
 
+def by_second(fates: Sequence[Fate], kill: Kill) -> dict[int, int]:
+    """When requests failed, in seconds after the beginning."""
+    return dict(
+        sorted(Counter(int((fate.at_ms + fate.took_ms - kill.at_ms) // 1e3) for fate in fates).items())
+    )
+
+
 # ---------------------------------------------------------------- what it cost
 
 
@@ -275,7 +281,9 @@ def gap_ms(fates: Sequence[Fate], kill: Kill) -> float:
 
 def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figures:
     """A row a role, and the lines."""
-    figures = Figures(f"kills: {options.rate:g} r/s, SLO {SLO_MS:g} ms, {options.kills} kills of each role")
+    figures = Figures(
+        f"kills: {options.rate:g} r/s, budget {options.budget:g} ms, {options.kills} kills of each role"
+    )
     table = figures.table(
         "requests that were not answered in time, over all kills of a role; times in ms",
         *("role", "requests", "refused", "of these with room", "late", "unanswered"),
@@ -283,9 +291,9 @@ def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figur
     )
     for played in all_played:
         refused = [fate for fate in played.fates if fate.code != "ok"]
-        with_room = sum(fate.took_ms < SLO_MS - ROOM_MS for fate in refused)
-        late = sum(fate.code == "ok" and fate.took_ms > SLO_MS for fate in played.fates)
-        unanswered = sum(fate.took_ms > SLO_MS + GRACE_MS for fate in played.fates)
+        with_room = sum(fate.took_ms < options.budget - ROOM_MS for fate in refused)
+        late = sum(fate.code == "ok" and fate.took_ms > options.budget for fate in played.fates)
+        unanswered = sum(fate.took_ms > options.budget + GRACE_MS for fate in played.fates)
         gaps = sorted(gap_ms(played.fates, kill) for kill in played.kills)
         detected = sorted(kill.detected_ms for kill in played.kills if kill.detected_ms is not None)
         table.rows.append(
@@ -303,7 +311,8 @@ def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figur
             )
         )
         codes = dict(Counter(fate.code for fate in refused)) or "none"
-        figures.remarks.append(f"{played.role}: refused {codes} {played.remark}".rstrip())
+        when = f"by second: {by_second(refused, played.kills[0])}" if len(played.kills) == 1 else ""
+        figures.remarks.append(f"{played.role}: refused {codes} {played.remark} {when}".rstrip())
         match played.role:
             case "worker":
                 figures.lines += [
@@ -328,6 +337,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", type=float, default=500.0, help="r/s in all")
+    parser.add_argument("--budget", type=float, default=100.0, help="ms of each request")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--pause", type=float, default=6.0, help="s after each kill")
     parser.add_argument("--only", default=",".join((*KILLERS, "rolling")), help="some of the roles")
