@@ -163,8 +163,7 @@ class NodeAgentCore:
                 self._on_scheduler_found(addresses, now_ms)
             case StopAsked():
                 self._on_stop(now_ms)
-        is_drained = self._is_stopping and self._unready_until_ms is None
-        if is_drained and self._workers.are_gone and not self._strays:
+        if self._is_stopping and self._workers.are_gone and not self._strays:
             self._daemons.stop(now_ms)  # after the last of their clients
         for asker, counters in self._inquiries.settled(now_ms):
             self._actions.append(Send(asker, self._listed(counters, now_ms)))
@@ -192,8 +191,7 @@ class NodeAgentCore:
     @property
     def is_stopped(self) -> bool:
         """Asked to stop, and nothing is left to wait for."""
-        is_drained = self._is_stopping and self._unready_until_ms is None
-        return is_drained and self._workers.are_gone and self._daemons.are_gone and not self._strays
+        return self._is_stopping and self._workers.are_gone and self._daemons.are_gone and not self._strays
 
     # ------------------------------------------------------------ the scheduler's side
 
@@ -432,7 +430,9 @@ class NodeAgentCore:
         self._workers.tick(now_ms)
         self._look_for_silence(now_ms)
         if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:
-            self._end_workers(now_ms)
+            self._unready_until_ms = None
+            for worker in self._workers:
+                self._end_worker(worker, now_ms)
         if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
             for worker_id in list(self._orphans):
                 self._send_away(worker_id)
@@ -461,16 +461,16 @@ class NodeAgentCore:
             self._send_away(worker_id)
         self._adopt_until_ms = None
         self._wanted.clear()
-        if self._reports.drain(STOPS):
-            self._unready_until_ms = now_ms + self._limits.unready_ms
-        else:
-            self._end_workers(now_ms)
-
-    def _end_workers(self, now_ms: float) -> None:
-        self._unready_until_ms = None
+        serving = self._reports.drain(STOPS)
         for worker in self._workers:
-            worker.slices.clear()
-            self._workers.end_if_unwanted(worker, now_ms)
+            if not serving.intersection(worker.slices):
+                self._end_worker(worker, now_ms)
+        if serving:
+            self._unready_until_ms = now_ms + self._limits.unready_ms
+
+    def _end_worker(self, worker: Worker, now_ms: float) -> None:
+        worker.slices.clear()
+        self._workers.end_if_unwanted(worker, now_ms)
 
 
 def _number(worker_id: str) -> int:

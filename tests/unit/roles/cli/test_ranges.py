@@ -38,7 +38,7 @@ def cluster(**changes: Any) -> dict[str, Any]:
 def documents(x: Any) -> Mapping[str, dict[str, Any]]:
     """One file for each number that may be written, by the name of its section and its own."""
     loader = {"zoo": "transformers", "arch": "bert"}
-    heartbeats = {"interval_ms": 250, "patience_ms": 1500}
+    heartbeats = {"interval_ms": 1, "patience_ms": 1500}
     network = ("control_ms", "data_ms_per_item", "result_ms", "jitter_ms")
     return {
         "seed": {**FILE, "seed": x},
