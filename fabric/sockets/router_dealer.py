@@ -77,8 +77,7 @@ class RouterLink(ListeningLink):
                 raise
             if len(self._lost) < _IDENTITIES_LOST_MAX:
                 self._lost.append(peer)
-            self.transit.forget(peer)
-            self._in_flight.pop(peer, None)
+            self._forget(peer)
             self._counters["unroutable_out"] += 1
             return False
         _, tracker = send_parts(self._socket, parts, is_tracked=is_large)
@@ -94,11 +93,15 @@ class RouterLink(ListeningLink):
                 peer = self._peer_at.pop(descriptor, None)
                 # The kernel gives descriptors out again, and a peer may be back by another connection.
                 if peer is not None and self._descriptor_of.get(peer) == descriptor:
-                    del self._descriptor_of[peer]
-                    self.transit.forget(peer)
-                    self._in_flight.pop(peer, None)
+                    self._forget(peer)
                     lost.append(peer)
-        return list(dict.fromkeys(lost)) if len(lost) > 1 else lost
+        return lost
+
+    def _forget(self, peer: PeerId) -> None:
+        """It is told of once, by whichever saw it first."""
+        self._descriptor_of.pop(peer, None)
+        self.transit.forget(peer)
+        self._in_flight.pop(peer, None)
 
     def _of(self, peer: PeerId) -> InFlight:
         own = self._in_flight.get(peer)
