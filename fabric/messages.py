@@ -215,6 +215,10 @@ class SliceSpec(Value, frozen=True):
     models: Listed[ModelSpec]
     interference: InterferenceSpec | None = None
 
+    def is_same_but_models(self, other: SliceSpec) -> bool:
+        """Whether a worker that serves one of the two can become the other: nothing but the models differs."""
+        return replaced(self, models=other.models) == other
+
 
 class ReplicaInfo(Value, frozen=True):
     """A model on a slice that is loaded and warm. `exec_ms[b - 1]` is what the worker measured or emulates."""
@@ -751,12 +755,24 @@ class NewSlice(Value, frozen=True):
     after: Listed[SliceId] = ()
 
 
+class ChangedSlice(Value, frozen=True):
+    """A slice that serves on, with these models in the end: what is new is loaded beside the others."""
+
+    slice_id: SliceId
+    models: Listed[ModelSpec]
+    hints: Listed[ReplicaHint]
+
+
 class MoveInfo(Value, frozen=True):
-    """All `starts` become ready, then the `ends` are drained. An earlier `wave` is over before it begins."""
+    """All `starts` become ready and `changes` load, then `ends` and what `changes` leave out are drained.
+
+    An earlier `wave` is over before it begins.
+    """
 
     wave: int
     starts: Listed[NewSlice]
     ends: Listed[SliceId]
+    changes: Listed[ChangedSlice] = ()
 
 
 class ModelAdvice(Value, frozen=True):
@@ -840,7 +856,8 @@ class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 
     refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy);
-    partial: `unplaced` found no place; failed: rolled back.
+    partial: `unplaced` found no place; failed: rolled back. The numbers are of slices; `changed` ones serve on with
+    other models.
     """
 
     request_no: int
@@ -851,6 +868,7 @@ class Changed(Message, frozen=True, tag=66):
     ended: int = 0
     kept: int = 0
     unplaced: Listed[UnplacedInfo] = ()
+    changed: int = 0
 
 
 class PlanAsked(Message, frozen=True, tag=70):
