@@ -613,6 +613,7 @@ class WorkerCore:
             return []
         slice_id = slice_.spec.slice_id
         del self._slices[slice_id]
+        self._changes.look_ahead()
         again = self._wanted.get(slice_id)
         return [UnloadSlice(slice_id), *(self._load(again) if again is not None else ())]
 

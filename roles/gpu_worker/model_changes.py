@@ -42,7 +42,7 @@ class ModelChanges:
             actions += self._begin_load(slice_, now_ms)
         if (slice_.offered, slice_.left_out) != slice_.announced:
             actions += self._registration.changed(slice_, now_ms)
-        self._look_ahead()
+        self.look_ahead()
         return actions
 
     def loaded(self, event: ModelLoaded, now_ms: float) -> list[WorkerAction]:
@@ -51,7 +51,9 @@ class ModelChanges:
         load = slice_.side_load if slice_ is not None else None
         if slice_ is None or load is None or load.number != event.number:
             return []
-        return self._settle(slice_, load, event, now_ms)
+        actions = self._settle(slice_, load, event, now_ms)
+        self.look_ahead()
+        return actions
 
     def give_up_overdue(self, now_ms: float) -> list[WorkerAction]:
         """Leave out what takes too long to load."""
@@ -63,7 +65,7 @@ class ModelChanges:
                 event = ModelLoaded(slice_.spec.slice_id, load.number, None, reason)
                 actions.append(UnloadModel(slice_.spec.slice_id, load.model.model_id))
                 actions += self._settle(slice_, load, event, now_ms)
-        self._look_ahead()
+        self.look_ahead()
         return actions
 
     def _settle(
@@ -115,6 +117,7 @@ class ModelChanges:
             return [Send(AGENT, Loading(slice_id, model.model_id)), LoadModel(only, self._loads)]
         return []
 
-    def _look_ahead(self) -> None:
+    def look_ahead(self) -> None:
+        """To be called when a slice is gone; the others do."""
         loads = (slice_.side_load for slice_ in self._slices.values())
         self.due_at_ms = min((load.until_ms for load in loads if load is not None), default=None)

@@ -101,7 +101,7 @@ class _SideLoad:
     number: int
     is_given_up: bool = False
     is_over: bool = False
-    steps: Iterator[ReplicaInfo | None] = iter(())
+    steps: Iterator[ReplicaInfo | None] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -250,6 +250,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
             return []
         if load not in self._warming:
             self._warming.append(load)
+        assert load.steps is not None, "it is loaded, and not over"
         replica = next(load.steps)
         if replica is None:
             return []
@@ -258,7 +259,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
 
     def _end_load(self, load: _SideLoad) -> None:
         load.is_over = True
-        load.steps = iter(())  # with all that it held
+        load.steps = None  # with all that it held
         if load in self._warming:
             self._warming.remove(load)
 
