@@ -291,7 +291,9 @@ class WorkerCore:
         return [to_agent, *self._registration.loaded(slice_, now_ms), *self._changes.adapt(slice_, now_ms)]
 
     def _shrunk(self, event: Shrunk, now_ms: float) -> list[WorkerAction]:
-        slice_ = self._slices[event.slice_id]  # its batch has not ended, so neither slice nor model is forgotten
+        slice_ = self._slices[
+            event.slice_id
+        ]  # its batch has not ended, so neither slice nor model is forgotten
         slice_.shrink(event.model_id, event.batch_size_max)
         self.counters["batch_sizes_shrunk"] += 1
         if slice_.state is not HostedState.READY:

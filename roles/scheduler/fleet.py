@@ -34,7 +34,7 @@ from fabric.messages import (
     replaced,
 )
 from policies.batching.base import RequestRun
-from roles.scheduler.corrections import SpeedCorrection
+from roles.scheduler.dispatch.corrections import SpeedCorrection
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 
@@ -239,7 +239,9 @@ class Fleet:
             # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
             self._count(record, -1)
         # Of what is new, and of another process, the worker says itself how fast it is.
-        same = set(record.replicas) & set(message.replicas) if record.incarnation == message.incarnation else ()
+        same = (
+            set(record.replicas) & set(message.replicas) if record.incarnation == message.incarnation else ()
+        )
         same_ids = {replica.model_id for replica in same}
         record.speeds = {one: speed for one, speed in record.speeds.items() if one in same_ids}
         record.left_out = message.left_out

@@ -199,7 +199,9 @@ class _Worth:
         replicas = 0
         for share, wanted in new.items():
             hosted = old.get(share, [])
-            replicas += sum(_in_common(wanted[row], hosted[column]) for row, column in _paired(wanted, hosted))
+            replicas += sum(
+                _in_common(wanted[row], hosted[column]) for row, column in _paired(wanted, hosted)
+            )
         return (part & there).total() * self._of_slice + replicas
 
 
@@ -291,9 +293,7 @@ def _together(
         join(_models_on(current[slice_id])).ends.append(slice_id)
     for change in changes:
         join(_models_on(change.planned) ^ _models_on(current[change.slice_id])).changes.append(change)
-    return [
-        Move(tuple(map(SliceStart, one.starts)), tuple(one.ends), tuple(one.changes)) for one in groups
-    ]
+    return [Move(tuple(map(SliceStart, one.starts)), tuple(one.ends), tuple(one.changes)) for one in groups]
 
 
 def _models_on(planned: PlannedSlice) -> set[ModelId]:

@@ -189,9 +189,7 @@ class DeviceReplica:
             took_ms.append(size_ms)
         return sizes, took_ms
 
-    def _warm_size(
-        self, rows: Sequence[Mapping[str, Array]], slo_ms: float
-    ) -> Generator[None, None, float]:
+    def _warm_size(self, rows: Sequence[Mapping[str, Array]], slo_ms: float) -> Generator[None, None, float]:
         self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way
         yield
         with torch.inference_mode(), self._on_stream():
@@ -202,9 +200,7 @@ class DeviceReplica:
         yield
         return (yield from self._measure(rows, slo_ms))
 
-    def _measure(
-        self, rows: Sequence[Mapping[str, Array]], enough_ms: float
-    ) -> Generator[None, None, float]:
+    def _measure(self, rows: Sequence[Mapping[str, Array]], enough_ms: float) -> Generator[None, None, float]:
         """The median run time after one run that nobody counts, unless that took twice `enough_ms` already."""
         first_at_ms = self._clock.now_ms()
         self.run(rows)

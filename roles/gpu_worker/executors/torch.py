@@ -133,9 +133,7 @@ class TorchDevice:
         torch.cuda.set_device(device)  # for users' code that says just "cuda"
         return device
 
-    def _made(
-        self, spec: ModelSpec, device: torch.device
-    ) -> tuple[DeviceReplica, ImagePreprocess | None]:
+    def _made(self, spec: ModelSpec, device: torch.device) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.loader is None:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
         loaded = load_model(spec.loader, device)

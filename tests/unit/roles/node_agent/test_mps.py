@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo, ModelSpec, SliceSpec
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     LegacyControl,
     MpsError,
     MpsMissing,
@@ -134,7 +134,9 @@ def test_a_client_is_told_its_share_and_that_it_may_take_what_the_others_do_not_
     }
 
 
-def test_a_client_may_take_half_as_much_again_as_it_needs_however_much_the_others_need(place: MpsPlace) -> None:
+def test_a_client_may_take_half_as_much_again_as_it_needs_however_much_the_others_need(
+    place: MpsPlace,
+) -> None:
     own, other = spec(12.5, 2048 * MIB, 1024 * MIB), spec(50.0, 40 << 30)
     told = client_environment(place, A100, own, has_shares=True, beside=(other,))
     assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5632M"

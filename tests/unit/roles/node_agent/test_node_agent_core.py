@@ -29,7 +29,7 @@ from fabric.messages import (
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
 from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
-from roles.node_agent.suspects import FORGIVEN_AFTER_MS
+from roles.node_agent.workers.suspects import FORGIVEN_AFTER_MS
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
@@ -221,7 +221,7 @@ def test_a_slice_that_should_host_other_models_keeps_its_worker_which_is_told() 
 
 def test_another_share_is_another_worker() -> None:
     host = Agent()
-    (started,) = host.serve(hosting("x", "m", share=40.0))
+    (_started,) = host.serve(hosting("x", "m", share=40.0))
     actions = host.want(hosting("x", "m", "n", share=50.0))
     assert changes(actions) == [("x", "stopped")]
     assert [type(message) for _, message in sent(actions)] == [Stop]
@@ -248,6 +248,7 @@ def test_a_worker_that_ends_is_started_with_the_models_that_are_wanted_then() ->
 def test_a_model_that_ended_its_worker_is_suspected_whatever_its_neighbours_are() -> None:
     host = Agent()
     (started,) = host.serve(hosting("x", "m"))
+    left_out: tuple[LeftOut, ...] = ()
     for strike in range(3):
         names = ("m", "n", *(f"more-{number}" for number in range(strike)))
         host.want(hosting("x", *names))
@@ -256,8 +257,9 @@ def test_a_model_that_ended_its_worker_is_suspected_whatever_its_neighbours_are(
         (started,) = spawns(host.until(host.now_ms + 1_000.0))
         ((_, told_it),) = sent(host.greet(started.worker_id))
         assert isinstance(told_it, Host)
+        left_out = told_it.left_out
         host.ready(started.worker_id, "x")
-    assert [one.model_id for one in told_it.left_out] == ["n"]
+    assert [one.model_id for one in left_out] == ["n"]
     host.want(hosting("x", "m", "n", slo_ms=50.0))
     host.exit(started.worker_id)
     (started,) = spawns(host.until(host.now_ms + 1_000.0))

@@ -45,10 +45,10 @@ from roles.config.load import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired_state import controller_settings
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.desired_state import controller_settings
+from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
-from roles.scheduler.saved_plan import SavedPlan
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")
@@ -409,7 +409,7 @@ def test_a_model_more_moves_no_slice_and_serves_when_it_is_loaded() -> None:
     stage.run(10)
     answer = stage.answer()
     assert (answer.status, answer.started, answer.ended, answer.changed, answer.kept) == ("ok", 0, 0, 2, 0)
-    assert stage.hosted() == dict.fromkeys(sorted(before), ["a", "b"])
+    assert stage.hosted() == {key: ["a", "b"] for key in sorted(before)}
 
 
 def test_a_model_less_is_let_go_where_it_was_after_its_last_batch_and_moves_no_slice() -> None:
