@@ -232,24 +232,25 @@ class Fleet:
         record = self.slices.get(message.slice_id)
         if record is None:
             return None
+        names = {model.model_id for model in record.spec.models}  # others it has not let go yet
+        replicas = tuple(one for one in message.replicas if one.model_id in names)
+        left_out = tuple(out for out in message.left_out if out.model_id in names)
         if record.is_ready:
             said = record.replicas, record.left_out
-            if record.incarnation == message.incarnation and said == (message.replicas, message.left_out):
+            if record.incarnation == message.incarnation and said == (replicas, left_out):
                 return None
             # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
             self._count(record, -1)
         # Of what is new, and of another process, the worker says itself how fast it is.
-        same = (
-            set(record.replicas) & set(message.replicas) if record.incarnation == message.incarnation else ()
-        )
+        same = set(record.replicas) & set(replicas) if record.incarnation == message.incarnation else ()
         same_ids = {replica.model_id for replica in same}
         record.speeds = {one: speed for one, speed in record.speeds.items() if one in same_ids}
-        record.left_out = message.left_out
+        record.left_out = left_out
         record.state = SliceState.READY
         record.reason = _reason_of(record.left_out)
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
-        record.hosting = self._hosting(message.replicas)
+        record.hosting = self._hosting(replicas)
         self._count(record, +1)
         self.version += 1
         return record

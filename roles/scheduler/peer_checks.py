@@ -166,12 +166,15 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
     planned: Mapping[str, int] = {model.model_id: model.batch_size_max for model in record.spec.models}
     if len({replica.model_id for replica in replicas}) != len(replicas):
         raise RemoteProtocolError(f"{slice_id} hosts a model twice", OUT_OF_RANGE)
+    if replicas and not any(replica.model_id in planned for replica in replicas):
+        raise RemoteProtocolError(f"{slice_id} hosts nothing of what is planned there", OTHER_PLAN)
     for replica in replicas:
         size = replica.batch_size_max
         if len(replica.exec_ms) != size:
             what = f"{len(replica.exec_ms)} run times of model {replica.model_id} for batches up to {size}"
             raise RemoteProtocolError(what, OUT_OF_RANGE)
-        if size > planned.get(replica.model_id, 0):
+        # A model that it is to let go it may still have; the core does not look at those.
+        if size > planned.get(replica.model_id, size):
             what = (
                 f"{slice_id} hosts model {replica.model_id} with batches up to {size}, which is not the plan"
             )

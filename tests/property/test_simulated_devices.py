@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import profiles
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId, SliceId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import Done, ModelSpec, Part, RunBatch, SeqRun, SliceSpec
 from profiles.device import DeviceModel
 from profiles.igniter.coefficients import IgniterProfile, read_coefficients, read_hardware

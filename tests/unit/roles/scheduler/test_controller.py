@@ -519,8 +519,7 @@ def one_slice(*names: str, nodes: Sequence[str] = ("left",)) -> Stage:
 
 
 def test_a_slice_that_leaves_a_model_out_serves_the_others_and_says_why() -> None:
-    stage = two_nodes(model("a"))
-    stage.failing = {"b"}
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
     spec = stage.running[NodeId("left")][SliceId("left/gpu0/0")]
     stage.hear(PeerId("worker-left-0/00000002"), left_out_of(spec, "a"))
     (report, *_) = stage.status().slices
