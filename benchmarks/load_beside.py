@@ -20,7 +20,15 @@ from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
-from roles.gpu_worker.executors.base import ExecutorEvent, Job, JobPart, JobRan, LoadBegins, Loaded, ModelLoaded
+from roles.gpu_worker.executors.base import (
+    ExecutorEvent,
+    Job,
+    JobPart,
+    JobRan,
+    LoadBegins,
+    Loaded,
+    ModelLoaded,
+)
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 
@@ -46,9 +54,11 @@ class Served:
         self._others: list[ExecutorEvent] = []
 
     def spec(self, model: ModelSpec) -> SliceSpec:
+        """The slice with that model."""
         return SliceSpec(SLICE, 0, self._device, None, (model,))
 
     def close(self) -> None:
+        """End its threads."""
         self._executor.close()
 
     def ask(self) -> float:
@@ -84,6 +94,7 @@ class Served:
         return took_ms, CLOCK.now_ms() - began_ms, event.replica
 
     def while_unloading(self, model_id: ModelId, seconds: float) -> list[float]:
+        """What requests take from the moment at which that model goes."""
         self._executor.unload_model(SLICE, model_id)
         return self.for_seconds(seconds)
 
@@ -97,6 +108,7 @@ class Served:
 
 
 def add_row(table: Table, when: str, took_ms: list[float]) -> None:
+    """What requests took then."""
     p50, p99 = np.percentile(took_ms, [50, 99])
     table.rows.append((when, len(took_ms), p50, p99, max(took_ms)))
 

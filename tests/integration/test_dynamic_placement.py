@@ -129,7 +129,7 @@ def test_models_come_and_go_under_load_and_nobody_else_is_refused(tmp_path: Path
             answer = here.changed("models", "add", THREE)
             assert (answer["started"], answer["ended"], answer["changed"]) == (0, 0, 2)
             here.asked("three")
-            assert here.hosted() == dict.fromkeys(before, ["one", "three", "two"])
+            assert here.hosted() == {key: ["one", "three", "two"] for key in before}
             here.changed("models", "remove", "two")
             with_two = len(fates.of["two"])
             until(lambda: len(fates.of["two"]) > with_two + 20, WAIT_MS, "load")
@@ -139,7 +139,7 @@ def test_models_come_and_go_under_load_and_nobody_else_is_refused(tmp_path: Path
         refused = fates.refused("two")
         assert set(refused) == {"ModelNotFound"}, here.log
         assert fates.of["two"][-len(refused) :].count("ok") <= 32, "what ran was answered, the rest refused"
-        assert here.hosted() == dict.fromkeys(before, ["one", "three"])
+        assert here.hosted() == {key: ["one", "three"] for key in before}
         assert here.workers() == workers, "they serve on"
 
 

@@ -34,6 +34,7 @@ from fabric.messages import (
     SliceStatus,
     StatusListed,
     Withdraw,
+    replaced,
     split_runs,
 )
 from profiles.model import BATCH_SIZE_LIMIT
@@ -156,6 +157,31 @@ def test_what_lists_a_batch_or_what_is_pending_ends_at_a_megabyte() -> None:
     assert codec.decode(header).parcels[0].body == outputs
     with pytest.raises(RemoteProtocolError, match="come by this link"):
         codec.decode(header, codec.HEADER_BYTES_MAX)
+
+
+def test_several_messages_together_are_read_only_as_far_as_half_a_list_of_runs_takes() -> None:
+    """Counted in runs: what a turn reads grows with them, and one message has 4,096 at the most."""
+    runs = tuple(SeqRun(1, 1) for _ in range(REQUESTS_TOLD_MAX))  # as short as runs can be
+    fitting = codec.JOINED_HEADER_BYTES_MAX // len(codec.encode(envelope(Withdraw(ModelId("m"), runs))))
+    assert fitting * REQUESTS_TOLD_MAX <= 11_000
+    many = Envelope(
+        WIRE_VERSION, 0, 1.0, tuple(Parcel((), Withdraw(ModelId("m"), runs)) for _ in range(fitting))
+    )
+    assert codec.decode(codec.encode(many)) == many
+    over = replaced(many, parcels=many.parcels * 2)
+    with pytest.raises(RemoteProtocolError, match="at most 32768 are allowed for what is in it"):
+        codec.decode(codec.encode(over))
+    beginning = codec.encode(over)[:64]
+    with pytest.raises(RemoteProtocolError, match="at most 32768"):
+        codec.decode(beginning + b"\xc1" * codec.JOINED_HEADER_BYTES_MAX)  # nothing behind it is looked at
+
+
+def test_a_sender_joins_no_more_than_a_receiver_reads() -> None:
+    runs = tuple(SeqRun(1, 1) for _ in range(REQUESTS_TOLD_MAX))
+    one = codec.encode_parcel(Parcel((), Withdraw(ModelId("m"), runs)))
+    fitting = next(n for n in range(1, 99) if codec.are_too_long((n + 1) * len(one)))
+    joined = codec.joined([one] * fitting, epoch=0, sent_at_ms=1.0)
+    assert len(codec.decode(joined).parcels) == fitting == 2
 
 
 def test_other_headers_end_at_an_eighth_of_it() -> None:
