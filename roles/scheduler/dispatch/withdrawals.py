@@ -50,10 +50,10 @@ class Withdrawals:
 
     def look(self, now_ms: float) -> None:
         """Take out what was gathered, from one queue; the others have their turn at once after it."""
-        model_id = next(iter(self._gathered))
-        for frontend_id, spans in self._gathered.pop(model_id).items():
-            self._count -= len(spans)
-            self._withdraw(model_id, frontend_id, spans, now_ms)
+        for model_id in list(self._gathered)[:1]:
+            for frontend_id, spans in self._gathered.pop(model_id).items():
+                self._count -= len(spans)
+                self._withdraw(model_id, frontend_id, spans, now_ms)
         self.due_at_ms = now_ms if self._gathered else NEVER_MS
 
     def forget(self, frontend_id: FrontendId) -> None:

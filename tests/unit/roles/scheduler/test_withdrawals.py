@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from fabric.ids import FrontendId, ModelId
 from fabric.messages import Arrivals, SeqRun, Withdraw
 from policies.batching.run_queue import RunQueue
@@ -19,14 +21,14 @@ class Looks:
     def __init__(self) -> None:
         self.runs = 0
 
-    def __enter__(self) -> Looks:
+    def __enter__(self) -> Self:
         self._inner = inner = RunQueue.withdraw
 
         def counted(queue: RunQueue, *arguments: object) -> int:
             self.runs += len(queue.runs)
             return inner(queue, *arguments)  # type: ignore[arg-type]  # as they came
 
-        RunQueue.withdraw = counted  # type: ignore[method-assign]  # put back below
+        RunQueue.withdraw = counted  # type: ignore[method-assign,assignment]  # put back below
         return self
 
     def __exit__(self, *_: object) -> None:
