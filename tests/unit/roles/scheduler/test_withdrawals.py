@@ -117,5 +117,5 @@ def test_another_frontends_requests_of_the_same_numbers_stay() -> None:
     on = waiting(2 * AT_ONCE_MAX)
     for seq in range(100):
         withdraw(on, A, seq, frontend="g")
-    on.wait(100.0)
-    assert queued(on, A) == 2 * AT_ONCE_MAX
+    on.core.handle(Tick(), on.now_ms + 100.0)
+    assert queued(on, A) > 2 * AT_ONCE_MAX - 50, "a slice may have taken some meanwhile"
