@@ -53,6 +53,9 @@ from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
+FRONTEND_NAME_BYTES_MAX: Final = (
+    64  # so that a batch of 4,096 runs from so many frontends fits into one header
+)
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
@@ -125,6 +128,9 @@ class SchedulerPeerChecks(PeerChecks):
 
     def _frontend_hello(self, peer: PeerId, hello: FrontendHello) -> None:
         require_identity(peer, hello.frontend_id, hello.incarnation)
+        size = len(hello.frontend_id.encode())
+        if size > FRONTEND_NAME_BYTES_MAX:
+            raise RemoteProtocolError(f"a frontend's name of {size} bytes", OUT_OF_RANGE)
         frontends = self._fleet.frontends
         if len(frontends) >= FRONTENDS_MAX and hello.frontend_id not in frontends:
             raise RemoteProtocolError(f"there are {len(frontends)} frontends already", TOO_MANY)
