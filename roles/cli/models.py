@@ -133,7 +133,9 @@ def _carry_out(
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     elif answer.status in ("ok", "partial"):
         click.echo(
-            f"{answer.started} slices started, {answer.ended} ended, {answer.kept} not touched", err=True
+            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
+            f" {answer.kept} not touched",
+            err=True,
         )
         for one in answer.unplaced:
             rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"

@@ -20,6 +20,7 @@ from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.dispatch.unserved import Unserved
+from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.loads import new_tallies
 
@@ -48,6 +49,7 @@ class Batches:
         self.tallies = new_tallies()
         self.unserved = Unserved(self.tallies, fleet.starts.coming_at_ms)
         """What waits for a slice that is on its way."""
+        self.withdrawals = Withdrawals(discipline, self.tallies)
         self._run_time_watch = run_time_watch
         self._discipline = discipline
         self._fleet = fleet
@@ -149,6 +151,7 @@ class Batches:
         """The discipline forgets a model: what of it was queued, and what else it decides."""
         queued: list[RequestRun] = []
         decisions: list[Decision] = []
+        self.withdrawals.forget_model(model_id)
         for decision in self._discipline.remove_model(model_id, now_ms):
             if isinstance(decision, Drop) and decision.model_id == model_id:
                 queued += decision.runs
@@ -159,6 +162,7 @@ class Batches:
     def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
         """Nothing of it is worth a batch any more."""
         self.unserved.forget_frontend(peer)
+        self.withdrawals.forget(FrontendId(peer))
         for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
             self.tallies[model_id].withdrawn += count
 
