@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from fabric.options import shown
@@ -26,7 +27,6 @@ from roles.config.checks import (
     SEED_MAX,
     check_endpoint,
     finite,
-    is_loopback,
     name_like,
     one_of,
     translated,
@@ -322,7 +322,7 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
 
 def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
     check_endpoint(section.client, "listen.client", schemes=("tcp", "ipc"))
-    if not has_keys and section.client.startswith("tcp://") and not is_loopback(section.client):
+    if not has_keys and section.client.startswith("tcp://") and not is_loopback(host_of(section.client)):
         raise ConfigError(
             f"listen.client: is {shown(section.client)}, which others can reach: that needs keys"
             " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"

@@ -221,7 +221,7 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     assert link.send(SERVER, Ping(2))
     until(lambda: router.receive(16) == [] and guard.refused == 1, router)
     assert router.counters["garbage_in"] == 1
-    theirs.folder = None  # on another host, which does not know yet
+    theirs.path = None  # on another host, which does not know yet
     dealer("frontend-0/2", router.addresses, guarded(theirs), opened)
     until(lambda: guard.refused >= 2, router)
 
