@@ -202,7 +202,7 @@ def keyless(address: str) -> str:
     if _KEY in address:
         bare = address.partition(_KEY)[0]
         raise ConfigError(
-            f"{bare} asks for a key: give a client its file, ClientOptions(key_file=...), see `tenuto keys`"
+            f"{bare} asks for a key: ClientOptions(key_file=...), --key FILE or $TENUTO_KEY_FILE, see `tenuto keys`"
         )
     return address
 

@@ -13,7 +13,6 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from fabric import frames
-from fabric.codec import Buffer
 from fabric.curve import Guard, Speaker, principal_of_server
 from fabric.errors import ConfigError
 from fabric.ids import PeerId

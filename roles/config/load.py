@@ -321,16 +321,19 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
 
 
 def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
-    check_endpoint(section.client, "listen.client", schemes=("tcp", "ipc"))
-    if not has_keys and section.client.startswith("tcp://") and not is_loopback(host_of(section.client)):
-        raise ConfigError(
-            f"listen.client: is {shown(section.client)}, which others can reach: that needs keys"
-            " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
-        )
+    for key, value in (("client", section.client), ("control", section.control)):
+        if value is None:
+            continue
+        check_endpoint(value, f"listen.{key}", schemes=("tcp", "ipc"))
+        if not has_keys and value.startswith("tcp://") and not is_loopback(host_of(value)):
+            raise ConfigError(
+                f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
+                " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
+            )
     for key, value in (("http", section.http), ("metrics", section.metrics)):
         if value is not None:
             check_endpoint(value, f"listen.{key}", schemes=())
-    return ListenConfig(section.client, section.http, section.metrics)
+    return ListenConfig(section.client, section.control, section.http, section.metrics)
 
 
 def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from fabric.client import BlockingClient, ClientOptions
 from fabric.curve import CONTROL_KINDS, Guard, guarded, may_be_called, new_pair
-from fabric.errors import ConfigError, PeerLost
+from fabric.errors import ConfigError, Unauthorised
 from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
 from fabric.keys import (
     FRONTEND,
@@ -123,7 +123,7 @@ def test_strangers_get_nothing_in_and_are_counted(
         refused = guard.refused
         link = dealer(name, router.addresses, guarded(keyring), opened)
         until(lambda: guard.refused > refused, router)  # noqa: B023  ended before the next turn
-        assert not link.send(SERVER, Ping(1))
+        until(lambda: not link.send(SERVER, Ping(1)) and "our key" in link.refusal, link)  # noqa: B023  likewise
     plain = context().socket(zmq.DEALER)
     try:
         plain.setsockopt(zmq.LINGER, 0)
@@ -255,9 +255,6 @@ def test_an_address_without_a_key_is_tried_with_each_that_is_trusted(folder: Pat
     run("rotate", str(folder), SCHEDULER)
     guard = guarded(Keyring.of_folder(folder, FRONTEND))
     link = dealer("frontend-0/1", [bare(old)], guard, opened)  # with the newest, which is not the right one
-    with pytest.raises(AssertionError):
-        until(lambda: link.send(SERVER, Ping(1)), link, limit_ms=QUIET_MS)
-    link.reconnect()
     says(link, 2)
     assert [one.message for one in take(old, 1)] == [Ping(2)]
 
@@ -325,7 +322,9 @@ def test_processes_of_one_host_need_no_key(folder: Path, opened: Opened, tmp_pat
         ("node/a-1", "worker-a-1-2/1", True),
         ("frontend", "frontend-3/1", True),
         ("frontend", "scheduler-0/1", False),
-        ("client/alice", "client/1", True),
+        ("client/alice", "client/alice/1", True),
+        ("client/alice", "client/bob/1", False),
+        ("client/alice", "client/1", False),
         ("client/alice", "operator/1", False),
         ("operator", "operator/1", True),
         ("operator", "planner", False),
@@ -490,10 +489,7 @@ def test_a_cluster_with_keys_serves_whoever_has_one(locked: Home, tmp_path: Path
             client.infer("resnet50", {"input": np.zeros(4, np.float32)}, budget_ms=2_000.0)
     with pytest.raises(ConfigError, match="asks for a key"), BlockingClient(tcp):
         pass
-    with (
-        pytest.raises(PeerLost),
-        BlockingClient(tcp.partition("?")[0], ClientOptions(connect_timeout_ms=QUIET_MS)),
-    ):
+    with pytest.raises(Unauthorised, match="asks for a key"), BlockingClient(tcp.partition("?")[0]):
         pass
     code, out, line = locked.run("status", "--json")
     assert code == 0, line
