@@ -352,10 +352,11 @@ def test_frontends_rotate_their_key_under_clients_that_never_end(
     run("revoke", str(folder), "client/alice", "--old")
     after.guard.keyring._looked_at_ms = -LOOK_EVERY_MS
     works(after)
-    with BlockingClient(address, ClientOptions(key_file=path)) as another:  # that starts now
-        done, result = in_thread(another.models)
-        after.serve(done)
-        assert result() == ()
+    another = BlockingClient(address, ClientOptions(key_file=path))  # that starts now
+    done, result = in_thread(lambda: _opened(another).models())
+    after.serve(done)
+    assert result() == ()
+    another.close()
     client.close()
 
 
