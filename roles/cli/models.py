@@ -16,7 +16,7 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
-from fabric.options import brief, shown
+from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fabric.curve import is_wildcard
 from fabric.errors import ConfigError
-from fabric.options import brief, shown, suggestion
+from fabric.policy_options import brief, shown, suggestion
 
 _WORDS = {
     "float": "a number",
