@@ -18,6 +18,7 @@ import contextlib
 import ipaddress
 import os
 import socket as plain
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,12 +28,14 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
 _KEY: Final = "?key="
+_FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _serial = count(1)
 
 
@@ -69,12 +72,31 @@ class Guard:
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
+        self._count_failures(socket)
         self._asked_by = _authenticator(socket.context)
         self._asked_by.configure_curve_callback(self._domain, self)
         own = self.keyring.own
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain.encode())
+
+    def _count_failures(self, socket: zmq.Socket[bytes]) -> None:
+        """Who has no key at all, or no words of ZeroMQ's, never gets as far as to be asked for one: ZeroMQ tells of him."""
+        place = f"inproc://refused-{self._domain}"
+        socket.monitor(place, _FAILED | zmq.EVENT_MONITOR_STOPPED)
+        shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
+            socket.context.underlying
+        )  # at exit it is this thread's to close, when it is told
+        told = shadow.socket(zmq.PAIR)
+        told.setsockopt(zmq.LINGER, 0)
+        told.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ would wait for us, and everybody with it
+        told.connect(place)
+        threading.Thread(target=self._count, args=(told,), name="tenuto-refused", daemon=True).start()
+
+    def _count(self, told: zmq.Socket[bytes]) -> None:
+        with contextlib.suppress(zmq.ContextTerminated), told:
+            while parse_monitor_message(told.recv_multipart())["event"] != zmq.Event.MONITOR_STOPPED:
+                self.refused += 1
 
     def close(self) -> None:
         """Its link is closed: nobody asks any more."""

@@ -95,7 +95,12 @@ def hears_nothing(link: RouterLink | PullLink, milliseconds: float = QUIET_MS) -
 
 
 def bare(router: RouterLink | PullLink) -> str:
-    return router.addresses[0].partition("?")[0]
+    return bare_address(router.addresses[0])
+
+
+def bare_address(address: str) -> str:
+    """Without the key in it."""
+    return address.partition("?")[0]
 
 
 def test_a_key_gets_in_and_the_answer_comes_back(

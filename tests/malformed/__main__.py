@@ -78,7 +78,7 @@ def feed_all(inputs: int, seed: int) -> list[str]:
 
 def cover(decoder: Decoder, seconds: int) -> None:
     """Atheris drives this process from here on, and ends it."""
-    import atheris
+    import atheris  # type: ignore[import-untyped]
 
     def one(data: bytes) -> None:
         with contextlib.suppress(*decoder.errors):

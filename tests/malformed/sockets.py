@@ -133,7 +133,7 @@ class Attack:
             *((zmq.DEALER, address) for address in self.addresses[0]),
             *((zmq.PUSH, address) for address in self.addresses[1] if not address.startswith("memory")),
         ]
-        sockets = []
+        sockets: list[zmq.Socket[bytes]] = []
         for kind, address in targets:
             socket = context().socket(kind)
             socket.linger = 2_000
