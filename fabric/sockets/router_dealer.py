@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 import zmq
@@ -38,6 +39,8 @@ from fabric.sockets.routes import Routes, new_route
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
+_FAILURES_TOLD: Final = 4  # so many handshakes in a row: more than there are keys to try
+_serial = count(1)
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -156,6 +159,7 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._server_key = ""
         self._connect_at_ms: float | None = None
+        self._failures = 0  # handshakes since the last that did not fail
         self._monitor: zmq.Socket[bytes] | None = None
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
@@ -225,7 +229,7 @@ class DealerLink(SocketLink):
         if not is_in:
             self._look_why()
             return note_refused(self._counters)
-        self.refusal = ""
+        self._failures, self.refusal = 0, ""
         return note_sent(self._counters, frames.size_of(parts), packed)
 
     def _connect(self) -> None:
@@ -248,7 +252,7 @@ class DealerLink(SocketLink):
     def _watch_handshakes(self) -> None:
         """ZeroMQ tells by a socket of its own, once for each connection: after a failure we begin the next, not ZeroMQ."""
         self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
-        place = f"inproc://handshakes-{id(self)}"
+        place = f"inproc://handshakes-{next(_serial)}"
         self._socket.monitor(place, _FAILED)
         self._monitor = context().socket(zmq.PAIR)
         self._monitor.connect(place)
@@ -260,6 +264,7 @@ class DealerLink(SocketLink):
                 told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
+            self._failures += 1
             after_ms = float(HANDSHAKE_MS)
             match told["event"]:
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -267,7 +272,13 @@ class DealerLink(SocketLink):
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
-                case _:  # it has another key than we think, or the line broke
+                case _ if self._failures >= _FAILURES_TOLD:
+                    # Who asks for a key mostly hangs up before he has said so; who has another one cannot even say so.
+                    wants = (
+                        "asks for a key" if self._guard is None else "has none of the keys that are trusted"
+                    )
+                    self.refusal = f"{self._connected_to} ends each connection at once: perhaps it {wants}"
+                case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)
 

@@ -296,12 +296,9 @@ def test_what_a_client_asks_after_its_key_was_revoked_ends_unauthorised(
     run("revoke", str(folder), f"{CLIENT}/alice")
     clock.at_ms += LOOK_EVERY_MS
     try:
-        done, result = in_thread(
-            lambda: client.infer("m", {"input": np.zeros(4, np.float32)}, budget_ms=20_000.0)
-        )
+        done, result = in_thread(lambda: _until_unauthorised(client))
         door.serve(done)
-        with pytest.raises(Unauthorised, match="does not let our key in"):
-            result()
+        assert "does not let our key in" in str(result())
         with pytest.raises(Unauthorised):  # and at once from then on
             client.infer("m", {"input": np.zeros(4, np.float32)}, budget_ms=20_000.0)
     finally:
@@ -358,6 +355,19 @@ def test_frontends_rotate_their_key_under_clients_that_never_end(
     assert result() == ()
     another.close()
     client.close()
+
+
+def _until_unauthorised(client: BlockingClient) -> Unauthorised:
+    """Before it is known why the connection broke, it is only lost."""
+    began_ms = CLOCK.now_ms()
+    while CLOCK.now_ms() - began_ms < 20_000.0:
+        try:
+            client.infer("m", {"input": np.zeros(4, np.float32)}, budget_ms=20_000.0)
+        except PeerLost:
+            select.select([], [], [], 0.02)
+        except Unauthorised as error:
+            return error
+    raise AssertionError("nobody says why")
 
 
 def _opened(client: BlockingClient) -> BlockingClient:

@@ -100,7 +100,7 @@ def _wire(draws: random.Random) -> list[Decoder]:
             "tensors",
             _tensor,
             (RemoteProtocolError, OutOfBounds),
-            [msgspec.msgpack.encode((spec, bytes(24))) for spec in specs],
+            [msgspec.msgpack.encode((spec, bytes(tensors.size_of(spec)))) for spec in specs],
         ),
         Decoder(
             "shared memory",
