@@ -168,7 +168,7 @@ class Client:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._greeted.wait(), _GREET_EVERY_S)
         except TimeoutError as error:
-            raise PeerLost(f"no frontend answers at {self._addresses[0]}") from error
+            raise PeerLost(f"no frontend answers at {self._addresses[0]}{link.trouble}") from error
         finally:
             if not self._greeted.is_set():
                 self.close()

@@ -45,6 +45,7 @@ def ask_status(
                         return received.message
                 if not link.has_more:
                     selector.select(0.01)
+        trouble = link.trouble
     finally:
         link.close()
-    raise PeerLost(f"nobody answers at {addresses[0]}")
+    raise PeerLost(f"nobody answers at {addresses[0]}{trouble}")

@@ -457,8 +457,8 @@ def connect_socket(
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """What is made meanwhile, sockets too, is for this user alone."""
-    former = os.umask(0o177)
+    """What is made meanwhile, sockets too, is for this user alone. Roles have that mask anyway."""
+    former = os.umask(0o077)
     try:
         yield
     finally:

@@ -39,7 +39,7 @@ from fabric.sockets.routes import Routes, new_route
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
-_FAILURES_TOLD: Final = 4  # so many handshakes in a row: more than there are keys to try
+_FAILURES_TOLD: Final = 4  # so many handshakes in a row are no accident
 _serial = count(1)
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -206,6 +206,16 @@ class DealerLink(SocketLink):
         return received if self._connected_to else ()
 
     @property
+    def trouble(self) -> str:
+        """What may be wrong with a server that does not answer; empty: nothing is known."""
+        is_foreign = self._guard is not None and self._failures >= _FAILURES_TOLD
+        return (
+            ": it ends each connection, perhaps it has none of the keys that are trusted"
+            if is_foreign
+            else ""
+        )
+
+    @property
     def is_by_ipc(self) -> bool:
         """Whether the server can only be a process of this host."""
         return self._connected_to.startswith(IPC)
@@ -272,12 +282,11 @@ class DealerLink(SocketLink):
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
-                case _ if self._failures >= _FAILURES_TOLD:
-                    # Who asks for a key mostly hangs up before he has said so; who has another one cannot even say so.
-                    wants = (
-                        "asks for a key" if self._guard is None else "has none of the keys that are trusted"
+                case _ if self._guard is None and self._failures >= _FAILURES_TOLD:
+                    # Who asks for a key mostly hangs up before he has said so.
+                    self.refusal = (
+                        f"{self._connected_to} ends each connection at once: probably it asks for a key"
                     )
-                    self.refusal = f"{self._connected_to} ends each connection at once: perhaps it {wants}"
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)

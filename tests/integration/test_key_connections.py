@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -19,7 +20,18 @@ from fabric.client import BlockingClient, ClientOptions, ask_status
 from fabric.curve import CLIENT_KINDS, CONTROL_KINDS, Guard, guarded
 from fabric.errors import ConfigError, PeerLost, Unauthorised
 from fabric.ids import FrontendId, Incarnation, PeerId
-from fabric.keys import CLIENT, FRONTEND, LOOK_EVERY_MS, NODE, OPERATOR, SCHEDULER, Keyring
+from fabric.keys import (
+    CLIENT,
+    FRONTEND,
+    LOOK_EVERY_MS,
+    NODE,
+    OPERATOR,
+    SCHEDULER,
+    Keyring,
+    TrustedKey,
+    read_pair,
+    write_private,
+)
 from fabric.link import Link
 from fabric.messages import ModelsListed, Ping, Pong
 from fabric.sockets import DealerLink, PullLink, PushPool, RouterLink, context
@@ -387,6 +399,20 @@ def _until_it_lists(client: BlockingClient) -> None:
     raise AssertionError("it never came back")
 
 
+def test_a_client_that_knows_none_of_the_frontends_keys_is_told_what_may_be_wrong(
+    folder: Path, opened: Opened, tmp_path: Path
+) -> None:
+    door = Door(Keyring.of_folder(folder, FRONTEND), opened)
+    stranger = Keyring.of_folder(folder, SCHEDULER).own
+    theirs = msgspec.structs.replace(
+        read_pair(tmp_path / "alice.key"), trusted=(TrustedKey(FRONTEND, stranger.public, ""),)
+    )
+    write_private(tmp_path / "other.key", theirs)
+    options = ClientOptions(key_file=tmp_path / "other.key", connect_timeout_ms=2_000.0)
+    with pytest.raises(PeerLost, match="none of the keys"), BlockingClient(bare(door.link), options):
+        pass
+
+
 def test_a_new_client_finds_a_frontend_that_still_has_its_old_key(
     folder: Path, opened: Opened, tmp_path: Path
 ) -> None:
@@ -454,7 +480,7 @@ def test_a_local_socket_is_its_users_alone(opened: Opened, tmp_path: Path) -> No
     for link in links:
         opened(link)
     for name in ("r", "p", "r.lock", "p.lock"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) & 0o077 == 0
 
 
 PYTHON = "/usr/bin/python3"

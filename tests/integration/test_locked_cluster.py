@@ -6,7 +6,6 @@ import json
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ __all__ = ["home"]
 
 
 @pytest.fixture
-def locked(home: Home, tmp_path: Path) -> Iterator[Home]:
+def locked(home: Home, tmp_path: Path) -> Home:
     folder = tmp_path / "keys"
     run("create", str(folder))
     for node in ("local", "other"):
