@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket as plain
@@ -162,10 +163,14 @@ def test_who_reconnects_is_answered_though_its_old_connection_still_stands(opene
 
 
 def established(port: int) -> int:
-    """TCP connections to that port of this host, in both directions, that stand."""
-    rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    """TCP connections to that port that stand, counted at our end: others of this host may have the same port for theirs."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            own.add(str(descriptor.readlink()))
     wanted = f":{port:04X}"
-    return sum(row.split()[3] == "01" and row.split()[1].endswith(wanted) for row in rows)
+    return sum(row[3] == "01" and row[1].endswith(wanted) and f"socket:[{row[9]}]" in own for row in rows)
 
 
 def port_of(link: RouterLink | PullLink) -> int:
