@@ -22,6 +22,7 @@ from fabric.errors import (
     Overloaded,
     PeerLost,
     TooLarge,
+    Unauthorised,
     request_error,
 )
 from fabric.frames import SMALL_BELOW_BYTES
@@ -117,9 +118,10 @@ class Client:
         self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
 
     async def open(self) -> None:
-        """Connect, and wait for a sign of life; after `close` too. Raises PeerLost when there is none in time.
+        """Connect, and wait for a sign of life; after `close` too.
 
-        One frontend that answers is enough; the others get a tenth of a second, then they join when they can.
+        One frontend that answers is enough; the others get a tenth of a second, then they join when they can. Raises
+        PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
         """
         self.close()
         self._begin()
@@ -134,7 +136,8 @@ class Client:
                 async with asyncio.timeout(_OTHERS_WAIT_S):
                     await self._greetings_of(len(self._connections))
         except TimeoutError as error:
-            raise PeerLost(f"no frontend answers at {self._where}") from error
+            trouble = next((one.trouble for one in self._connections if one.trouble), "")
+            raise PeerLost(f"no frontend answers at {self._where}{trouble}") from error
         finally:
             if not self._usable:
                 self.close()
@@ -142,6 +145,8 @@ class Client:
     async def _greetings_of(self, count: int) -> None:
         """Wait until so many frontends have answered."""
         while sum(one.is_greeted for one in self._connections) < count:
+            if all(one.refusal for one in self._connections):
+                raise Unauthorised(self._connections[0].refusal)
             self._change.clear()
             await self._change.wait()
 
@@ -196,7 +201,7 @@ class Client:
         now_ms = self._clock.now_ms()
         connection = self._choose(now_ms)
         if connection is None:
-            raise PeerLost(f"not connected to {self._where}")
+            raise self._disconnected()
         self._requests += 1
         number = self._requests
         message = Infer(number, ModelId(model), _plain(budget_ms), connection.way.planned_ms)
@@ -226,7 +231,7 @@ class Client:
             raise PeerLost("the client is not open")
         connection = self._choose(self._clock.now_ms())
         if connection is None:
-            raise PeerLost(f"not connected to {self._where}")
+            raise self._disconnected()
         future: asyncio.Future[tuple[ModelInfo, ...]] = self._loop.create_future()
         connection.listings.append(future)
         try:
@@ -246,6 +251,12 @@ class Client:
     def _where(self) -> str:
         first, *others = self._addresses
         return f"{first} or {len(others)} more" if others else first
+
+    def _disconnected(self) -> PeerLost | Unauthorised:
+        refused = [one.refusal for one in self._connections if one.refusal]
+        if refused and len(refused) == len(self._connections):
+            return Unauthorised(refused[0])
+        return PeerLost(f"not connected to {self._where}")
 
     def _choose(self, now_ms: float) -> Connection | None:
         """The next one in turn whose circuit is closed; if none is, just the next one. None: nobody is there."""
@@ -288,7 +299,8 @@ class Client:
         spent_ms = now_ms - awaited.sent_at_ms
         connection = self._choose(now_ms)
         if connection is None or connection is awaited.connection:
-            self._fail(awaited.number, PeerLost(reason))
+            refusal = awaited.connection.refusal
+            self._fail(awaited.number, Unauthorised(refusal) if refusal else PeerLost(reason))
         elif awaited.budget_ms is not None and spent_ms >= awaited.budget_ms:
             self._fail(awaited.number, PeerLost(f"{reason}, and the budget is spent"))
         elif has_left and not self._retries.take():

@@ -34,7 +34,8 @@ class ClientOptions:
     """Limits and heartbeats of a client, in ms. `grace_ms` is added to a budget for the way there and back.
 
     `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
-    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys.
+    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its
+    place is taken over by a client that runs.
     """
 
     connect_timeout_ms: float = 5_000.0
@@ -96,9 +97,9 @@ class Connection:
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
             payload_bytes_max=options.payload_bytes_max,
         )
-        guard = guarded(None if options.key_file is None else Keyring.of_file(options.key_file))
-        own = peer_id("client", new_incarnation())
-        self._link = DealerLink.connect(own, FRONTEND, (address,), limits, guard)
+        keyring = None if options.key_file is None else Keyring.of_file(options.key_file)
+        own = peer_id("client" if keyring is None else keyring.own.principal, new_incarnation())
+        self._link = DealerLink.connect(own, FRONTEND, (address,), limits, guarded(keyring))
         self._outbox = Outbox(self._link, self._unsent, options.payload_bytes_max)
         self._liveness = Liveness(options.heartbeats)
         self._loop = asyncio.get_running_loop()
@@ -109,6 +110,16 @@ class Connection:
         self._greet_every_ms = GREET_EVERY_MS
         self._tending: asyncio.TimerHandle | None = None
         self._watch()
+
+    @property
+    def refusal(self) -> str:
+        """Why the frontend does not let us in; empty: nothing of that kind is known."""
+        return self._link.refusal
+
+    @property
+    def trouble(self) -> str:
+        """What may be wrong with a frontend that does not answer; empty: nothing is known."""
+        return self._link.trouble
 
     def close(self) -> None:
         """Flush for at most 100 ms in the background. Safe to call twice."""
@@ -239,6 +250,9 @@ class Connection:
             pings = [(FRONTEND, Ping(0))]
         for peer, ping in pings:
             self._link.send(peer, ping)
+        if self._link.refusal:
+            self._lose("is not let in")
+            self._owner.changed()
         wake_at_ms = self._liveness.wake_at_ms
         assert wake_at_ms is not None, "it is being watched"
         if not self.is_greeted or self.is_unready:

@@ -20,7 +20,7 @@ import zmq
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
-from fabric.curve import Guard, keyless
+from fabric.curve import Guard, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.ipc import IPC, IpcPath
@@ -156,10 +156,10 @@ class SocketLink(ABC):
         """Nobody: only links with a monitor hear of ended connections."""
         return ()
 
-    def _watch_connections(self) -> ConnectionMonitor:
+    def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
         try:
-            self._monitor = ConnectionMonitor(self._socket, context())
+            self._monitor = ConnectionMonitor(self._socket, context(), events)
             self._epoll = select.epoll()
             for descriptor in (int(self._socket.getsockopt(zmq.FD)), self._monitor.fileno()):
                 self._epoll.register(descriptor, select.EPOLLIN)
@@ -173,6 +173,7 @@ class SocketLink(ABC):
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
         came, self._came = self._came, []
+        self._follow_keys()
         taken = headers_size = 0
         while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES and not self._socket.closed:
             self._is_touched = True
@@ -243,8 +244,7 @@ class SocketLink(ABC):
     def _open_up(self, whole: Whole) -> list[Received]:
         if len(whole.parts) > self._frames_max:
             raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
-        peer = self._peer(whole)
-        principal = None if self._guard is None else self._guard.check(whole.last, peer)
+        peer, speaker = self._sender(whole)
         envelope, named = frames.split(
             whole.parts[self.routes :],
             header_bytes_max=self._options.header_bytes_max,
@@ -255,9 +255,9 @@ class SocketLink(ABC):
             self._counters["shared_bytes_in"] += sum(
                 len(tensor.place.data) for own in named for tensor in own if tensor.place is not None
             )
-        if self._guard is not None and principal is not None:
+        if self._guard is not None and speaker is not None:
             for parcel in envelope.parcels:
-                self._guard.check_owner(principal, parcel.body)
+                self._guard.check_owner(speaker.principal, parcel.body)
         late_ms = 0.0
         if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
@@ -267,9 +267,17 @@ class SocketLink(ABC):
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
         ]
 
-    def _peer(self, whole: Whole) -> PeerId:
-        del whole
-        return NOBODY
+    @abstractmethod
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        """Who sent it, and by whose key, where it came by one. Raises RemoteProtocolError for who may not."""
+
+    def _follow_keys(self) -> None:
+        if self._guard is not None and not self._socket.closed and self._guard.has_changed():
+            self._keys_changed(self._guard)
+
+    @abstractmethod
+    def _keys_changed(self, guard: Guard) -> None:
+        """Whom we trust has changed: end the connections of those whom we trust no more."""
 
     def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
         return frames.join(packed, epoch=self.epoch, sent_at_ms=self._clock.now_ms())
@@ -294,21 +302,31 @@ class ListeningLink(SocketLink):
         """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
         guard, is_guarded = self._guard, False
         try:
+            with contextlib.suppress(zmq.ZMQError):  # a system that does not say whose a connection is
+                self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
             for address in sorted(addresses, key=lambda one: not one.startswith(IPC)):
                 if address.startswith(IPC):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
-                elif guard is not None and not is_guarded:
-                    guard.listen(self._socket)  # holds for what is bound from here on
-                    is_guarded = True
-                with naming(address, "bind"):
+                elif address.startswith("tcp://"):
+                    check_listening(address, guard)
+                    if guard is not None and not is_guarded:
+                        guard.listen(self._socket)  # holds for what is bound from here on
+                        is_guarded = True
+                with naming(address, "bind"), private_files():
                     self._socket.bind(address)
                 bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
                 self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
         except ConfigError:
             self.close()
             raise
+
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        return NOBODY, None if self._guard is None else self._guard.check(whole.last, NOBODY)
+
+    def _keys_changed(self, guard: Guard) -> None:
+        guard.hang_up_on_revoked()
 
 
 class Whole(NamedTuple):
@@ -446,18 +464,32 @@ def note_refused(counters: dict[str, float]) -> bool:
     return False
 
 
-def connect_socket(socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str) -> str:
-    """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there.
+def connect_socket(
+    socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str
+) -> tuple[str, str]:
+    """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there, and that key.
 
-    Raises ConfigError naming an address that cannot be one, or whose key is missing or not trusted.
+    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, or whose key is missing or
+    not trusted.
     """
+    key = ""
     if guard is None:
         address = keyless(address)
     elif not address.startswith(IPC):
-        address = guard.connect_to(socket, address, principal)
+        address, key = guard.connect_to(socket, address, principal)
     with naming(address, "connect to"):
         socket.connect(address)
-    return address
+    return address, key
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is made meanwhile, sockets too, is for this user alone. Roles have that mask anyway."""
+    former = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(former)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from fabric.clock import Clock
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
+from fabric.keys import Keyring
 from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
@@ -31,12 +32,17 @@ LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
 class LocalScheduler(SourceOver):
-    """Closed until the scheduler's run file is there."""
+    """Closed until the scheduler's run file is there. `keyring`: for one that is reached by TCP."""
 
     def __init__(
-        self, own: PeerId, run_dir: Path, clock: Clock, heartbeats: HeartbeatTiming | None = None
+        self,
+        own: PeerId,
+        run_dir: Path,
+        clock: Clock,
+        heartbeats: HeartbeatTiming | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, heartbeats)
+        self._connection = ServerConnection(own, SCHEDULER, clock, heartbeats, keyring)
         super().__init__(self._connection)
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""
