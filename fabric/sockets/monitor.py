@@ -11,6 +11,8 @@ from typing import Final
 import zmq
 
 _EVENT: Final = struct.Struct("=HI")  # the event's number, and the descriptor of the connection
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
 _NAMES: Final = itertools.count(1)
 _FAILURES_MAX: Final = 64  # kept until somebody asks
 
@@ -60,11 +62,8 @@ class ConnectionMonitor:
         self._socket.close()
 
     def _hear(self) -> None:
-        while True:
-            try:
-                told, _ = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while int(self._socket.getsockopt(_EVENTS)) & _READABLE:
+            told, _ = self._socket.recv_multipart(zmq.NOBLOCK)
             event, descriptor = _EVENT.unpack(told)
             if event == zmq.EVENT_DISCONNECTED:
                 self._ended.append(descriptor)

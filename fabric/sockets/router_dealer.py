@@ -93,17 +93,28 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
+    def receive(self, limit: int) -> Sequence[Received]:
+        """At most `limit` messages. Garbage counts against the limit."""
+        self._note_ended()
+        return super().receive(limit)
+
     def take_lost(self) -> Sequence[PeerId]:
         """Peers whose connection was closed, or that a send found gone, since the last call."""
-        if not self._socket.closed:
-            for descriptor in self._connections.ended():
-                peer = self._peer_at.pop(descriptor, None)
-                # The kernel gives descriptors out again, and a peer may be back by another connection.
-                if peer is not None and self._descriptor_of.get(peer) == descriptor:
-                    self._routes.forget(peer)
-                    self._note_lost(peer)
+        self._note_ended()
         lost, self._lost = self._lost, []
         return lost
+
+    def _note_ended(self) -> None:
+        """Before any message of a newer connection is looked at: the kernel gives descriptors out again."""
+        if self._socket.closed:
+            return
+        for descriptor in self._connections.ended():
+            peer = self._peer_at.pop(descriptor, None)
+            if (
+                peer is not None and self._descriptor_of.get(peer) == descriptor
+            ):  # else it is back by another one
+                self._routes.forget(peer)
+                self._note_lost(peer)
 
     def _unroutable(self, peer: PeerId) -> bool:
         self._counters["unroutable_out"] += 1
@@ -138,6 +149,9 @@ class RouterLink(ListeningLink):
         route = bytes(whole.parts[0])
         peer, mark = frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last, peer)
+        if self._routes.to(peer) != route:
+            self._note_ended()
+            self._descriptor_of.pop(peer, None)
         self._routes.note(route, peer, mark, None if speaker is None else speaker.public)
         descriptor = whole.last.get(zmq.SRCFD)
         if self._descriptor_of.get(peer) != descriptor and self._routes.to(peer) == route:
