@@ -20,7 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
+from policies.batching.admission import DEPTH_N, CALM, DEPTH_MS, Bucket, Demand, shares
+from policies.batching.base import NEVER_MS, BatchModel, Decision, Drop, RequestRun
+from policies.batching.run_queue import cut
 from policies.batching.candidate import Candidate, ModelPlan, ModelState, SendRule
 from policies.batching.central import Central
 from policies.batching.deferred import frontrun_hold
@@ -28,6 +30,9 @@ from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.pools import Pool, Slice
 
 PLAN_EVERY_MS = 100.0
+import os
+CR=float(os.environ.get('CR','300')); CM=float(os.environ.get('CM','1'))
+FLAT='FLAT' in os.environ
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count: the last 2.5 s
 _NOTHING_MS = 1e-9  # a count that is forgotten
@@ -68,6 +73,11 @@ class ModelCounts:
     """
 
     losses: WaitLosses = field(default_factory=WaitLosses)
+    demand: Demand = field(default_factory=Demand)
+    bucket: Bucket | None = None
+    gone: int = 0
+    admsum: float = 0.0
+    gonesum: float = 0.0
     opening_ms: float = 0.0  # of one batch: beta
     expected_ms_per_request: float = 0.0
     openings_ms: float = 0.0
@@ -95,10 +105,6 @@ class Group:
 class Tenuto(Central):
     """`drop`: window or simple forces one of the usual rules; None protects what is planned."""
 
-    # 3 ms for each percent. From 30 to 3000 ms the goodput of mixes in overload differs by 1 %; without it a model may
-    # fall to a third of what it got at capacity (ADR 0011).
-    CREDIT_MS = 300.0
-
     def __init__(self, *, drop: str | None = None, is_lowest_id: bool = True) -> None:
         super().__init__(TENUTO, is_window_drop=drop != "simple", is_lowest_id=is_lowest_id)
         self._plans_target = drop is None
@@ -107,6 +113,23 @@ class Tenuto(Central):
         self._group_of: dict[ModelId, Group] = {}
         self._counts: dict[ModelId, ModelCounts] = {}
         self._is_regrouped = True
+        self._planned_at_ms = 0.0
+
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        counts = self._counts.get(model_id)
+        if counts is None or counts.bucket is None:
+            return super().arrive(model_id, run, now_ms)
+        count = run.count
+        admitted = counts.bucket.take(count, now_ms)
+        if admitted == count:
+            return super().arrive(model_id, run, now_ms)
+        counts.demand.asked += count - admitted
+        if now_ms >= self._plan_at_ms:
+            self._plan(now_ms)
+        if not admitted:
+            return (Drop(model_id, [run], is_expired=False),)
+        return (*super().arrive(model_id, cut(run, admitted), now_ms), Drop(model_id, [run], is_expired=False))
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
@@ -135,6 +158,9 @@ class Tenuto(Central):
         counts = self._counts.get(candidate.model.model.model_id)
         if counts is not None:
             counts.losses.requests += size
+            counts.demand.asked += size
+            counts.demand.served += size
+            counts.demand.busy_ms += slice_.tables[candidate.model.model.model_id][size]
             if candidate.wanted_at_ms >= now_ms:
                 counts.openings_ms += counts.opening_ms
                 counts.expected_ms += counts.expected_ms_per_request * size
@@ -149,6 +175,8 @@ class Tenuto(Central):
         if counts is not None:
             counts.losses.requests += lost
             counts.losses.lost += lost
+            counts.demand.asked += lost
+            counts.gone += lost
         super()._give_up(state, runs, now_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
@@ -158,9 +186,12 @@ class Tenuto(Central):
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
         self._plan_at_ms = now_ms + PLAN_EVERY_MS
+        elapsed_ms, self._planned_at_ms = now_ms - self._planned_at_ms, now_ms
         if self._is_regrouped:
             self._regroup()
         for group in self._groups:
+            if elapsed_ms > 0:
+                self._share(group, elapsed_ms, now_ms)
             # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's counts are not.
             all_counts = [self._counts[model_id] for model_id in group.model_ids]
             group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
@@ -188,7 +219,8 @@ class Tenuto(Central):
                 prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
                 for state, rate_rps in asked
             ]
-            lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
+            is_open = all(counts.bucket is None for counts in all_counts)
+            lost_shares = [self._counts[state.model.model_id].losses.share if is_open or not FLAT else 0.0 for state, _ in asked]
             holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio)
             reserves = plan_reserves(
                 prospects, group.slices, [pool.size for pool in group.pools], opening_ratio
@@ -204,6 +236,35 @@ class Tenuto(Central):
                 timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
                 target = hold.target if self._plans_target else 0
                 self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+
+    def _share(self, group: Group, elapsed_ms: float, now_ms: float) -> None:
+        all_counts = [self._counts[model_id] for model_id in group.model_ids]
+        lost = sum(c.gone for c in all_counts); asked = sum(c.demand.asked for c in all_counts)
+        costs = []; hosting = []
+        for model_id, counts in zip(group.model_ids, all_counts, strict=True):
+            adm=counts.demand.served+counts.gone
+            counts.admsum += adm-0.1*counts.admsum; counts.gonesum += counts.gone-0.1*counts.gonesum
+            counts.demand.roll(elapsed_ms); counts.gone = 0
+            state = self._models[model_id]
+            costs.append(max(1e-6, counts.demand.cost_ms(state.alone_ms)))
+            hosting.append(sum(pool.size for one in state.candidates for pool in one.pools))
+        found = shares([c.demand for c in all_counts], costs, group.slices, hosting, any(c.bucket is not None for c in all_counts))
+        mean=sum(c.gonesum for c in all_counts)/max(1e-9,sum(c.admsum for c in all_counts))
+        for number, counts in enumerate(all_counts):
+            state=self._models[group.model_ids[number]]; before=state.credit_ms
+            state.credit_ms = CR*max(0.0,counts.gonesum/max(1e-9,counts.admsum)-CM*mean) if found is not None else 0.0
+            if state.credit_ms>before:
+                for candidate in state.candidates:
+                    if candidate.is_waiting: self._queue_anew(candidate, now_ms)
+                    elif candidate.is_early: self._queue_early(candidate, candidate.armed_at_ms)
+            if found is None:
+                counts.bucket = None
+                if lost <= CALM * asked:
+                    counts.demand.learn(elapsed_ms)
+            else:
+                if counts.bucket is None:
+                    counts.bucket = Bucket(now_ms)
+                counts.bucket.fill_at(found[number], max(DEPTH_N, DEPTH_MS * found[number]), now_ms)
 
     def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
         """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
