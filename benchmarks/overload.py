@@ -79,7 +79,9 @@ class Fates:
         return float(np.count_nonzero(inside & ~np.isnan(self.finished_at_ms)) / (to_ms - from_ms) * 1e3)
 
 
-def play(case: Case, contender: str, seed: int, steps: Mapping[str, Steps], until_ms: float) -> dict[str, Fates]:
+def play(
+    case: Case, contender: str, seed: int, steps: Mapping[str, Steps], until_ms: float
+) -> dict[str, Fates]:
     """Every request's fate; `steps` of each model are (from_ms, rps)."""
     sources = tuple(
         ArrivalSource(ModelId(model.name), "gamma", steps[model.name], case.shape) for model in case.models
@@ -133,7 +135,9 @@ def rates_of(case: Case, total_rps: float) -> dict[str, float]:
     return {model.name: total_rps * model.weight / weights for model in case.models}
 
 
-def overload(case: Case, contender: str, seed: int, one_rps: float, window_ms: float) -> list[dict[str, float]]:
+def overload(
+    case: Case, contender: str, seed: int, one_rps: float, window_ms: float
+) -> list[dict[str, float]]:
     """A row for 1x and each factor."""
     rows = []
     own: dict[str, float] = {}
@@ -195,7 +199,10 @@ def recovery_ms(case: Case, contender: str, seed: int, one_rps: float) -> float:
     arrived = np.concatenate([fate.arrived_at_ms for fate in fates])
     # Of its SLO: models are put together.
     took = np.concatenate(
-        [(fate.finished_at_ms - fate.arrived_at_ms) / slo_ms for fate, slo_ms in zip(fates, slos_ms, strict=True)]
+        [
+            (fate.finished_at_ms - fate.arrived_at_ms) / slo_ms
+            for fate, slo_ms in zip(fates, slos_ms, strict=True)
+        ]
     )
 
     def of(from_ms: float, to_ms: float) -> tuple[float, float]:
@@ -254,10 +261,18 @@ def main() -> None:
     if options.cases:
         cases = [cases[int(number)] for number in options.cases.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    figures = Figures(f"overload, {options.batching}, windows of {options.seconds:g} s, seeds {options.seeds}")
+    figures = Figures(
+        f"overload, {options.batching}, windows of {options.seconds:g} s, seeds {options.seeds}"
+    )
     overloads = figures.table(
         "goodput beyond 1x (requests/s at 1x; then: of the highest at any smaller rate / the worst model of its own at 1x)",
-        *("workload", "1x", *(f"{factor:g}x" for factor in FACTORS), "answered after ms", "p99 normal after s"),
+        *(
+            "workload",
+            "1x",
+            *(f"{factor:g}x" for factor in FACTORS),
+            "answered after ms",
+            "p99 normal after s",
+        ),
     )
     floods = figures.table(
         "ten times as much of one model while all have 0.9x: goodput of the others, of the worst of them, and its own, over that before",
@@ -290,12 +305,16 @@ def main() -> None:
             others.append(shares[0])
             floods.rows.append((case.name, name, *(f"{share:.2f}" for share in shares)))
     figures.lines += [
-        Line("goodput in overload, of the highest at any smaller rate, the worst row", min(kept), at_least=KEPT),
+        Line(
+            "goodput in overload, of the highest at any smaller rate, the worst row", min(kept), at_least=KEPT
+        ),
         Line("the worst model of its own at 1x, the worst row", min(each), at_least=KEPT_OF_EACH),
         Line("p99 normal after ms, the worst row", max(recovered), at_most=RECOVERED_MS),
     ]
     if others:
-        figures.lines.append(Line("others' goodput in a flood, the worst row", min(others), at_least=KEPT_OF_OTHERS))
+        figures.lines.append(
+            Line("others' goodput in a flood, the worst row", min(others), at_least=KEPT_OF_OTHERS)
+        )
     tell(figures, options.json)
 
 

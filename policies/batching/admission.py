@@ -1,133 +1,212 @@
-"""How much of an overload reaches the queues: fair shares of device time, made for `tenuto` (ADR 0031).
+"""How much of an overload reaches the queues: shares of device time, made for `tenuto` (ADR 0031).
 
-A queue that is offered five times what it can serve serves less than one that is offered just a little too much: batches
-are built of requests that have waited too long, and whoever batches badly takes the slices from whoever does not. So more than
-`HEADROOM` over what the slices can do is refused as it comes. Who is refused is a matter of *shares*: each model may have
-lambda times its usual rate, with the one lambda at which all that is admitted takes just that much device time. Whoever asks for
-less than that has all of it, and what it leaves goes to the others (weighted max-min fairness). So a model that floods
-is refused its flood, and when all models grow alike all lose alike.
+A queue that is offered five times what it can serve serves less than one that is offered a little too much: batches are
+built of requests that have waited too long, and slices go to whoever is late, not to whoever uses them best. So what
+is more than the slices can do is refused as it comes, and queues see an overload of `ADMITTED` at most.
 
-The usual rate is the one seen while the slices could carry everything; in an overload nobody's usual rate changes. A model that has
-not been seen so long counts with what it asks for, and everyone with a part of an equal share at least.
+Who is refused is a matter of *shares*. Each model may have lambda times its usual rate, with the one lambda at which all that is
+admitted takes just the device time there is. Who asks for less has all of it, and what it leaves goes to the others
+(weighted max-min fairness). So a model that floods is refused its flood, and where all grow alike all lose alike. The
+usual rate is the one seen while there was room for all; in an overload it stays as it is. A model that has not been seen so
+long counts with what it asks for, and nobody with less than a part of an equal share.
 
-What a request costs is what was measured: the device time of the batches sent, over their requests.
+Requests of a higher priority are given their shares first, but for that part of the others.
+
+What a request costs is measured: the device time of the model's batches over their requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-HEADROOM = 1.1  # times the device time there is: queues that are never empty keep the slices full
-import os
-ENTER=float(os.environ.get('ENTER','1.1'))
-DEPTH_N=float(os.environ.get('DEPTHN','1'))
-DEPTH_MS = 100.0  # of a share may come at once
-MEMORY_MS = float(os.environ.get('MEM','500'))  # of what is asked for, and of what it costs
-USUAL_MS = 5000.0  # memory of the usual rates
-KNOWN_MS = 2500.0  # so long a model must have been seen while nobody was refused
-CALM = 0.02  # of the requests may be lost where a rate counts as usual
-FLOOR = 0.1  # of an equal share of the slices is everybody's
-_BISECTIONS = 30
+CLOSE_AT = (
+    1.1  # times the device time there is, asked for: above it requests are refused, until it is less than …
+)
+ADMITTED = (
+    1.02  # … so many times. So much is admitted: a queue that is never empty keeps slices and batches full
+)
+BURST_MS = 100.0  # of a share may come at once, or …
+BURST = 10.0  # … so many requests
+FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
+RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0
+_MEMORY_MS = 500.0  # of what is asked for, and of what it costs
+_USUAL_MS = 5_000.0  # memory of the usual rates
+_KNOWN_MS = 2_500.0  # so long a model must have been seen while there was room for all
+_CALM = 0.02  # of the requests may be lost where a rate counts as usual
+_NOTHING = 1e-6  # a rate or a count that is forgotten
 
 
 @dataclass(slots=True)
-class Demand:
-    """What a model asks for. Counted since the last `roll`: `asked` requests, `served` of them in `busy_ms` of device time."""
-
-    asked: int = 0
-    served: int = 0
-    busy_ms: float = 0.0
-    per_ms: float = 0.0
-    served_sum: float = 0.0
-    busy_sum_ms: float = 0.0
-    usual_per_ms: float = 0.0
-    known_ms: float = 0.0
-
-    def roll(self, elapsed_ms: float) -> None:
-        """Take over what was counted."""
-        memory = min(1.0, elapsed_ms / MEMORY_MS)
-        self.per_ms += memory * (self.asked / elapsed_ms - self.per_ms)
-        self.served_sum += self.served - memory * self.served_sum
-        self.busy_sum_ms += self.busy_ms - memory * self.busy_sum_ms
-        self.asked = self.served = 0
-        self.busy_ms = 0.0
-
-    def learn(self, elapsed_ms: float) -> None:
-        """Nobody loses much: this is how much it usually asks for."""
-        self.known_ms += elapsed_ms
-        memory = elapsed_ms / min(USUAL_MS, self.known_ms)
-        self.usual_per_ms += memory * (self.per_ms - self.usual_per_ms)
-
-    def cost_ms(self, alone_ms: float) -> float:
-        """Of device time, a request."""
-        return self.busy_sum_ms / self.served_sum if self.served_sum > 1e-3 else alone_ms
-
-
 class Bucket:
-    """Tokens that come at a model's share: each request that is admitted takes one."""
+    """Tokens that come at `per_ms`: each request that is admitted takes one. At most `depth` are kept."""
 
-    __slots__ = ("_at_ms", "_per_ms", "_tokens", "depth")
-
-    def __init__(self, now_ms: float) -> None:
-        self._tokens = self.depth = 1.0
-        self._per_ms = 0.0
-        self._at_ms = now_ms
-
-    def fill_at(self, per_ms: float, depth: float, now_ms: float) -> None:
-        """From now on so many a ms, up to `depth`; a new one is full."""
-        is_new = not self._per_ms
-        self._refill(now_ms)
-        self._per_ms, self.depth = per_ms, depth
-        self._tokens = depth if is_new else min(self._tokens, depth)
+    per_ms: float
+    depth: float
+    tokens: float
+    filled_at_ms: float
+    retry_after_ms: float = RETRY_MS_MIN
 
     def take(self, count: int, now_ms: float) -> int:
         """How many of so many requests are admitted."""
-        self._refill(now_ms)
-        admitted = min(count, int(self._tokens))
-        self._tokens -= admitted
+        self.tokens = min(self.depth, self.tokens + self.per_ms * (now_ms - self.filled_at_ms))
+        self.filled_at_ms = now_ms
+        admitted = min(count, int(self.tokens))
+        self.tokens -= admitted
         return admitted
 
-    def _refill(self, now_ms: float) -> None:
-        self._tokens = min(self.depth, self._tokens + self._per_ms * (now_ms - self._at_ms))
-        self._at_ms = now_ms
+    def follow(self, per_ms: float, depth: float, asked_per_ms: float, now_ms: float) -> None:
+        """Another share from now on. A client may come again when it would have served what was refused in a second."""
+        self.take(0, now_ms)
+        self.per_ms, self.depth = per_ms, depth
+        missing = asked_per_ms / per_ms - 1.0 if per_ms > _NOTHING else math.inf
+        self.retry_after_ms = min(RETRY_MS_MAX, max(RETRY_MS_MIN, 1000.0 * missing))
 
 
-def shares(
-    demands: Sequence[Demand], costs_ms: Sequence[float], slices: int, hosting: Sequence[int], is_closed: bool=False
-) -> list[float] | None:
-    """How many requests a ms each model may have; None: there is room for all.
+@dataclass(slots=True)
+class Gate:
+    """What one model asks for and costs, and what is admitted of it. `buckets` (by priority): None while there is room for all.
 
-    `hosting`: on how many of the slices each model is.
+    Counted since the last `roll`: `asked` by priority, `served` requests in `busy_ms` of device time, and `lost`.
     """
-    budget = HEADROOM * slices
-    wanted = [
-        min(demand.per_ms, HEADROOM * own / cost_ms)
-        for demand, cost_ms, own in zip(demands, costs_ms, hosting, strict=True)
-    ]
-    if sum(d.per_ms * cost_ms for d, cost_ms in zip(demands, costs_ms, strict=True)) <= (budget if is_closed else ENTER*slices):
-        return None
-    floor = FLOOR * slices / len(demands)
-    usual = [
-        max(demand.usual_per_ms if demand.known_ms >= KNOWN_MS else demand.per_ms, min(rate, floor / cost_ms))
-        for demand, cost_ms, rate in zip(demands, costs_ms, wanted, strict=True)
-    ]
-    # What a model may have grows with lambda until it has all it asks for.
-    full = sorted(
-        (rate / own if own else 0.0, rate * cost_ms, own * cost_ms)
-        for rate, own, cost_ms in zip(wanted, usual, costs_ms, strict=True)
+
+    asked: Counter[int] = field(default_factory=Counter)
+    served: int = 0
+    lost: int = 0
+    busy_ms: float = 0.0
+    per_ms: dict[int, float] = field(default_factory=dict)
+    usual_per_ms: dict[int, float] = field(default_factory=dict)
+    buckets: dict[int, Bucket] | None = None
+    _known_ms: float = 0.0
+    _served: float = 0.0
+    _busy_ms: float = 0.0
+
+    def admit(self, count: int, priority: int, now_ms: float) -> int:
+        """How many of a run of requests may go to the queue."""
+        if self.buckets is None:
+            return count
+        bucket = self.buckets.get(priority)
+        return count if bucket is None else bucket.take(count, now_ms)  # a new priority has its share soon
+
+    def retry_after_ms(self, priority: int) -> float:
+        """When a request that was refused may come again."""
+        assert self.buckets is not None
+        return self.buckets[priority].retry_after_ms
+
+    def roll(self, elapsed_ms: float) -> None:
+        """Take over what was counted."""
+        memory = min(1.0, elapsed_ms / _MEMORY_MS)
+        for priority in {*self.asked, *self.per_ms}:
+            before = self.per_ms.get(priority, 0.0)
+            self.per_ms[priority] = before + memory * (self.asked[priority] / elapsed_ms - before)
+        self.per_ms = {priority: rate for priority, rate in self.per_ms.items() if rate > _NOTHING}
+        self._served += self.served - memory * self._served
+        self._busy_ms += self.busy_ms - memory * self._busy_ms
+        self.asked.clear()
+        self.served = self.lost = 0
+        self.busy_ms = 0.0
+
+    def learn(self, elapsed_ms: float) -> None:
+        """There is room for all: this is what the model usually asks for."""
+        self._known_ms = min(_USUAL_MS, self._known_ms + elapsed_ms)
+        memory = min(1.0, elapsed_ms / self._known_ms)
+        for priority in {*self.per_ms, *self.usual_per_ms}:
+            before = self.usual_per_ms.get(priority, 0.0)
+            self.usual_per_ms[priority] = before + memory * (self.per_ms.get(priority, 0.0) - before)
+        self.usual_per_ms = {one: rate for one, rate in self.usual_per_ms.items() if rate > _NOTHING}
+
+    def usual(self, priority: int) -> float:
+        """Requests a ms; what it asks for, where nothing else is known."""
+        rates = self.usual_per_ms if self._known_ms >= _KNOWN_MS else self.per_ms
+        return rates.get(priority, 0.0)
+
+    def cost_ms(self, alone_ms: float) -> float:
+        """Of device time, a request; `alone_ms` where none was served lately."""
+        return max(_NOTHING, self._busy_ms / self._served if self._served > _NOTHING else alone_ms)
+
+    def open(self) -> None:
+        """All are admitted."""
+        self.buckets = None
+
+    def close(self, shares: dict[int, float], now_ms: float) -> None:
+        """So many requests a ms are admitted, by priority."""
+        before = self.buckets or {}
+        self.buckets = {}
+        for priority, per_ms in shares.items():
+            depth = max(BURST, BURST_MS * per_ms)
+            bucket = before.get(priority) or Bucket(per_ms, depth, depth, now_ms)
+            bucket.follow(per_ms, depth, self.per_ms.get(priority, 0.0), now_ms)
+            self.buckets[priority] = bucket
+
+
+class Sharing(NamedTuple):
+    """One of the models that share slices: `slices` of them host it, and alone a request takes `alone_ms`."""
+
+    gate: Gate
+    alone_ms: float
+    slices: int
+
+
+def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms: float) -> None:
+    """Take over what was counted since the last time, `elapsed_ms` ago, and open or close the gates of models that share `slices`."""
+    is_closed = any(one.gate.buckets is not None for one in models)
+    asked = sum(one.gate.asked.total() for one in models)
+    is_calm = sum(one.gate.lost for one in models) <= _CALM * asked
+    for one in models:
+        one.gate.roll(elapsed_ms)
+    costs_ms = [one.gate.cost_ms(one.alone_ms) for one in models]
+    work = sum(cost_ms * sum(one.gate.per_ms.values()) for one, cost_ms in zip(models, costs_ms, strict=True))
+    if work > (ADMITTED if is_closed else CLOSE_AT) * slices:
+        for one, found in zip(models, shares(models, costs_ms, slices), strict=True):
+            one.gate.close(found, now_ms)
+        return
+    for one in models:
+        one.gate.open()
+        if is_calm:
+            one.gate.learn(elapsed_ms)
+
+
+def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) -> list[dict[int, float]]:
+    """How many requests a ms of each model, by priority, are admitted to `slices`; `costs_ms` of each request."""
+    left = ADMITTED * slices
+    floor = FLOOR * slices / len(models)
+    own_left = [ADMITTED * one.slices for one in models]
+    found: list[dict[int, float]] = [{} for _ in models]
+    for priority in sorted({priority for one in models for priority in one.gate.per_ms}, reverse=True):
+        # The floors of models that ask for nothing as important are kept for them.
+        kept = sum(
+            min(floor, cost_ms * sum(one.gate.per_ms.values()))
+            for one, cost_ms in zip(models, costs_ms, strict=True)
+            if one.gate.per_ms and max(one.gate.per_ms) < priority
+        )
+        wanted, weights = [], []
+        for one, cost_ms, own in zip(models, costs_ms, own_left, strict=True):
+            work = cost_ms * one.gate.per_ms.get(priority, 0.0)
+            wanted.append(min(work, own))
+            weights.append(max(cost_ms * one.gate.usual(priority), min(work, floor)))
+        level = _level(wanted, weights, max(0.0, left - kept))
+        for number, (cost_ms, weight) in enumerate(zip(costs_ms, weights, strict=True)):
+            if priority in models[number].gate.per_ms:
+                work = min(own_left[number], level * weight) if weight else 0.0
+                found[number][priority] = work / cost_ms
+                taken = min(wanted[number], work)
+                own_left[number] -= taken
+                left -= taken
+    return found
+
+
+def _level(wanted: Sequence[float], weights: Sequence[float], room: float) -> float:
+    """Up to which multiple of its weight each may have what it wants, so that all of it has room; inf: all has."""
+    full_at = sorted(
+        (want / weight, want, weight) for want, weight in zip(wanted, weights, strict=True) if weight > 0.0
     )
-    weight = sum(work for _, _, work in full)
-    left = budget
-    level = math.inf
-    for at, work, unit in full:
-        if at * weight > left:
-            level = left / weight
-            break
-        left -= work
-        weight -= unit
-    return [
-        min(level * rate, HEADROOM * own / cost_ms)
-        for rate, own, cost_ms in zip(usual, hosting, costs_ms, strict=True)
-    ]
+    left = sum(weights)
+    for at, want, weight in full_at:
+        if at * left > room:
+            return room / left
+        room -= want
+        left -= weight
+    return math.inf

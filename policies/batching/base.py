@@ -22,7 +22,8 @@ class RequestRun:
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
     first. Cutting a run keeps the tightest bound for the first piece. None may start before `ready_at_ms`.
-    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use.
+    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use. `priority`: of requests
+    that cannot all be served the lower ones go first.
     """
 
     frontend_id: FrontendId
@@ -33,6 +34,7 @@ class RequestRun:
     span_ms: float = 0.0
     ready_at_ms: float = 0.0
     slack_ms: float = 0.0
+    priority: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,11 +96,15 @@ class Dispatch:
 
 @dataclass(slots=True)
 class Drop:
-    """These will not run. `is_expired`: could no longer finish; else given up to protect a batch."""
+    """These will not run. `is_expired`: could no longer finish; else given up to protect a batch, or never taken on.
+
+    `retry_after_ms`: they were not taken on, as more is asked than can be served; from then on they may be.
+    """
 
     model_id: ModelId
     runs: list[RequestRun]
     is_expired: bool
+    retry_after_ms: float | None = None
 
 
 @dataclass(slots=True)

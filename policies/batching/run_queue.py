@@ -154,6 +154,7 @@ def cut(run: RequestRun, count: int) -> RequestRun:
         span_ms=step_ms * (count - 1),
         ready_at_ms=run.ready_at_ms,
         slack_ms=run.slack_ms,
+        priority=run.priority,
     )
     run.first_seq += count
     run.count -= count
