@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    PRIORITY_MAX,
     Changed,
     Done,
     Envelope,
@@ -58,6 +59,7 @@ INTEGER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "ran": (0, REQUESTS_MAX),
     "part": (0, REQUESTS_MAX),
     "gpu": (0, REQUESTS_MAX),
+    "priority": (0, PRIORITY_MAX),
 }
 FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "span_ms": (0.0, 1.001),  # 1 ms, and the rounding of a sender that split exactly there

@@ -27,6 +27,7 @@ from fabric.messages.agent_worker import (
 from fabric.messages.base import (
     ADDRESSES_MAX as ADDRESSES_MAX,
     ITEMS_MAX as ITEMS_MAX,
+    PRIORITY_MAX as PRIORITY_MAX,
     PARTS_MAX as PARTS_MAX,
     REQUESTS_TOLD_MAX as REQUESTS_TOLD_MAX,
     Addresses as Addresses,

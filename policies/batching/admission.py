@@ -80,6 +80,7 @@ class Gate:
     per_ms: dict[int, float] = field(default_factory=dict)
     usual_per_ms: dict[int, float] = field(default_factory=dict)
     buckets: dict[int, Bucket] | None = None
+    priority: int = 0  # of requests that name none
     _known_ms: float = 0.0
     _served: float = 0.0
     _busy_ms: float = 0.0

@@ -22,8 +22,8 @@ class RequestRun:
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
     first. Cutting a run keeps the tightest bound for the first piece. None may start before `ready_at_ms`.
-    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use. `priority`: of requests
-    that cannot all be served the lower ones go first.
+    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use. Of requests that cannot
+    all be served those of a lower `priority` go first; None: the model's.
     """
 
     frontend_id: FrontendId
@@ -34,7 +34,7 @@ class RequestRun:
     span_ms: float = 0.0
     ready_at_ms: float = 0.0
     slack_ms: float = 0.0
-    priority: int = 0
+    priority: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,7 +47,7 @@ class Delay:
 
 @dataclass(slots=True, frozen=True)
 class BatchModel:
-    """A model to schedule. `priority`: higher is served first among equals."""
+    """A model to schedule. `priority`: of its requests that name none; a batch of a higher one is served first among equals."""
 
     model_id: ModelId
     slo_ms: float

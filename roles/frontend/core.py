@@ -216,7 +216,15 @@ class FrontendCore:
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
             self._out.append(Release(asked.payload))
-            self._out.append(_refusal(asked.peer, asked.message.request_no, admitted.error, admitted.reason))
+            self._out.append(
+                _refusal(
+                    asked.peer,
+                    asked.message.request_no,
+                    admitted.error,
+                    admitted.reason,
+                    admitted.retry_after_ms,
+                )
+            )
             return
         self._counts["accepted"] += 1
         info = admitted
@@ -233,6 +241,7 @@ class FrontendCore:
             due_at_ms=deadline_at_ms - way_kept_ms(asked, info),
             deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
+            priority=asked.message.priority,
         )
         self._pending.add(request)
         if image is not None:
@@ -302,12 +311,12 @@ class FrontendCore:
         match message:
             case Grant():
                 self._on_grant(message)
-            case Dropped(model_id, runs, code, reason):
+            case Dropped(model_id, runs, code, reason, retry_after_ms):
                 dropped = self._queued(model_id, runs)
                 self._return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
-                    self._refuse_dropped(request, code, reason)
+                    self._refuse_dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs):
@@ -315,12 +324,12 @@ class FrontendCore:
             case Directory():
                 self._on_directory(message)
 
-    def _refuse_dropped(self, request: Request, code: str, reason: str) -> None:
+    def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
         error = REQUEST_ERRORS.get(code, Internal)
         if error is DeadlineExceeded and request.has_lost_worker:
             self._refuse(request, WorkerLost, "its worker was lost and the budget did not allow another try")
         else:
-            self._refuse(request, error, reason)
+            self._refuse(request, error, reason, retry_after_ms)
 
     def _on_grant(self, grant: Grant) -> None:
         self._counts["grants"] += 1
@@ -518,11 +527,17 @@ class FrontendCore:
             request.run.note_left()
             request.run = None
 
-    def _refuse(self, request: Request, error: type[RequestError], reason: str) -> None:
+    def _refuse(
+        self,
+        request: Request,
+        error: type[RequestError],
+        reason: str,
+        retry_after_ms: float | None = None,
+    ) -> None:
         self._finish(request)
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
-        self._out.append(_refusal(request.client, request.number, error, reason))
+        self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
 
     def _note_end(self, request: Request) -> None:
         """Granted, and its end has come: in time, or late."""
@@ -543,5 +558,7 @@ class FrontendCore:
                 self._out.append(Tell(withdraw))
 
 
-def _refusal(client: PeerId, number: int, error: type[RequestError], reason: str) -> Reply:
-    return Reply(client, Refusal(number, error.code, reason, error.retryable))
+def _refusal(
+    client: PeerId, number: int, error: type[RequestError], reason: str, retry_after_ms: float | None
+) -> Reply:
+    return Reply(client, Refusal(number, error.code, reason, error.retryable, retry_after_ms))

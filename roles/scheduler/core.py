@@ -162,6 +162,7 @@ class SchedulerCore:
                     message.span_ms,
                     sent_at_ms + ready_in_ms if ready_in_ms else 0.0,
                     message.slack_ms,
+                    message.priority,
                 )
                 decisions = self._arrive(model_id, run, now_ms)
                 if decisions is QUIET:

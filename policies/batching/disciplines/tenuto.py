@@ -113,22 +113,23 @@ class Tenuto(Central):
         """See `Discipline`. What is more than the model's share is given up at once (`admission.py`)."""
         gate = self._counts[model_id].gate
         count = run.count
-        gate.asked[run.priority] += count
+        priority = gate.priority if run.priority is None else run.priority
+        gate.asked[priority] += count
         if gate.buckets is None:
             return super().arrive(model_id, run, now_ms)
         if now_ms >= self._plan_at_ms:
             self._plan(now_ms)
-        admitted = gate.admit(count, run.priority, now_ms)
+        admitted = gate.admit(count, priority, now_ms)
         if admitted == count:
             return super().arrive(model_id, run, now_ms)
-        refused = Drop(model_id, [run], is_expired=False, retry_after_ms=gate.retry_after_ms(run.priority))
+        refused = Drop(model_id, [run], is_expired=False, retry_after_ms=gate.retry_after_ms(priority))
         if not admitted:
             return (refused,)
         return (*super().arrive(model_id, cut(run, admitted), now_ms), refused)
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
-        self._counts.setdefault(model.model_id, ModelCounts())
+        self._counts.setdefault(model.model_id, ModelCounts()).gate.priority = model.priority
         self._is_regrouped = True
         super().add_model(model, now_ms)
 

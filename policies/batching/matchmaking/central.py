@@ -102,6 +102,8 @@ class Central(Matchmaker):
         else:
             rate.add(count, now_ms)
         queue = state.queue
+        if run.priority is not None:
+            queue.has_priorities = True
         waiting = queue.count
         deadline_at_ms = run.deadline_at_ms
         candidate = state.sole

@@ -374,7 +374,10 @@ class Matchmaker:
             reason = "full"
         latest_ms = latest_at_ms(candidate.deadline_at_ms, size, table)
         skip_runs = candidate.skip_runs
-        runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
+        if queue.has_priorities and size < queue.count - candidate.skip_count and state.ready_at_ms <= now_ms:
+            runs = queue.pop_important(skip_runs, size, state.model.priority)
+        else:
+            runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
         assert slice_.pool is not None
         slice_.pool.free_from(slice_, start_at_ms + exec_ms)
         self._reset(state, now_ms)
