@@ -313,7 +313,8 @@ class FrontendCore:
                 self._on_grant(message)
             case Dropped(model_id, runs, code, reason, retry_after_ms):
                 dropped = self._queued(model_id, runs)
-                self._return_of(model_id).note_dropped(len(dropped))
+                if retry_after_ms is None:  # else no margin is to blame
+                    self._return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
                     self._refuse_dropped(request, code, reason, retry_after_ms)

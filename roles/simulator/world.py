@@ -281,7 +281,8 @@ class World:
         del peer
         count = sum(run.count for run in message.runs)
         self.dropped[message.model_id] += count
-        self._returns[message.model_id].note_dropped(count)
+        if message.retry_after_ms is None:  # else no margin is to blame
+            self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:

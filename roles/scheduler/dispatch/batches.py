@@ -183,11 +183,10 @@ class Batches:
     def _drop(self, drop: Drop, actions: list[Send]) -> None:
         count = sum(run.count for run in drop.runs)
         self.tallies[drop.model_id].dropped += count
-        retry_after_ms = drop.retry_after_ms
         if drop.is_expired:
             self.counters.requests_expired += count
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"
-        elif retry_after_ms is not None:
+        elif drop.retry_after_ms is not None:
             self.counters.requests_dropped += count
             code, reason = (
                 "Overloaded",
@@ -196,10 +195,8 @@ class Batches:
         else:
             self.counters.requests_dropped += count
             code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
-            if drop.model_id in self._fleet.replicas:  # else it was removed meanwhile
-                retry_after_ms = self._fleet.slo_ms(drop.model_id)  # whoever waits now is gone by then
         for peer, runs in by_frontend(drop.runs).items():
-            actions += dropped(peer, drop.model_id, runs, code, reason, retry_after_ms)
+            actions += dropped(peer, drop.model_id, runs, code, reason, drop.retry_after_ms)
 
     def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
         """Stop what was sent there last, if it is still under way. What is before it will end soon."""
