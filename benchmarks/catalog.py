@@ -60,6 +60,11 @@ LONG: tuple[Long, ...] = (
         "goodput of `tenuto` on 42 workloads beside four rivals: [docs/disciplines.md](disciplines.md)",
     ),
     Long(
+        "python benchmarks/overload.py; python benchmarks/overload.py --set held-out",
+        "goodput at 1.2 to 5 times the capacity, of others in a flood of one model, and how soon all is well again:"
+        " [docs/disciplines.md](disciplines.md#overload)",
+    ),
+    Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
         "29 settings of the thesis, with `--set held-out` 12 drawn at random, two disciplines, each policy:"
         " [docs/placement.md](placement.md)",

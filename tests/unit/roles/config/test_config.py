@@ -357,6 +357,8 @@ A_NODE = {"host": "a", "gpus": 1}
             "models[0].run_limit_ms: is 0; it must be a number, over 0 and at most",
         ),
         (document(model(run_limit_ms=2e9)), "models[0].run_limit_ms: is 2,000,000,000; it must be"),
+        (document(model(priority=10)), "models[0].priority: is 10; it must be from 0 to 9"),
+        (document(model(priority=-1)), "models[0].priority: is -1; it must be from 0 to 9"),
         (document(model(priority=1.5)), "models[0].priority: is 1.5; it must be a whole number"),
         (document(cluster={}), "cluster: must have exactly one of gpus"),
         (document(cluster={"gpus": 1, "nodes": [A_NODE]}), "cluster: must have exactly one of gpus"),
