@@ -98,30 +98,38 @@ def test_what_is_admitted_takes_the_time_there_is(
     assert used >= min(asked, room) * (1 - 1e-9)
 
 
-def test_gates_close_when_too_much_is_asked_and_open_again() -> None:
+def pass_by(one: Gate, times: range, *, asked: int, served: int, busy_ms: float) -> None:
+    """What happened in each 100 ms, on a single slice."""
+    for number in times:
+        one.asked[0] += asked
+        one.served += served
+        one.busy_ms += busy_ms
+        share_out([Sharing(one, ALONE_MS, 1)], 1, 100.0, 100.0 * number)
+
+
+def test_a_gate_closes_when_too_much_is_asked() -> None:
     one = Gate()
-    models = [Sharing(one, ALONE_MS, 1)]
-    for moment in range(1, 60):
-        one.asked[0] += 10
-        one.served += 10
-        one.busy_ms += 50.0
-        share_out(models, 1, 100.0, 100.0 * moment)
+    pass_by(one, range(1, 60), asked=10, served=10, busy_ms=50.0)
     assert one.buckets is None
-    for moment in range(60, 70):
-        one.asked[0] += 100
-        one.served += 20
-        one.busy_ms += 100.0
-        share_out(models, 1, 100.0, 100.0 * moment)
+    assert one.usual(0) == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_flood_is_not_usual_and_hears_when_to_come_again() -> None:
+    one = Gate()
+    pass_by(one, range(1, 60), asked=10, served=10, busy_ms=50.0)
+    pass_by(one, range(60, 70), asked=100, served=20, busy_ms=100.0)
     assert one.buckets is not None
     assert one.buckets[0].per_ms == pytest.approx(0.2 * ADMITTED)
-    assert one.usual(0) < 0.15, "what a flood asks for is not usual"
+    assert one.usual(0) < 0.15
     assert one.retry_after_ms(0) == pytest.approx(1000.0 * (one.per_ms[0] / one.buckets[0].per_ms - 1))
-    for moment in range(70, 100):
-        one.asked[0] += 10
-        one.served += 10
-        one.busy_ms += 50.0
-        share_out(models, 1, 100.0, 100.0 * moment)
-    assert one.admit(10, 0, 10_000.0) == 10
+
+
+def test_a_gate_opens_when_there_is_room_again() -> None:
+    one = Gate()
+    pass_by(one, range(1, 10), asked=100, served=20, busy_ms=100.0)
+    assert one.buckets is not None
+    pass_by(one, range(10, 40), asked=10, served=10, busy_ms=50.0)
+    assert one.buckets is None
 
 
 def test_a_bucket_admits_its_rate_and_a_burst() -> None:
