@@ -7,8 +7,8 @@ is more than the slices can do is refused as it comes, and queues see an overloa
 Who is refused is a matter of *shares*. Each model may have lambda times its usual rate, with the one lambda at which all that is
 admitted takes just the device time there is. Who asks for less has all of it, and what it leaves goes to the others
 (weighted max-min fairness). So a model that floods is refused its flood, and where all grow alike all lose alike. The
-usual rate is the one seen while there was room for all; in an overload it stays as it is. A model that has not been seen so
-long counts with what it asks for, and nobody with less than a part of an equal share.
+usual rate is the mean while there was room for all; in an overload it stays as it is. That of a model that has not been seen so
+long is the mean of what it asks for, and nobody counts with less than a part of an equal share.
 
 Requests of a higher priority are given their shares first, but for that part of the others.
 
@@ -82,6 +82,7 @@ class Gate:
     buckets: dict[int, Bucket] | None = None
     priority: int = 0  # of requests that name none
     _known_ms: float = 0.0
+    _seen_ms: float = 0.0
     _served: float = 0.0
     _busy_ms: float = 0.0
 
@@ -110,19 +111,18 @@ class Gate:
         self.served = self.lost = 0
         self.busy_ms = 0.0
 
-    def learn(self, elapsed_ms: float) -> None:
-        """There is room for all: this is what the model usually asks for."""
-        self._known_ms = min(_USUAL_MS, self._known_ms + elapsed_ms)
-        memory = min(1.0, elapsed_ms / self._known_ms)
+    def learn(self, elapsed_ms: float, *, is_calm: bool) -> None:
+        """This is what the model usually asks for: what it does while there is room for all, or, until that is known, at all."""
+        if is_calm:
+            self._known_ms += elapsed_ms
+        elif self._known_ms >= _KNOWN_MS:
+            return
+        self._seen_ms = min(_USUAL_MS, self._seen_ms + elapsed_ms)
+        memory = min(1.0, elapsed_ms / self._seen_ms)
         for priority in {*self.per_ms, *self.usual_per_ms}:
             before = self.usual_per_ms.get(priority, 0.0)
             self.usual_per_ms[priority] = before + memory * (self.per_ms.get(priority, 0.0) - before)
         self.usual_per_ms = {one: rate for one, rate in self.usual_per_ms.items() if rate > _NOTHING}
-
-    def usual(self, priority: int) -> float:
-        """Requests a ms; what it asks for, where nothing else is known."""
-        rates = self.usual_per_ms if self._known_ms >= _KNOWN_MS else self.per_ms
-        return rates.get(priority, 0.0)
 
     def cost_ms(self, alone_ms: float) -> float:
         """Of device time, a request; `alone_ms` where none was served lately."""
@@ -160,14 +160,15 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.roll(elapsed_ms)
     costs_ms = [one.gate.cost_ms(one.alone_ms) for one in models]
     work = sum(cost_ms * sum(one.gate.per_ms.values()) for one, cost_ms in zip(models, costs_ms, strict=True))
-    if work > (ADMITTED if is_closed else CLOSE_AT) * slices:
+    is_short = work > (ADMITTED if is_closed else CLOSE_AT) * slices
+    for one in models:
+        one.gate.learn(elapsed_ms, is_calm=is_calm and not is_short)
+    if is_short:
         for one, found in zip(models, shares(models, costs_ms, slices), strict=True):
             one.gate.close(found, now_ms)
         return
     for one in models:
         one.gate.open()
-        if is_calm:
-            one.gate.learn(elapsed_ms)
 
 
 def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) -> list[dict[int, float]]:
@@ -187,7 +188,7 @@ def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) ->
         for one, cost_ms, own in zip(models, costs_ms, own_left, strict=True):
             work = cost_ms * one.gate.per_ms.get(priority, 0.0)
             wanted.append(min(work, own))
-            weights.append(max(cost_ms * one.gate.usual(priority), min(work, floor)))
+            weights.append(max(cost_ms * one.gate.usual_per_ms.get(priority, 0.0), min(work, floor)))
         level = _level(wanted, weights, max(0.0, left - kept))
         for number, (cost_ms, weight) in enumerate(zip(costs_ms, weights, strict=True)):
             if priority in models[number].gate.per_ms:
