@@ -23,12 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-CLOSE_AT = (
-    1.1  # times the device time there is, asked for: above it requests are refused, until it is less than …
-)
-ADMITTED = (
-    1.02  # … so many times. So much is admitted: a queue that is never empty keeps slices and batches full
-)
+# Above so many times the device time there is requests are refused, until less than the following is asked for.
+CLOSE_AT = 1.1
+# So many times the slices and that of a slice is admitted: queues that are never empty keep slices and batches full.
+ADMITTED, ADMITTED_SLICES = 1.02, 0.05
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
@@ -36,6 +34,7 @@ RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0
 _MEMORY_MS = 500.0  # of what is asked for, and of what it costs
 _USUAL_MS = 5_000.0  # memory of the usual rates
 _KNOWN_MS = 2_500.0  # so long a model must have been seen while there was room for all
+_STARTING_MS = 500.0  # the first batches are small: what requests cost is not known yet
 _CALM = 0.02  # of the requests may be lost where a rate counts as usual
 _NOTHING = 1e-6  # a rate or a count that is forgotten
 
@@ -82,7 +81,7 @@ class Gate:
     buckets: dict[int, Bucket] | None = None
     priority: int = 0  # of requests that name none
     _known_ms: float = 0.0
-    _seen_ms: float = 0.0
+    seen_ms: float = 0.0
     _served: float = 0.0
     _busy_ms: float = 0.0
 
@@ -117,8 +116,8 @@ class Gate:
             self._known_ms += elapsed_ms
         elif self._known_ms >= _KNOWN_MS:
             return
-        self._seen_ms = min(_USUAL_MS, self._seen_ms + elapsed_ms)
-        memory = min(1.0, elapsed_ms / self._seen_ms)
+        self.seen_ms = min(_USUAL_MS, self.seen_ms + elapsed_ms)
+        memory = min(1.0, elapsed_ms / self.seen_ms)
         for priority in {*self.per_ms, *self.usual_per_ms}:
             before = self.usual_per_ms.get(priority, 0.0)
             self.usual_per_ms[priority] = before + memory * (self.per_ms.get(priority, 0.0) - before)
@@ -160,7 +159,9 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.roll(elapsed_ms)
     costs_ms = [one.gate.cost_ms(one.alone_ms) for one in models]
     work = sum(cost_ms * sum(one.gate.per_ms.values()) for one, cost_ms in zip(models, costs_ms, strict=True))
-    is_short = work > (ADMITTED if is_closed else CLOSE_AT) * slices
+    is_short = work > (admitted_work(slices) if is_closed else CLOSE_AT * slices)
+    if max(one.gate.seen_ms for one in models) < _STARTING_MS:
+        is_short = False
     for one in models:
         one.gate.learn(elapsed_ms, is_calm=is_calm and not is_short)
     if is_short:
@@ -171,11 +172,16 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.open()
 
 
+def admitted_work(slices: int) -> float:
+    """Device time, in slices."""
+    return ADMITTED * slices + ADMITTED_SLICES if slices else 0.0
+
+
 def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) -> list[dict[int, float]]:
     """How many requests a ms of each model, by priority, are admitted to `slices`; `costs_ms` of each request."""
-    left = ADMITTED * slices
+    left = admitted_work(slices)
     floor = FLOOR * slices / len(models)
-    own_left = [ADMITTED * one.slices for one in models]
+    own_left = [admitted_work(one.slices) for one in models]
     found: list[dict[int, float]] = [{} for _ in models]
     for priority in sorted({priority for one in models for priority in one.gate.per_ms}, reverse=True):
         # The floors of models that ask for nothing as important are kept for them.

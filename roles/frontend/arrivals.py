@@ -49,7 +49,7 @@ class Gatherer:
             kinds: dict[tuple[bool, int | None], list[Request]] = {}
             for request in live:
                 kinds.setdefault((request.is_ready, request.priority), []).append(request)
-            for (is_ready, priority), alike in kinds.items():
+            for (is_ready, priority), alike in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
                 for run, tightest_ms, span_ms in cut_runs(alike, path, now_ms):
                     first_seq = self._number(model_id, run, pending, now_ms)
                     ready_ms = 0.0 if is_ready else max(ready_in_ms(request) for request in run)
