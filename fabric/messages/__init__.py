@@ -30,6 +30,8 @@ from fabric.messages.base import (
     PRIORITY_MAX as PRIORITY_MAX,
     PARTS_MAX as PARTS_MAX,
     REQUESTS_TOLD_MAX as REQUESTS_TOLD_MAX,
+    RUN_REQUESTS_MAX as RUN_REQUESTS_MAX,
+    TOLD_REQUESTS_MAX as TOLD_REQUESTS_MAX,
     Addresses as Addresses,
     Listed as Listed,
     Message as Message,
@@ -103,6 +105,7 @@ from fabric.messages.operator import (
     UnplacedInfo as UnplacedInfo,
 )
 from fabric.messages.planner import (
+    ChangedSlice as ChangedSlice,
     CurrentSlice as CurrentSlice,
     KeptSlice as KeptSlice,
     MoveInfo as MoveInfo,
