@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 # Above so many times the device time there is requests are refused, until less than the following is asked for.
 CLOSE_AT = 1.1
-# So many times the slices and that of a slice is admitted: queues that are never empty keep slices and batches full.
-ADMITTED, ADMITTED_SLICES = 1.02, 0.05
+# So many times that is admitted: queues that are never empty keep slices and batches full.
+ADMITTED = 1.02
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
@@ -159,9 +159,8 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.roll(elapsed_ms)
     costs_ms = [one.gate.cost_ms(one.alone_ms) for one in models]
     work = sum(cost_ms * sum(one.gate.per_ms.values()) for one, cost_ms in zip(models, costs_ms, strict=True))
-    is_short = work > (admitted_work(slices) if is_closed else CLOSE_AT * slices)
-    if max(one.gate.seen_ms for one in models) < _STARTING_MS:
-        is_short = False
+    is_known = any(one.gate.seen_ms >= _STARTING_MS for one in models)
+    is_short = is_known and work > (ADMITTED if is_closed else CLOSE_AT) * slices
     for one in models:
         one.gate.learn(elapsed_ms, is_calm=is_calm and not is_short)
     if is_short:
@@ -172,16 +171,11 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.open()
 
 
-def admitted_work(slices: int) -> float:
-    """Device time, in slices."""
-    return ADMITTED * slices + ADMITTED_SLICES if slices else 0.0
-
-
 def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) -> list[dict[int, float]]:
     """How many requests a ms of each model, by priority, are admitted to `slices`; `costs_ms` of each request."""
-    left = admitted_work(slices)
+    left = ADMITTED * slices
     floor = FLOOR * slices / len(models)
-    own_left = [admitted_work(one.slices) for one in models]
+    own_left = [ADMITTED * one.slices for one in models]
     found: list[dict[int, float]] = [{} for _ in models]
     for priority in sorted({priority for one in models for priority in one.gate.per_ms}, reverse=True):
         # The floors of models that ask for nothing as important are kept for them.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fabric.ids import FrontendId, ModelId
 from policies.batching import make_discipline
 from policies.batching.admission import (
+    ADMITTED,
     BURST,
     FLOOR,
     RETRY_MS_MAX,
@@ -19,7 +20,6 @@ from policies.batching.admission import (
     Bucket,
     Gate,
     Sharing,
-    admitted_work,
     share_out,
     shares,
 )
@@ -44,31 +44,31 @@ def found(*gates: Gate, slices: int = 4, costs_ms: tuple[float, ...] | None = No
 def test_where_all_grow_alike_all_lose_alike() -> None:
     usual = (1.0, 0.5, 2.5)
     admitted = found(*(gate({0: 5 * rate}, {0: rate}) for rate in usual))
-    assert [one[0] for one in admitted] == pytest.approx([admitted_work(4) / 4 * rate for rate in usual])
+    assert [one[0] for one in admitted] == pytest.approx([ADMITTED * rate for rate in usual])
 
 
 def test_who_floods_is_refused_the_flood_and_gets_what_others_leave() -> None:
     calm, flooding = found(gate({0: 2.0}, {0: 2.0}), gate({0: 20.0}, {0: 1.0}))
     assert calm[0] >= 2.0
-    assert flooding[0] == pytest.approx(admitted_work(4) - 2.0)
+    assert flooding[0] == pytest.approx(ADMITTED * 4 - 2.0)
 
 
 def test_a_model_that_was_never_seen_has_a_floor() -> None:
     usual, new = found(gate({0: 8.0}, {0: 4.0}), gate({0: 8.0}, {}))
-    assert new[0] == pytest.approx(admitted_work(4) * FLOOR * 2 / (4 + FLOOR * 2))
-    assert usual[0] + new[0] == pytest.approx(admitted_work(4))
+    assert new[0] == pytest.approx(ADMITTED * 4 * FLOOR * 2 / (4 + FLOOR * 2))
+    assert usual[0] + new[0] == pytest.approx(ADMITTED * 4)
 
 
 def test_the_important_come_first_and_the_others_keep_their_floor() -> None:
     important, other = found(gate({3: 8.0}), gate({0: 8.0}))
     assert other[0] == pytest.approx(FLOOR * 4 / 2)
-    assert important[3] == pytest.approx(admitted_work(4) - other[0])
+    assert important[3] == pytest.approx(ADMITTED * 4 - other[0])
 
 
 def test_of_one_model_the_lower_priority_gets_what_the_higher_leaves() -> None:
     (one,) = found(gate({2: 3.0, 1: 8.0, 0: 8.0}))
     assert one[2] >= 3.0
-    assert one[1] == pytest.approx(admitted_work(4) - 3.0)
+    assert one[1] == pytest.approx(ADMITTED * 4 - 3.0)
     assert one[0] == pytest.approx(0.0)
 
 
@@ -92,7 +92,7 @@ def test_what_is_admitted_takes_the_time_there_is(
         for share, one, cost_ms in zip(admitted, gates, costs_ms, strict=True)
         for priority, rate in share.items()
     )
-    room = admitted_work(slices)
+    room = ADMITTED * slices
     assert used <= room * (1 + 1e-9)
     assert used >= min(asked, room) * (1 - 1e-9)
 
@@ -118,7 +118,7 @@ def test_a_flood_is_not_usual_and_hears_when_to_come_again() -> None:
     pass_by(one, range(1, 60), asked=10, served=10, busy_ms=50.0)
     pass_by(one, range(60, 70), asked=100, served=20, busy_ms=100.0)
     assert one.buckets is not None
-    assert one.buckets[0].per_ms == pytest.approx(0.2 * admitted_work(1))
+    assert one.buckets[0].per_ms == pytest.approx(0.2 * ADMITTED)
     assert one.usual_per_ms[0] < 0.15
     assert one.retry_after_ms(0) == pytest.approx(1000.0 * (one.per_ms[0] / one.buckets[0].per_ms - 1))
 
@@ -191,7 +191,7 @@ def test_a_flood_leaves_the_others_what_they_had() -> None:
 
 def test_in_an_overload_the_lower_priority_goes_first() -> None:
     to = stage("m")
-    served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 500.0)
+    served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 1_500.0)
     part = served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 2_000.0)
     assert part["m", 7] > 0.95
     assert 0.0 < part["m", 0] < 0.5
@@ -200,7 +200,7 @@ def test_in_an_overload_the_lower_priority_goes_first() -> None:
 def test_a_request_without_a_priority_has_its_models() -> None:
     to = stage("m")
     to.model("m", SLO_MS, priority=5)
-    served(to, {("m", None): 0.5, ("m", 4): 2.0}, 500.0)
+    served(to, {("m", None): 0.5, ("m", 4): 2.0}, 1_500.0)
     part = served(to, {("m", None): 0.5, ("m", 4): 2.0}, 2_000.0)
     assert part["m", None] > 0.95
     assert part["m", 4] < 0.5
@@ -212,7 +212,7 @@ def test_a_model_that_is_hosted_nowhere_is_not_refused_by_its_share() -> None:
     assert gate_of(to, "m").buckets is not None
     to.unslice("s0")
     to.slice("s1", hosted("n", TABLE))
-    served(to, {("n", None): 0.1}, 500.0)
+    served(to, {("n", None): 0.1}, 1_500.0)
     assert gate_of(to, "m").buckets is None
 
 
