@@ -69,10 +69,12 @@ class Bucket:
 class Gate:
     """What one model asks for and costs, and what is admitted of it. `buckets` (by priority): None while there is room for all.
 
-    Counted since the last `roll`: `asked` by priority, `served` requests in `busy_ms` of device time, and `lost`.
+    Counted since the last `roll`: `asked` by priority (of the model's own only what was refused), `admitted_others` of other
+    priorities, `served` requests in `busy_ms` of device time, and `lost`.
     """
 
     asked: Counter[int] = field(default_factory=Counter)
+    admitted_others: int = 0
     served: int = 0
     lost: int = 0
     busy_ms: float = 0.0
@@ -86,11 +88,20 @@ class Gate:
     _busy_ms: float = 0.0
 
     def admit(self, count: int, priority: int, now_ms: float) -> int:
-        """How many of a run of requests may go to the queue."""
-        if self.buckets is None:
-            return count
-        bucket = self.buckets.get(priority)
-        return count if bucket is None else bucket.take(count, now_ms)  # a new priority has its share soon
+        """How many of a run of requests may go to the queue.
+
+        While all may, those of the model's own priority need not come by: they count when they are served or lost.
+        """
+        bucket = None if self.buckets is None else self.buckets.get(priority)
+        admitted = (
+            count if bucket is None else bucket.take(count, now_ms)
+        )  # a new priority has its share soon
+        if priority == self.priority:
+            self.asked[priority] += count - admitted
+        else:
+            self.asked[priority] += count
+            self.admitted_others += admitted
+        return admitted
 
     def retry_after_ms(self, priority: int) -> float:
         """When a request that was refused may come again."""
@@ -100,6 +111,8 @@ class Gate:
     def roll(self, elapsed_ms: float) -> None:
         """Take over what was counted."""
         memory = min(1.0, elapsed_ms / _MEMORY_MS)
+        self.asked[self.priority] += max(0, self.served + self.lost - self.admitted_others)
+        self.admitted_others = 0
         for priority in {*self.asked, *self.per_ms}:
             before = self.per_ms.get(priority, 0.0)
             self.per_ms[priority] = before + memory * (self.asked[priority] / elapsed_ms - before)
@@ -153,8 +166,8 @@ class Sharing(NamedTuple):
 def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms: float) -> None:
     """Take over what was counted since the last time, `elapsed_ms` ago, and open or close the gates of models that share `slices`."""
     is_closed = any(one.gate.buckets is not None for one in models)
-    asked = sum(one.gate.asked.total() for one in models)
-    is_calm = sum(one.gate.lost for one in models) <= _CALM * asked
+    lost = sum(one.gate.lost for one in models)
+    is_calm = lost <= _CALM * (lost + sum(one.gate.served for one in models))
     for one in models:
         one.gate.roll(elapsed_ms)
     costs_ms = [one.gate.cost_ms(one.alone_ms) for one in models]

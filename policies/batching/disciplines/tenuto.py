@@ -109,23 +109,18 @@ class Tenuto(Central):
         self._is_regrouped = True
         self._planned_at_ms = NEVER_MS
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
-        """See `Discipline`. What is more than the model's share is given up at once (`admission.py`)."""
-        gate = self._counts[model_id].gate
-        count = run.count
-        priority = gate.priority if run.priority is None else run.priority
-        gate.asked[priority] += count
-        if gate.buckets is None:
-            return super().arrive(model_id, run, now_ms)
-        if now_ms >= self._plan_at_ms:
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """What is more than the model's share is given up at once (`admission.py`)."""
+        gate = self._counts[state.model.model_id].gate
+        if gate.buckets is not None and now_ms >= self._plan_at_ms:
             self._plan(now_ms)
-        admitted = gate.admit(count, priority, now_ms)
-        if admitted == count:
-            return super().arrive(model_id, run, now_ms)
-        refused = Drop(model_id, [run], is_expired=False, retry_after_ms=gate.retry_after_ms(priority))
-        if not admitted:
-            return (refused,)
-        return (*super().arrive(model_id, cut(run, admitted), now_ms), refused)
+        priority = gate.priority if run.priority is None else run.priority
+        admitted = gate.admit(run.count, priority, now_ms)
+        if admitted == run.count:
+            return super()._admit(state, run, now_ms)
+        taken = super()._admit(state, cut(run, admitted), now_ms) if admitted else ()
+        retry_after_ms = gate.retry_after_ms(priority)
+        return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
@@ -240,6 +235,8 @@ class Tenuto(Central):
             slices = sum(pool.size for candidate in state.candidates for pool in candidate.pools)
             models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
         share_out(models, group.slices, elapsed_ms, now_ms)
+        for model_id in group.model_ids:
+            self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None
 
     def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
         """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
@@ -278,6 +275,7 @@ class Tenuto(Central):
         for model_id, counts in self._counts.items():
             if model_id not in self._group_of:
                 counts.gate.open()  # hosted nowhere
+                self._models[model_id].is_gated = False
         self._groups = list({id(group): group for group in self._group_of.values()}.values())
         for group in self._groups:
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)

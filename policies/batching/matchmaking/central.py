@@ -92,9 +92,13 @@ class Central(Matchmaker):
         self._serve(pool, now_ms, out)
         return out
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def arrive(
+        self, model_id: ModelId, run: RequestRun, now_ms: float, *, is_admitted: bool = False
+    ) -> Sequence[Decision]:
         """See `Discipline`. The run belongs to the discipline from now on."""
         state = self._models[model_id]
+        if (run.priority is not None or state.is_gated) and not is_admitted:
+            return self._admit(state, run, now_ms)
         count = run.count
         rate = state.rate
         if now_ms < rate.due_at_ms:  # `add`, written out: every single request pays for these lines
@@ -102,8 +106,6 @@ class Central(Matchmaker):
         else:
             rate.add(count, now_ms)
         queue = state.queue
-        if run.priority is not None:
-            queue.has_priorities = True
         waiting = queue.count
         deadline_at_ms = run.deadline_at_ms
         candidate = state.sole
@@ -136,6 +138,12 @@ class Central(Matchmaker):
                 self._advance(state, now_ms, out)
                 break
         return out or NOTHING
+
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
+        if run.priority is not None:
+            state.queue.has_priorities = True
+        return self.arrive(state.model.model_id, run, now_ms, is_admitted=True)
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float

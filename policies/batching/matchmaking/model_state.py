@@ -37,6 +37,7 @@ class ModelState:
     __slots__ = (
         "alone_ms",
         "candidates",
+        "is_gated",
         "model",
         "per_ms",
         "plan",
@@ -51,6 +52,7 @@ class ModelState:
         self.model = model
         self.queue = RunQueue()
         self.rate = RateMeter()
+        self.is_gated = False  # what arrives may be refused
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
         self.ready_at_ms = 0.0  # when the last of the queued requests is ready

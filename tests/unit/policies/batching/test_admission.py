@@ -100,7 +100,7 @@ def test_what_is_admitted_takes_the_time_there_is(
 def pass_by(one: Gate, times: range, *, asked: int, served: int, busy_ms: float) -> None:
     """What happened in each 100 ms, on a single slice."""
     for number in times:
-        one.asked[0] += asked
+        one.asked[0] += asked - served
         one.served += served
         one.busy_ms += busy_ms
         share_out([Sharing(one, ALONE_MS, 1)], 1, 100.0, 100.0 * number)
