@@ -29,6 +29,11 @@ def frontend_id(number: int) -> FrontendId:
     return FrontendId(f"{FRONTEND_PREFIX}{number}")
 
 
+def scheduler_id(number: int) -> str:
+    """The role id of a scheduler, from 0; the others stand by."""
+    return f"scheduler-{number}"
+
+
 def worker_prefix(node_id: NodeId) -> str:
     """What the role ids of a node's workers begin with; a number follows."""
     return f"worker-{node_id}-"

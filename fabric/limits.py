@@ -32,6 +32,7 @@ from fabric.messages import (
     PlanReport,
     ReplicaInfo,
     SeqRun,
+    SchedulerStanding,
     SliceState,
     SliceStatus,
     TensorInfo,
@@ -73,6 +74,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (Changed, "status"): ("ok", "partial", "failed", "refused"),
     (PlanReport, "state"): ("steady", "planning", "moving"),
+    (SchedulerStanding, "state"): ("standby", "candidate", "active"),
     (SliceStatus, "state"): tuple(state.value for state in SliceState),
 }
 
