@@ -22,6 +22,7 @@ Incarnation = NewType("Incarnation", str)
 OPERATOR: Final = "operator"
 """The role id of whoever asks for a status, or changes the plan."""
 FRONTEND_PREFIX: Final = "frontend-"
+SCHEDULER_PREFIX: Final = "scheduler-"
 
 
 def frontend_id(number: int) -> FrontendId:
@@ -31,7 +32,7 @@ def frontend_id(number: int) -> FrontendId:
 
 def scheduler_id(number: int) -> str:
     """The role id of a scheduler, from 0; the others stand by."""
-    return f"scheduler-{number}"
+    return f"{SCHEDULER_PREFIX}{number}"
 
 
 def worker_prefix(node_id: NodeId) -> str:

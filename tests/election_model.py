@@ -311,7 +311,16 @@ class Cluster:
         asks = tuple((no, max(at_ms - self.now_ms, -HELD_MS)) for no, at_ms in agent.asks)
         held_ms = _since(agent.held_until_ms, self.now_ms)
         is_here = agent.peer == self._peer(number)
-        return is_here, agent.epoch, agent.holder_id, agent.incarnation, agent.is_free, held_ms, agent.number, asks
+        return (
+            is_here,
+            agent.epoch,
+            agent.holder_id,
+            agent.incarnation,
+            agent.is_free,
+            held_ms,
+            agent.number,
+            asks,
+        )
 
 
 def served(rules: Rules) -> Cluster:

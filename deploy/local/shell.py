@@ -23,18 +23,26 @@ from deploy.local.core import (
     TerminateRole,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id, role_id_of_node
+from fabric.ids import (
+    OPERATOR,
+    SCHEDULER_PREFIX,
+    frontend_id,
+    new_incarnation,
+    peer_id,
+    role_id_of_node,
+    scheduler_id,
+)
 from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
 from roles.config.cluster import ClusterConfig
 from roles.runtime.children import Processes
-from roles.runtime.core import SCHEDULER_ID, Heard
+from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.drive import Driver, Role
 from roles.runtime.local_scheduler import LocalScheduler
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
-from roles.runtime.running_cluster import endpoints_in
+from roles.runtime.running_cluster import endpoints_in, is_active
 from roles.runtime.sources import SourceOver
 
 ASK_EVERY_MS = 100.0
@@ -59,9 +67,10 @@ class Started:
 def is_better_together(config: ClusterConfig) -> bool:
     """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
 
-    With several frontends the scheduler is what they share, and stays apart.
+    With several frontends the scheduler is what they share, and stays apart. With a standby the scheduler may be lost
+    without the frontend.
     """
-    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
+    return config.frontends == config.schedulers == 1 and len(os.sched_getaffinity(0)) < CORES_APART
 
 
 def role_plans(
@@ -74,7 +83,16 @@ def role_plans(
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
     common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
-    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    schedulers = [
+        RolePlan(
+            scheduler_id(number),
+            (*tenuto, "scheduler", *common, *(("--standby", "--index", str(number)) if number else beside)),
+            start_rank=0,
+            stop_rank=2,
+            stop_limit_ms=SCHEDULER_STOP_MS,
+        )
+        for number in range(config.schedulers)
+    ]
     agents = [
         RolePlan(
             role_id_of_node(node.host),
@@ -95,7 +113,7 @@ def role_plans(
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]
-    return [scheduler, *agents, *frontends]
+    return [*schedulers, *agents, *frontends]
 
 
 def supervise(
@@ -180,7 +198,11 @@ class _Readiness(SourceOver):
     def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
         settled = []
         for event in self._scheduler.take(limit, now_ms):
-            if isinstance(event, Heard) and isinstance(event.message, StatusListed):
+            if (
+                isinstance(event, Heard)
+                and isinstance(event.message, StatusListed)
+                and is_active(event.message)
+            ):
                 self.slices = event.message.slices
                 if all(report.state in SETTLED_STATES for report in self.slices):
                     problems = problems_of(self.slices)
@@ -208,12 +230,14 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._scheduler = LocalScheduler(peer_id(OPERATOR, new_incarnation()), run_dir, clock)
-        self._readiness = _Readiness(self._scheduler)
+        own = peer_id(OPERATOR, new_incarnation())
+        role_ids = [plan.role_id for plan in plans if plan.role_id.startswith(SCHEDULER_PREFIX)]
+        self._schedulers = [LocalScheduler(own, run_dir, clock, role_id) for role_id in role_ids]
+        self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [stop, self._processes, watch, self._readiness], self._perform
+            self._core, [stop, self._processes, watch, *self._readiness], self._perform
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
@@ -225,7 +249,8 @@ class _Supervisor:
     def close(self) -> None:
         self._processes.close()
         self._driver.close()
-        self._scheduler.close()
+        for scheduler in self._schedulers:
+            scheduler.close()
 
     def _perform(self, action: SupervisorAction) -> None:
         match action:
@@ -237,8 +262,10 @@ class _Supervisor:
             case KillRole(role_id):
                 self._processes.kill(role_id)
             case Announce():
-                self._readiness.rest()
-                self._on_started(Started(endpoints_in(self._run_dir), self._readiness.slices))
+                for readiness in self._readiness:
+                    readiness.rest()
+                slices = next((one.slices for one in self._readiness if one.slices), ())
+                self._on_started(Started(endpoints_in(self._run_dir), slices))
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

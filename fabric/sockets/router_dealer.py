@@ -31,6 +31,9 @@ from fabric.sockets.base import (
     send_parts,
 )
 
+_EVENTS: Final = int(zmq.EVENTS)  # as plain integers: see `base.py`
+_READABLE: Final = int(zmq.POLLIN)
+_WRITABLE: Final = int(zmq.POLLOUT)
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
@@ -119,6 +122,7 @@ class DealerLink(SocketLink):
         self._given = tuple(addresses)
         self._connected_to = ""
         self._connect_at_ms: float | None = None
+        self._was_connected = False
         self._socket.setsockopt(zmq.IDENTITY, frames.route_to(own))
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
@@ -155,6 +159,17 @@ class DealerLink(SocketLink):
                 self._socket.disconnect(self._connected_to)
         self._connected_to = ""
         self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """The server, where its connection was closed since the last call: ZeroMQ wakes its owner at that moment.
+
+        With ZMQ_IMMEDIATE a socket is writable exactly while it has a connection whose queue is not full.
+        """
+        was_connected = self._was_connected
+        events = 0 if self._socket.closed else int(self._socket.getsockopt(_EVENTS))
+        self._was_connected = bool(events & _WRITABLE)
+        self._is_touched |= bool(events & _READABLE)
+        return (self._server,) if was_connected and not self._was_connected else ()
 
     @property
     def is_by_ipc(self) -> bool:

@@ -42,6 +42,7 @@ def status(run_dir_option: Path | None, as_json: bool) -> None:  # noqa: FBT001 
             "models": listed.models,
             "gpus": listed.gpus,
             "plan": listed.plan,
+            "scheduling": listed.standing,
             "counters": listed.counters,
             "roles": report.counters,
         }
@@ -65,6 +66,15 @@ def _print_status(report: ClusterReport) -> None:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
     for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
         console.print(table)
+    standing = report.scheduler.standing
+    if standing is not None:
+        console.print(
+            f"Scheduling: {report.scheduler.role_id} is active, epoch {standing.epoch},"
+            f" granted by {standing.agents_granted} of {standing.agents} agents"
+        )
+        for standby in standing.standbys:
+            plan_state = "has the plan" if standby.has_plan else "has no plan yet"
+            console.print(f"  {standby.scheduler_id} stands by, and {plan_state}")
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""

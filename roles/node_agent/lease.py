@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.ids import Epoch, Incarnation, NodeId
+from fabric.link import NO_EPOCH
 from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.epochs import LEASE_MS
 
@@ -23,12 +24,12 @@ from roles.runtime.epochs import LEASE_MS
 class LeaseRecord:
     """What is on the disk: an epoch, and the scheduler that it was granted to. Epoch 0: none ever was."""
 
-    epoch: Epoch = Epoch(0)
-    holder_id: str = ""
-    incarnation: Incarnation = Incarnation("")
+    epoch: Epoch
+    holder_id: str
+    incarnation: Incarnation
 
 
-NO_LEASE: Final = LeaseRecord()
+NO_LEASE: Final = LeaseRecord(NO_EPOCH, "", Incarnation(""))
 
 
 @dataclass(slots=True, frozen=True)

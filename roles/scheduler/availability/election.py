@@ -99,7 +99,7 @@ class _Agent:
     peer: PeerId | None
     epoch: int = 0
     holder_id: str = ""
-    incarnation: Incarnation = Incarnation("")
+    incarnation: str = ""
     is_free: bool = True
     held_until_ms: float = 0.0
     number: int = 0
@@ -280,8 +280,4 @@ class Election:
         self.lapses_at_ms = NEVER_MS
 
     def _plan(self) -> None:
-        self.wake_at_ms = min(
-            self._campaign_at_ms, self._overdue_at_ms, self._renew_at_ms, self.lapses_at_ms
-        )
-
-
+        self.wake_at_ms = min(self._campaign_at_ms, self._overdue_at_ms, self._renew_at_ms, self.lapses_at_ms)
