@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.options import Choice, Number, Schema, checked_options, shown, suggestion
+from fabric.policy_options import Choice, Number, Schema, checked_options, shown, suggestion
 from policies.batching.base import Discipline
 from policies.batching.disciplines.clockwork import Clockwork
 from policies.batching.disciplines.deferred import Deferred

@@ -12,8 +12,8 @@ from fabric.link import Packed
 from fabric.messages import FrontendHello
 from roles.frontend.events import FrontendEvent, SchedulerLost, SchedulerSaid
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.server_connection import ServerSource
-from roles.runtime.sources import TranslatedSource
+from roles.runtime.loop.server_connection import ServerSource
+from roles.runtime.loop.sources import TranslatedSource
 
 GREET_EVERY_MS = 250.0  # a scheduler that was not there
 

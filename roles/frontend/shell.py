@@ -57,12 +57,12 @@ from roles.frontend.events import (
 from roles.frontend.scheduler_links import SchedulerLinks
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.sources import UNROUTABLE, LinkSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
-from roles.runtime.sources import UNROUTABLE, LinkSource
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 

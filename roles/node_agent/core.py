@@ -74,9 +74,9 @@ from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers.lifecycle import WorkerState
 from roles.node_agent.workers.processes import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.loop.sources import UNROUTABLE
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
-from roles.runtime.sources import UNROUTABLE
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0

@@ -45,11 +45,12 @@ from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Driver, Role
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
-from roles.runtime.local_scheduler import LocalScheduler, LocalSchedulerEvent
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.local_scheduler import LocalScheduler, LocalSchedulerEvent
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -59,7 +60,6 @@ from roles.runtime.process import (
     write_run_file,
 )
 from roles.runtime.process_events import ProcessExited, Warn
-from roles.runtime.sources import LinkSource, Source, TranslatedSource
 
 log = logging.getLogger("tenuto")
 

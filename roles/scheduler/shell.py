@@ -22,12 +22,12 @@ from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
 from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
-from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
-from roles.runtime.sources import WatchedLinkSource
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
     CopyPlan,

@@ -49,7 +49,7 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.frontend.measures import ReturnMargin, ReturnPath
+from roles.frontend.margins import ReturnMargin, ReturnPath
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,

@@ -43,7 +43,7 @@ from fabric.messages import (
     SliceReady,
 )
 from roles.frontend.arrivals import cut_runs
-from roles.frontend.measures import ReturnPath
+from roles.frontend.margins import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan

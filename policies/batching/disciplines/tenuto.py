@@ -23,9 +23,10 @@ from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
-from policies.batching.matchmaking.candidate import Candidate, ModelPlan, ModelState, SendRule
 from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
+from policies.batching.matchmaking.send_rule import SendRule
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice

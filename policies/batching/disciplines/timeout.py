@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies.batching.base import NEVER_MS
-from policies.batching.matchmaking.candidate import SendRule
 from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.moments import Table
 
 

@@ -18,9 +18,10 @@ from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
-from policies.batching.matchmaking.candidate import ModelState, SendRule
 from policies.batching.matchmaking.matchmaker import Matchmaker
+from policies.batching.matchmaking.model_state import ModelState
 from policies.batching.matchmaking.pools import Pool
+from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.slice_pools import SlicePools
 
 NOTHING: tuple[Decision, ...] = ()
@@ -110,7 +111,7 @@ class Central(Matchmaker):
             queue.tail_at_ms = deadline_at_ms
             queue.count = count = waiting + count
             if count < candidate.size_max:
-                if candidate.edge_at_ms - candidate.hold[count] >= candidate.alarm_at_ms:
+                if candidate.hold_deadline_at_ms - candidate.hold[count] >= candidate.alarm_at_ms:
                     return QUIET
             elif candidate.alarm_at_ms == -NEVER_MS:
                 return QUIET

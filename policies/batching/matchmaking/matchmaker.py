@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple
 
 from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
 from policies.batching.drop import suffix_size
-from policies.batching.matchmaking.candidate import Candidate, ModelState, SendRule
+from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.ready import ready_batch
+from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.moments import EPSILON_MS, exec_at_ms, latest_at_ms
 from policies.rates import SAMPLE_MS
 
@@ -290,19 +291,19 @@ class Matchmaker:
         """Nobody needs a slice now: those beyond the reserve go to who would like one, the most urgent first."""
         early = pool.early
         while (candidate := self._first_early(pool)) is not None:
-            rank_at_ms, _, opening, _ = early[0]
+            rank_at_ms, _, head_no, _ = early[0]
             state = candidate.model
             count = min(state.queue.count - candidate.skip_count, candidate.size_max)
             lead_ms = candidate.lead[count]
             if not pool.is_spare(now_ms + lead_ms):
                 self._arm_pool(pool, lead_ms, now_ms)
                 return
-            pressed_at_ms = candidate.edge_at_ms - candidate.hold[count]
+            pressed_at_ms = candidate.hold_deadline_at_ms - candidate.hold[count]
             if pressed_at_ms - state.credit_ms > rank_at_ms:
                 candidate.alarm_at_ms = pressed_at_ms  # as it is now, arrivals make it more urgent
                 self._serial += 1
                 rank_at_ms = pressed_at_ms - state.credit_ms
-                heapreplace(early, (rank_at_ms, self._serial, opening, candidate))
+                heapreplace(early, (rank_at_ms, self._serial, head_no, candidate))
                 if early[0][1] != self._serial:
                     continue
             heappop(early)
@@ -316,8 +317,8 @@ class Matchmaker:
     def _first_early(pool: Pool[Candidate]) -> Candidate | None:
         early = pool.early
         while early:
-            _, _, opening, candidate = early[0]
-            if candidate.is_early and opening == candidate.opening:
+            _, _, head_no, candidate = early[0]
+            if candidate.is_early and head_no == candidate.head_no:
                 return candidate
             heappop(early)
         return None
@@ -327,7 +328,7 @@ class Matchmaker:
         for pool in candidate.pools:
             self._serial += 1
             rank_at_ms = pressed_at_ms - candidate.model.credit_ms
-            heappush(pool.early, (rank_at_ms, self._serial, candidate.opening, candidate))
+            heappush(pool.early, (rank_at_ms, self._serial, candidate.head_no, candidate))
 
     def _holds_back(
         self, candidate: Candidate, count: int, now_ms: float, chosen: Pool[Candidate] | None
@@ -335,7 +336,7 @@ class Matchmaker:
         """Whether a batch that could still grow has to leave the idle slices to others, and sleeps until it cannot."""
         if count >= candidate.size_max:
             return False
-        pressed_at_ms = candidate.edge_at_ms - candidate.hold[count]
+        pressed_at_ms = candidate.hold_deadline_at_ms - candidate.hold[count]
         if pressed_at_ms <= now_ms:
             return False
         lead_ms = candidate.lead[count]

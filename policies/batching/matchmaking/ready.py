@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 
-from policies.batching.matchmaking.candidate import Candidate
+from policies.batching.matchmaking.model_state import Candidate
 
 
 def ready_batch(

@@ -18,7 +18,7 @@ from fabric.messages import (
     PlanChange,
     UnplacedInfo,
 )
-from fabric.options import suggestion
+from fabric.policy_options import suggestion
 from policies.placement.common.base import Placement
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.planning.make_plan import plan_document, replica_hints, slice_ids_of

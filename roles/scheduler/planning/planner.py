@@ -16,7 +16,7 @@ from fabric.errors import FabricError
 from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import PLANNER, Heard
 from roles.runtime.journal import packed, unpacked
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.process import child_environment
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy

@@ -10,7 +10,7 @@ from policies.batching.disciplines.deferred import Deferred
 from policies.batching.disciplines.eager import Eager
 from policies.batching.disciplines.shepherd import Shepherd
 from policies.batching.disciplines.tenuto import Tenuto
-from policies.batching.matchmaking.candidate import ModelPlan
+from policies.batching.matchmaking.model_state import ModelPlan
 from policies.batching.rivals.rival import Rival
 from tests.batching_stage import Stage, hosted, linear
 

@@ -11,7 +11,7 @@ import pytest
 
 from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import Heard
-from roles.runtime.drive import Driver, Role
+from roles.runtime.loop.drive import Driver, Role
 from roles.scheduler.planning.planner import PLAN_COMMAND, Planner
 from tests.integration.proc import CLOCK, WAIT_MS
 from tests.scarcity import no_descriptors

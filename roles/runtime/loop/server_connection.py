@@ -20,7 +20,7 @@ from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import SILENT, WatchedLinkSource
+from roles.runtime.loop.sources import SILENT, WatchedLinkSource
 
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 

@@ -1,4 +1,4 @@
-"""What a model would run next: its queue, and one candidate batch per speed class of the slices that host it.
+"""One model as matchmaking sees it: its queue, and one candidate batch per speed class of the slices that host it.
 
 A candidate is never stored as a list of requests. It is the head of the queue, the moments that follow from the
 head's deadline, and how far the model's timer may sleep: most arrivals only add to a count.
@@ -6,38 +6,21 @@ head's deadline, and how far the model's timer may sleep: most arrivals only add
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
 from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
+from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.speed_classes import SpeedClass
-from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
+from policies.batching.moments import EPSILON_MS, cost_table, lead_table
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
 # Credit takes slices from batches that use them better. At a rate at which the best order loses 0.04 % in all and 0.4 % of
 # the worst model, credit from the first loss on cost 13.6 % of all requests (ADR 0011).
 CREDIT_FROM = 0.1
-
-
-@dataclass(slots=True, frozen=True)
-class SendRule:
-    """When a discipline wants a batch to go: the one thing in which the central disciplines differ.
-
-    `hold(cost)[n]`: with n requests waiting, the batch is not sent before `deadline - hold[n]`, so a value that
-    grows with n makes it go earlier; inf: at once, as always for the largest batch. `timeout_ms(slo_ms)`: it
-    goes at the latest so long after its first request arrived. `gathers_unready`: worth waiting for requests
-    whose inputs are not ready yet.
-    """
-
-    reason: str
-    hold: Callable[[Table], Table]
-    timeout_ms: Callable[[float], float]
-    gathers_unready: bool = True
 
 
 class ModelPlan(NamedTuple):
@@ -134,13 +117,14 @@ class ModelState:
 class Candidate:
     """The batch a model would run on a slice of one speed class.
 
-    `deadline_at_ms` is that of the first request in it, `edge_at_ms` the same less the guard (with a plan, never later than its
-    SLO from its arrival): the timer is due at
-    edge - hold[n]. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due moment
-    at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
-    last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for this class and
-    left to faster ones. `is_early`: it stands in its pools' `early`, at `opening` (another one for each head).
-    `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and sleeps until they are.
+    `deadline_at_ms` is that of the first request in it. `hold_deadline_at_ms` is what its hold is counted back from: the
+    same less the guard and, with a plan, never later than the model's SLO after the arrival. The timer is due at
+    `hold_deadline_at_ms - hold[n]`. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due
+    moment at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
+    last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for
+    this class and left to faster ones. `is_early`: it stands in its pools' `early`, with its `head_no`, which counts the
+    heads that the queue has had. `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and
+    sleeps until they are.
     """
 
     __slots__ = (
@@ -150,13 +134,13 @@ class Candidate:
         "class_",
         "cost",
         "deadline_at_ms",
-        "edge_at_ms",
+        "head_no",
         "hold",
+        "hold_deadline_at_ms",
         "is_early",
         "is_waiting",
         "lead",
         "model",
-        "opening",
         "pools",
         "rank_at_ms",
         "size_max",
@@ -193,7 +177,7 @@ class Candidate:
             self.follow(model.plan)
         self.target_version = -1
         self.stamp = 0
-        self.opening = 0
+        self.head_no = 0
         self.is_early = False
         self.is_waiting = False
         self.rank_at_ms = NEVER_MS
@@ -218,7 +202,7 @@ class Candidate:
         self.skip_count = 0
         self.is_early = False
         self.awaits_inputs = False
-        self.opening += 1
+        self.head_no += 1
         self.aim(guard_ms)
 
     def aim(self, guard_ms: float) -> None:
@@ -226,14 +210,14 @@ class Candidate:
         runs = self.model.queue.runs
         if self.skip_runs < len(runs):
             run = runs[self.skip_runs]
-            self.deadline_at_ms = edge_at_ms = run.deadline_at_ms
+            self.deadline_at_ms = hold_deadline_at_ms = run.deadline_at_ms
             if self.model.plan is not None:
                 # More time than the model's SLO is no reason to hold a request longer than the others.
-                edge_at_ms = min(edge_at_ms, run.arrived_at_ms + self.model.model.slo_ms)
-            self.edge_at_ms = edge_at_ms - guard_ms - EPSILON_MS
+                hold_deadline_at_ms = min(hold_deadline_at_ms, run.arrived_at_ms + self.model.model.slo_ms)
+            self.hold_deadline_at_ms = hold_deadline_at_ms - guard_ms - EPSILON_MS
             self.timeout_at_ms = run.arrived_at_ms + self.timeout_ms
         else:
-            self.deadline_at_ms = self.edge_at_ms = self.timeout_at_ms = NEVER_MS
+            self.deadline_at_ms = self.hold_deadline_at_ms = self.timeout_at_ms = NEVER_MS
 
     def skip_before(self, deadline_at_ms: float, guard_ms: float) -> None:
         """Leave the requests with deadlines before that moment to faster classes."""
@@ -251,7 +235,7 @@ class Candidate:
         """When a batch should be sent if `count` requests wait and no more come."""
         if count >= self.size_max:
             return -NEVER_MS
-        pressed_at_ms = self.edge_at_ms - self.hold[count]
+        pressed_at_ms = self.hold_deadline_at_ms - self.hold[count]
         if self.is_early or pressed_at_ms < self.timeout_at_ms:
             return pressed_at_ms
         return self.timeout_at_ms

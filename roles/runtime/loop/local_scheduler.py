@@ -17,10 +17,10 @@ from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER_ID, Heard, Lost
+from roles.runtime.loop.server_connection import ServerConnection
+from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
-from roles.runtime.server_connection import ServerConnection
-from roles.runtime.sources import SourceOver
 
 LOOK_EVERY_MS = 100.0
 REFUSED = "it could not be told something"

@@ -1,21 +1,15 @@
-"""What a frontend measures of its own path, and what it makes of it: budgets announced, ready moments, ledgers."""
+"""What a frontend keeps back of each budget for the way back to the client: the mean way, and a learned margin."""
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
 from typing import Protocol
 
 from fabric.margin import LearnedWay
-from fabric.messages import Ledger, Outputs
-from roles.frontend.requests import Request
 
 _RETURN_START_MS = 1.0
 _DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after
 _MARGIN_SHARE = 0.1  # for what was not measured yet, such as the next stall: cheap where budgets are long,
 _MARGIN_FROM_MS = 10.0  # and counted from here on: where they are short every bit of it costs throughput
-_PREPROCESS_START_MS = 10.0  # a photograph of a megapixel, decoded and resized on one core
-_PREPROCESS_WINDOW = 64
 
 
 class ReturnMargin(Protocol):
@@ -90,53 +84,3 @@ def less_return(left_ms: float, reserve_ms: float) -> float:
     left_ms = max(0.0, left_ms)
     least_ms = _MARGIN_SHARE * (left_ms - _MARGIN_FROM_MS)
     return left_ms - min(max(reserve_ms, least_ms), LearnedWay.SHARE_MAX * left_ms)
-
-
-class PreprocessTimes:
-    """The p95 of the last preprocessing times of one model, from asked to ready."""
-
-    def __init__(self) -> None:
-        self._window: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def note(self, took_ms: float) -> None:
-        """One took this long."""
-        if len(self._window) == _PREPROCESS_WINDOW:
-            del self._sorted[bisect.bisect_left(self._sorted, self._window.popleft())]
-        self._window.append(took_ms)
-        bisect.insort(self._sorted, took_ms)
-
-    @property
-    def p95_ms(self) -> float:
-        """A guess before the first one."""
-        if not self._sorted:
-            return _PREPROCESS_START_MS
-        return self._sorted[int(0.95 * (len(self._sorted) - 1) + 0.5)]
-
-
-def settle(request: Request, outputs: Outputs, now_ms: float) -> Ledger:
-    """Where the request's time went.
-
-    `held_ms` is announced -> granted less what was forced; what an earlier grant that came to nothing had cost
-    counts as forced. `return_ms` is the rest after the grant that the worker does not account for.
-    `preprocess_ms` runs beside the hold, so the parts may add up to more than `total_ms`.
-    """
-    place = request.place
-    granted_at_ms = place.granted_at_ms if place is not None else request.announced_at_ms
-    waited_ms = place.waited_ms if place is not None else 0.0
-    first_at_ms = request.first_announced_at_ms
-    lost_ms = request.announced_at_ms - first_at_ms if first_at_ms is not None else 0.0
-    on_worker_ms = outputs.transfer_ms + outputs.queue_ms + outputs.gpu_ms
-    return Ledger(
-        preprocess_ms=request.preprocess_ms,
-        held_ms=max(0.0, granted_at_ms - request.announced_at_ms - waited_ms),
-        waited_ms=waited_ms + lost_ms,
-        transfer_ms=outputs.transfer_ms,
-        queue_ms=outputs.queue_ms,
-        gpu_ms=outputs.gpu_ms,
-        return_ms=max(0.0, now_ms - granted_at_ms - on_worker_ms),
-        total_ms=now_ms - request.asked_at_ms,
-        batch_size=outputs.batch_size,
-        slice_id=outputs.slice_id,
-        reason=place.reason if place is not None else "",
-    )

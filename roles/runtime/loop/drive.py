@@ -30,8 +30,8 @@ from typing import Any, Generic, TypeVar
 from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
+from roles.runtime.loop.sources import Source
 from roles.runtime.process import StopSignal, wake_exactly
-from roles.runtime.sources import Source
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
