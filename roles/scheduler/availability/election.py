@@ -177,9 +177,13 @@ class Election:
         return actions
 
     @property
-    def granted(self) -> int:
-        """Agents that hold its lease, as far as it knows."""
-        return sum(agent.epoch == self.epoch and self._is_own(agent) for agent in self._agents.values())
+    def granted(self) -> frozenset[NodeId]:
+        """Agents that granted its epoch, as far as it knows."""
+        return frozenset(
+            node_id
+            for node_id, agent in self._agents.items()
+            if agent.epoch == self.epoch and self._is_own(agent)
+        )
 
     # ------------------------------------------------------------ decisions
 

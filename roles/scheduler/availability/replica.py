@@ -3,8 +3,8 @@
 While it is the active one it has a scheduler's core (`roles/scheduler/core.py`), which hears all that is not about leases,
 and what that decides bears the epoch. A standby has none: it remembers which frontends are there and the plan that the
 active one sent, and answers questions about itself. When it becomes active it makes a fresh core of that plan, tells
-it of the frontends, and learns the rest from agents and workers, who introduce themselves to it. When its lease has
-lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
+it of the frontends, and learns the rest from agents and workers, who introduce themselves to it. The frontends come last:
+what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
 
 A scheduler without standbys has its core from the start, and keeps it.
 """
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, get_args
 
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
     Epoch,
     Incarnation,
+    NodeId,
     PeerId,
+    SliceId,
     peer_id,
     role_id_of,
     role_id_of_node,
@@ -35,6 +37,8 @@ from fabric.messages import (
     PlanCopy,
     SchedulerHello,
     SchedulerStanding,
+    SliceReady,
+    SliceState,
     StandbyReport,
     StatusAsked,
     StatusListed,
@@ -66,6 +70,8 @@ _CHANGES: Final = frozenset(get_args(PlanChange))
 _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
+GATHER_MS: Final = 250.0
+"""For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
 
 
 class SchedulerLike(Protocol):
@@ -110,6 +116,15 @@ ReplicaEvent = Heard | Lost | SchedulerFound | Tick
 ReplicaAction = Send | EpochTaken | LeaseLapsed | CopyPlan | KeepPlan
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """An epoch has begun: what is still awaited before frontends hear of it."""
+
+    until_ms: float
+    nodes: set[NodeId]
+    slices: set[SliceId] = field(default_factory=set)
+
+
 class SchedulerReplica:
     """Sans-IO: see `roles/runtime/core.py`. `make_core` makes a fresh scheduler's core, of the newest plan."""
 
@@ -123,6 +138,8 @@ class SchedulerReplica:
         self._election = Election(settings.number, settings.incarnation, settings.electorate)
         self._frontends: dict[PeerId, FrontendHello] = {}
         self._standbys: dict[PeerId, StandbyReport] = {}
+        self._gathering: _Gathering | None = None
+        self._also_heard = _ALSO_HEARD
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         rules: dict[type, Rule] = {
             LeaseReport: _check_agent,
@@ -149,7 +166,7 @@ class SchedulerReplica:
         if (
             core is not None
             and type(event) is Heard
-            and type(event.message) not in _ALSO_HEARD  # nearly all there is
+            and type(event.message) not in self._also_heard  # nearly all there is
             and now_ms < self._election.lapses_at_ms
         ):
             sent = core.handle(event, now_ms)
@@ -171,6 +188,7 @@ class SchedulerReplica:
                 actions.append(self._hello(found))
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
+        self._open_if_gathered(actions, now_ms)
         self._look_ahead()
         return actions
 
@@ -185,6 +203,8 @@ class SchedulerReplica:
         if type(message) not in _ALSO_HEARD:
             if self._core is not None:
                 self._to_core(event, actions, now_ms)
+                if self._gathering is not None and isinstance(message, SliceReady):
+                    self._gathering.slices.discard(message.slice_id)
             elif type(message) in _CHANGES:
                 reason = f"{self._own_id} stands by: ask the active scheduler"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
@@ -197,6 +217,7 @@ class SchedulerReplica:
             case NodeHello(node_id=node_id, incarnation=incarnation):
                 if peer == peer_id(role_id_of_node(node_id), incarnation):  # else the core refuses it
                     self._elect(self._election.heard(peer, _report_in(message), now_ms), actions, now_ms)
+                    self._await_slices(message)
             case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
                 self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
             case SchedulerHello():
@@ -208,8 +229,16 @@ class SchedulerReplica:
                 self._keep(message, actions)
             case StatusAsked() if self._core is None:
                 actions.append(Send(peer, self._status()))
-        if self._core is not None and type(message) not in _ABOUT_LEASES:
+        if self._core is None or type(message) in _ABOUT_LEASES:
+            return
+        if self._gathering is None or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
+
+    def _await_slices(self, hello: NodeHello) -> None:
+        if self._gathering is not None and hello.node_id in self._gathering.nodes:
+            self._gathering.nodes.discard(hello.node_id)
+            ready = (status.slice_id for status in hello.slices if status.state == SliceState.READY)
+            self._gathering.slices.update(ready)
 
     def _remember(self, peer: PeerId, hello: FrontendHello, *, is_its_own: bool) -> None:
         if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
@@ -248,15 +277,25 @@ class SchedulerReplica:
         for action in decided:
             actions.append(action)
             if isinstance(action, LeaseLapsed):
-                self._core = None
+                self._core = self._gathering = None
+                self._also_heard = _ALSO_HEARD
             elif isinstance(action, EpochTaken):
                 self._begin_epoch(actions, now_ms)
 
     def _begin_epoch(self, actions: list[ReplicaAction], now_ms: float) -> None:
-        """Frontends hear of it by a directory that lists them; agents and workers from one another."""
         if self._core is None:
             self._core = self._make_core()
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
+        self._gathering = _Gathering(now_ms + GATHER_MS, set(self._election.granted))
+        self._also_heard = _ALSO_HEARD | {SliceReady}
+
+    def _open_if_gathered(self, actions: list[ReplicaAction], now_ms: float) -> None:
+        """Frontends hear of the epoch by a directory that lists them."""
+        gathering = self._gathering
+        if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
+            return
+        self._gathering = None
+        self._also_heard = _ALSO_HEARD
         for peer, hello in self._frontends.items():
             self._to_core(Heard(peer, hello), actions, now_ms)
 
@@ -278,7 +317,7 @@ class SchedulerReplica:
         return SchedulerStanding(
             state.name.lower(),
             election.epoch,
-            election.granted,
+            len(election.granted),
             len(self._settings.electorate.agents),
             election.takeovers,
             tuple(self._standbys.values()),
@@ -293,6 +332,8 @@ class SchedulerReplica:
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:
             at_ms = core_at_ms
+        if self._gathering is not None:
+            at_ms = min(at_ms, self._gathering.until_ms)
         self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
 
     # ------------------------------------------------------------ rules
