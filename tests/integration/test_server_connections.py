@@ -114,7 +114,7 @@ def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_addr
     stage.server.close()
     stage.until(door, lambda _: not door.send(StatusAsked(), stage.clock.now_ms()))
     stage.serve()
-    assert SchedulerAnswers() in stage.until(door, bool)
+    stage.until(door, lambda events: SchedulerAnswers() in events)
 
 
 def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:

@@ -28,6 +28,7 @@ from roles.runtime.core import Send
 from roles.runtime.epochs import HELD_MS, RENEW_EVERY_MS, epoch_above
 
 STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first
+FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
 CANDIDATE_MS: Final = 300.0  # for a majority to grant: each agent writes to its disk first
 AGAIN_AFTER_MS: Final = 100.0  # times its number and one, so that two do not campaign in step for ever
 ASKS_MAX: Final = 4  # whose answers may still come, of each agent
@@ -245,7 +246,8 @@ class Election:
             self._campaign_at_ms = NEVER_MS
             return
         if self._campaign_at_ms == NEVER_MS:
-            self._campaign_at_ms = max(now_ms + STAGGER_MS * self._number, self._not_before_ms)
+            stagger_ms = STAGGER_MS if any(agent.epoch for agent in here) else FIRST_STAGGER_MS
+            self._campaign_at_ms = max(now_ms + stagger_ms * self._number, self._not_before_ms)
         if now_ms < self._campaign_at_ms:
             return
         self._step(ElectionTransition.CAMPAIGN)

@@ -220,6 +220,8 @@ class SchedulerReplica:
                     self._await_slices(message)
             case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
                 self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
+            case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
+                actions.append(self._hello(peer))
             case SchedulerHello():
                 report = StandbyReport(message.scheduler_id, message.incarnation, has_plan=False)
                 self._standbys[peer] = report
@@ -245,12 +247,13 @@ class SchedulerReplica:
             self._frontends[peer] = hello
 
     def _lost(self, event: Lost, peer: PeerId, actions: list[ReplicaAction], now_ms: float) -> None:
-        if peer == role_id_of(peer):  # a scheduler that this one connects to: it is greeted until it hears it
+        if _is_connected_to(peer):  # it is greeted until it hears it
             actions.append(self._hello(peer))
             return
         self.offences.forget(peer)
         self._frontends.pop(peer, None)
-        self._standbys.pop(peer, None)
+        if self._standbys.pop(peer, None) is not None:
+            actions.append(self._hello(peer))  # one that was only stopped says hello again
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
         if self._core is not None:
             self._to_core(event, actions, now_ms)
@@ -339,10 +342,17 @@ class SchedulerReplica:
     # ------------------------------------------------------------ rules
 
     def _check_scheduler(self, peer: PeerId, hello: SchedulerHello) -> None:
+        if _is_connected_to(peer):
+            return
         require_identity(peer, hello.scheduler_id, hello.incarnation)
         numbers = range(self._settings.electorate.schedulers)
         if hello.scheduler_id not in {scheduler_id(number) for number in numbers} - {self._own_id}:
             raise RemoteProtocolError(f"the configuration has no other {hello.scheduler_id}", NOT_OWNER)
+
+
+def _is_connected_to(peer: PeerId) -> bool:
+    """Whether it is a scheduler that this one connects to: names without a nonce exist only in this process."""
+    return peer == role_id_of(peer)
 
 
 def _check_agent(peer: PeerId, report: LeaseReport) -> None:
@@ -352,7 +362,7 @@ def _check_agent(peer: PeerId, report: LeaseReport) -> None:
 
 def _check_copy(peer: PeerId, copy: PlanCopy) -> None:
     del copy
-    if peer != role_id_of(peer):  # names without a nonce exist only in this process
+    if not _is_connected_to(peer):
         raise RemoteProtocolError("it is not a scheduler that this one connected to", WRONG_IDENTITY)
 
 
