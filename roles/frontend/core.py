@@ -330,9 +330,9 @@ class FrontendCore:
             self._counts["epochs_refused"] += 1
             return False
         self._epoch = epoch
+        self._unlink()  # whoever begins an epoch may know nothing of what was announced before
+        self._hello_at_ms = self._now_ms
         if scheduler != self._scheduler:
-            self._unlink()
-            self._hello_at_ms = self._now_ms
             self._scheduler = scheduler
             self._counts["schedulers_changed"] += 1
             self._out.append(UseScheduler(scheduler))

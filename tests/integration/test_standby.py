@@ -46,7 +46,10 @@ def cluster_of(
     path.write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
     with temporary_cluster(path, flags) as cluster:
         until(lambda: bool(active(cluster)[1].standing.standbys), what="a standby")  # type: ignore[union-attr]  # it is told
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            print((cluster.run_dir / "up.err").read_text())
     assert not cluster.run_dir.exists()
 
 
@@ -113,13 +116,14 @@ def test_the_standby_takes_over_from_one_that_is_killed_and_every_request_is_ans
             os.kill(pid_of(cluster, first), signal.SIGKILL)
             after = until_active(cluster, "scheduler-1")
             until_it_stands_by(cluster, "scheduler-0")
-        assert fates.of["fast"].count("ok") >= 0.9 * len(fates.of["fast"])
+        refused = fates.refused("fast")
+        assert len(refused) <= 0.1 * len(fates.of["fast"]), refused
         assert before.standing is not None
         assert after.standing is not None
         assert after.standing.epoch > before.standing.epoch
         assert workers(cluster) == serving, "what serves goes on"
         counters = frontend_counters(cluster)
-        assert counters["accepted"] == counters["answers"] + counters["refusals"]
+        assert counters["accepted"] == counters["answers"] + counters.get("refusals", 0)
         assert counters["schedulers_changed"] == 1
 
 
@@ -139,7 +143,7 @@ def test_one_that_was_only_stopped_finds_itself_replaced_and_commands_nobody(tmp
         assert pid_of(cluster, "scheduler-0") == stopped
         assert fates.of["fast"].count("ok") >= 0.8 * len(fates.of["fast"])
         counters = frontend_counters(cluster)
-        assert counters["accepted"] == counters["answers"] + counters["refusals"]
+        assert counters["accepted"] == counters["answers"] + counters.get("refusals", 0)
 
 
 def test_what_was_added_while_serving_outlives_two_schedulers(tmp_path: Path) -> None:
@@ -149,6 +153,7 @@ def test_what_was_added_while_serving_outlives_two_schedulers(tmp_path: Path) ->
         run_dir = ("--run-dir", str(cluster.run_dir))
         ended = tenuto("models", "add", str(added), *run_dir, cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
+        until(lambda: len(workers(cluster)) == 1, what="the end of the slices before the change")
         serving = workers(cluster)
         for lost, next_one in (("scheduler-0", "scheduler-1"), ("scheduler-1", "scheduler-0")):
             os.kill(pid_of(cluster, lost), signal.SIGKILL)

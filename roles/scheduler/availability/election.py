@@ -214,7 +214,7 @@ class Election:
         if self.state is ElectionState.CANDIDATE:
             self._step(ElectionTransition.GRANTED)
             self.takeovers += 1
-            self._renew_at_ms = now_ms + RENEW_EVERY_MS
+            self._renew_at_ms = now_ms  # it was long ago that it asked: agents had to write
         actions.append(EpochTaken(self.epoch))
 
     def _stay(self, now_ms: float, actions: list[ElectionAction]) -> None:
