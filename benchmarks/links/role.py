@@ -43,7 +43,7 @@ def main() -> int:
             run_scheduler(written, run_dir_path, stop, control_addresses=[f"tcp://{address}:0"])
         elif role == "frontend":
             run_frontend(
-                FrontendOptions(FrontendId(f"frontend-{host}"), run_dir_path, scheduler, host=address), stop
+                FrontendOptions(FrontendId(f"frontend-{host}"), run_dir_path, [scheduler], host=address), stop
             )
         else:
             options = AgentOptions(command=partial(_worker_command, address))
