@@ -46,10 +46,7 @@ def cluster_of(
     path.write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
     with temporary_cluster(path, flags) as cluster:
         until(lambda: bool(active(cluster)[1].standing.standbys), what="a standby")  # type: ignore[union-attr]  # it is told
-        try:
-            yield cluster
-        finally:
-            print((cluster.run_dir / "up.err").read_text())
+        yield cluster
     assert not cluster.run_dir.exists()
 
 

@@ -72,6 +72,8 @@ _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
+GATHER_FIRST_MS: Final = 1_000.0
+"""The same, while not one of these slices has said so: there would be nothing to grant."""
 
 
 class SchedulerLike(Protocol):
@@ -120,9 +122,16 @@ ReplicaAction = Send | EpochTaken | LeaseLapsed | CopyPlan | KeepPlan
 class _Gathering:
     """An epoch has begun: what is still awaited before frontends hear of it."""
 
-    until_ms: float
+    began_ms: float
     nodes: set[NodeId]
     slices: set[SliceId] = field(default_factory=set)
+    has_any: bool = False
+    """Whether one of these slices has said that it is ready."""
+
+    @property
+    def until_ms(self) -> float:
+        """When it is waited for no longer."""
+        return self.began_ms + (GATHER_MS if self.has_any or not self.slices else GATHER_FIRST_MS)
 
 
 class SchedulerReplica:
@@ -205,6 +214,7 @@ class SchedulerReplica:
                 self._to_core(event, actions, now_ms)
                 if self._gathering is not None and isinstance(message, SliceReady):
                     self._gathering.slices.discard(message.slice_id)
+                    self._gathering.has_any = True
             elif type(message) in _CHANGES:
                 reason = f"{self._own_id} stands by: ask the active scheduler"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
@@ -289,7 +299,7 @@ class SchedulerReplica:
         if self._core is None:
             self._core = self._make_core()
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
-        self._gathering = _Gathering(now_ms + GATHER_MS, set(self._election.granted))
+        self._gathering = _Gathering(now_ms, set(self._election.granted))
         self._also_heard = _ALSO_HEARD | {SliceReady}
 
     def _open_if_gathered(self, actions: list[ReplicaAction], now_ms: float) -> None:
