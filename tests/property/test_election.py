@@ -10,11 +10,11 @@ from tests.election_model import Cluster, Rules, Wrong, explore, served
 @pytest.mark.parametrize(
     ("rules", "depth", "states_min"),
     [
-        (Rules(restarts=0, closes=0), 8, 3_000),
-        (Rules(restarts=1, closes=0), 7, 3_000),
-        (Rules(restarts=0, closes=1), 7, 3_000),
-        (Rules(schedulers=1), 7, 1_000),
-        (Rules(agents=1), 7, 1_000),
+        (Rules(restarts=0, closes=0), 7, 1_000),
+        (Rules(restarts=1, closes=0), 6, 1_000),
+        (Rules(restarts=0, closes=1), 6, 1_000),
+        (Rules(schedulers=1), 6, 500),
+        (Rules(agents=1), 6, 500),
     ],
     ids=str,
 )
@@ -25,10 +25,10 @@ def test_from_the_start_of_a_cluster(rules: Rules, depth: int, states_min: int) 
 @pytest.mark.parametrize(
     ("rules", "depth", "states_min"),
     [
-        (Rules(restarts=0, closes=0), 8, 3_000),
-        (Rules(restarts=1, closes=0), 7, 3_000),
-        (Rules(restarts=0, closes=1), 7, 3_000),
-        (Rules(agents=1, restarts=1, closes=1), 7, 2_000),
+        (Rules(restarts=0, closes=0), 7, 1_000),
+        (Rules(restarts=1, closes=0), 6, 1_000),
+        (Rules(restarts=0, closes=1), 6, 1_000),
+        (Rules(agents=1, restarts=1, closes=1), 6, 500),
     ],
     ids=str,
 )
