@@ -165,7 +165,7 @@ class _Supervisor:
         self._processes = Processes()
         own = peer_id(OPERATOR, new_incarnation())
         role_ids = [plan.role_id for plan in plans if plan.role_id.startswith(SCHEDULER_PREFIX)]
-        self._schedulers = [LocalScheduler(own, run_dir, clock, role_id) for role_id in role_ids]
+        self._schedulers = [LocalScheduler(own, run_dir, clock, role_id=role_id) for role_id in role_ids]
         self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)

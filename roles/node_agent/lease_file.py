@@ -31,7 +31,7 @@ class LeaseFile:
             )
         except FileNotFoundError:
             return NO_LEASE
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise FabricError(f"the lease in {self._path} cannot be read: {error}") from error
 
     def write(self, record: LeaseRecord) -> bool:

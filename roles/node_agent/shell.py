@@ -15,7 +15,7 @@ from fabric.errors import ConfigError
 from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import LeaseAsked, SliceSpec, StatusListed
+from fabric.messages import LeaseAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.background import Background
@@ -88,11 +88,9 @@ def run_node_agent(
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
     keys = config.security.keys
-    if keys is not None:
-        Keyring.of_folder(
-            keys, principal_of_node(host)
-        )  # its workers need it: better said now than by each of them
-    agent = _Agent(config, _node(config, host), run_dir, options or AgentOptions(), stop)
+    # Its workers need it too: better said now than by each of them.
+    keyring = None if keys is None else Keyring.of_folder(keys, principal_of_node(host))
+    agent = _Agent(config, _node(config, host), run_dir, options or AgentOptions(), stop, keyring)
     try:
         agent.run()
     finally:
@@ -107,6 +105,7 @@ class _Agent:
         run_dir: Path,
         options: AgentOptions,
         stop: StopSignal,
+        keyring: Keyring | None,
     ) -> None:
         incarnation = new_incarnation()
         role_id = role_id_of_node(node.host)
@@ -118,12 +117,14 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
-        keys = config.security.keys
-        self._worker_key = () if keys is None else (str(keys.absolute()), principal_of_node(node.host))
+        self._worker_key: tuple[str, ...] = ()
+        if keyring is not None and keyring.path is not None:
+            self._worker_key = (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
+        own_peer = peer_id(role_id, incarnation)
         self._schedulers = {
-            PeerId(known): LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock, known)
+            PeerId(known): LocalScheduler(own_peer, run_dir, options.clock, keyring, known)
             for known in map(scheduler_id, range(config.schedulers))
         }
         self._followed = next(iter(self._schedulers))
@@ -211,8 +212,8 @@ class _Agent:
                 self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
                 self._link.send(peer, message)  # refused: it is ending, or its time limit will end it
-            case Spawn(worker_id, slices, is_mps):
-                self._spawn(worker_id, slices, is_mps=is_mps)
+            case Spawn():
+                self._spawn(action)
             case Terminate(worker_id):
                 self._end(worker_id, signal.SIGTERM)
             case Kill(name, at_once=True):
@@ -231,9 +232,10 @@ class _Agent:
             case Warn(text):
                 log.warning(text)
 
-    def _spawn(self, worker_id: str, slices: Sequence[SliceSpec], *, is_mps: bool) -> None:
+    def _spawn(self, spawn: Spawn) -> None:
+        worker_id, slices, is_mps = spawn.worker_id, spawn.slices, spawn.is_mps
         command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._worker_key]
-        environment = self._sharing.environment(slices[0], is_mps=is_mps)
+        environment = self._sharing.environment(slices[0], spawn.beside, is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"
         self._processes.spawn(worker_id, command, environment)

@@ -74,7 +74,7 @@ class Written:
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -103,14 +103,18 @@ class SchedulerShell:
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
         router = RouterLink.bind(
-            [RunDir(run_dir).ipc_address(f"{role_id}.control"), *control_addresses],
+            [
+                RunDir(run_dir).ipc_address(f"{role_id}.control"),
+                *control_addresses,
+                *_configured(config, number),
+            ],
             guard=guarded(keyring, CONTROL_KINDS),
         )
         self.link = HubLink(router, SCHEDULER, clock)
         self._incarnation = new_incarnation()
         own = peer_id(role_id, self._incarnation)
         self._others = {
-            PeerId(other): LocalScheduler(own, run_dir, clock, other)
+            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other)
             for other in map(scheduler_id, range(config.schedulers))
             if other != role_id
         }
@@ -282,6 +286,15 @@ def run_scheduler(
         shell.serve_no_more()
     finally:
         shell.close()
+
+
+def _configured(config: ClusterConfig, number: int) -> list[str]:
+    """Where the file says; scheduler i listens i ports above, as frontends do, and 0 stays 0."""
+    control = config.listen.control
+    if control is None:
+        return []
+    host, _, port = control.rpartition(":")
+    return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

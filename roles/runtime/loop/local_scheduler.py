@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fabric.clock import Clock
 from fabric.ids import PeerId
+from fabric.keys import Keyring
 from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
@@ -29,11 +30,21 @@ LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
 class LocalScheduler(SourceOver):
-    """Closed until the scheduler's run file is there. What it says comes under its role id."""
+    """Closed until the scheduler's run file is there. What it says comes under its role id.
 
-    def __init__(self, own: PeerId, run_dir: Path, clock: Clock, role_id: str = SCHEDULER_ID) -> None:
+    `keyring`: for one that is reached by TCP.
+    """
+
+    def __init__(
+        self,
+        own: PeerId,
+        run_dir: Path,
+        clock: Clock,
+        keyring: Keyring | None = None,
+        role_id: str = SCHEDULER_ID,
+    ) -> None:
         self._role_id = role_id
-        self._connection = ServerConnection(own, PeerId(role_id), clock)
+        self._connection = ServerConnection(own, PeerId(role_id), clock, keyring=keyring)
         super().__init__(self._connection)
         self._run_file = run_dir / f"{role_id}.json"
         self._incarnation = ""

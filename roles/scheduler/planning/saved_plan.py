@@ -103,6 +103,6 @@ def _read(path: Path) -> PlanCopy | None:
         return PlanCopy(int(kept["epoch"]), int(kept["number"]), kept["document"], str(kept["about"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         log.warning("plan_not_read path=%s reason=%r", path, str(error))
         return None
