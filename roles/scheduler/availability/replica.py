@@ -70,6 +70,7 @@ _CHANGES: Final = frozenset(get_args(PlanChange))
 _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
+EARLY_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
 GATHER_FIRST_MS: Final = 1_000.0
@@ -148,6 +149,8 @@ class SchedulerReplica:
         self._frontends: dict[PeerId, FrontendHello] = {}
         self._standbys: dict[PeerId, StandbyReport] = {}
         self._gathering: _Gathering | None = None
+        self._early: dict[tuple[PeerId, str], Heard] = {}
+        """What agents that granted already, and their workers, say before a majority has."""
         self._also_heard = _ALSO_HEARD
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         rules: dict[type, Rule] = {
@@ -212,9 +215,9 @@ class SchedulerReplica:
         if type(message) not in _ALSO_HEARD:
             if self._core is not None:
                 self._to_core(event, actions, now_ms)
-                if self._gathering is not None and isinstance(message, SliceReady):
-                    self._gathering.slices.discard(message.slice_id)
-                    self._gathering.has_any = True
+                self._note_ready(message)
+            elif isinstance(message, SliceReady):
+                self._remember_early(event, message.slice_id)
             elif type(message) in _CHANGES:
                 reason = f"{self._own_id} stands by: ask the active scheduler"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
@@ -228,6 +231,8 @@ class SchedulerReplica:
                 if peer == peer_id(role_id_of_node(node_id), incarnation):  # else the core refuses it
                     self._elect(self._election.heard(peer, _report_in(message), now_ms), actions, now_ms)
                     self._await_slices(message)
+                    if self._core is None:
+                        self._remember_early(event, "")
             case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
                 self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
             case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
@@ -246,6 +251,15 @@ class SchedulerReplica:
         if self._gathering is None or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
 
+    def _note_ready(self, message: object) -> None:
+        if self._gathering is not None and isinstance(message, SliceReady):
+            self._gathering.slices.discard(message.slice_id)
+            self._gathering.has_any = True
+
+    def _remember_early(self, event: Heard, slice_id: str) -> None:
+        if len(self._early) < EARLY_MAX:
+            self._early[event.peer, slice_id] = event
+
     def _await_slices(self, hello: NodeHello) -> None:
         if self._gathering is not None and hello.node_id in self._gathering.nodes:
             self._gathering.nodes.discard(hello.node_id)
@@ -262,6 +276,8 @@ class SchedulerReplica:
             return
         self.offences.forget(peer)
         self._frontends.pop(peer, None)
+        for key in [key for key in self._early if key[0] == peer]:
+            del self._early[key]
         if self._standbys.pop(peer, None) is not None:
             actions.append(self._hello(peer))  # one that was only stopped says hello again
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
@@ -301,6 +317,15 @@ class SchedulerReplica:
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         self._gathering = _Gathering(now_ms, set(self._election.granted))
         self._also_heard = _ALSO_HEARD | {SliceReady}
+        early, self._early = self._early, {}
+        for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
+            message = event.message
+            if isinstance(message, NodeHello) and message.epoch == self._election.epoch:
+                self._await_slices(message)
+                self._to_core(event, actions, now_ms)
+            elif isinstance(message, SliceReady):
+                self._to_core(event, actions, now_ms)
+                self._note_ready(message)
 
     def _open_if_gathered(self, actions: list[ReplicaAction], now_ms: float) -> None:
         """Frontends hear of the epoch by a directory that lists them."""

@@ -145,6 +145,16 @@ def test_while_nothing_is_ready_they_wait_longer() -> None:
     assert type(stage.cores[0].heard[-1]) is FrontendHello, "one of two is enough by then"
 
 
+def test_what_is_said_before_a_majority_has_granted_is_not_lost() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.hear(WORKER, READY)
+    hello = NodeHello(NODE, BORN, (), (SliceStatus(READY.slice_id, BORN, SliceState.READY),), False, 33)
+    stage.hear(AGENT, hello)
+    stage.take_over()
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello, SliceReady, FrontendHello]
+
+
 def test_who_left_before_is_not_told() -> None:
     stage = Stage()
     stage.hear(FRONTEND, HELLO)
