@@ -34,6 +34,7 @@ from fabric.messages import (
     Parcel,
     PlanReport,
     ReplicaInfo,
+    SchedulerStanding,
     SeqRun,
     SliceState,
     SliceStatus,
@@ -75,6 +76,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (Changed, "status"): ("ok", "partial", "failed", "refused"),
     (PlanReport, "state"): ("steady", "planning", "moving"),
+    (SchedulerStanding, "state"): ("standby", "candidate", "active"),
     (SliceStatus, "state"): tuple(state.value for state in SliceState),
 }
 

@@ -80,6 +80,13 @@ from fabric.messages.gpus import (
     GpuSample as GpuSample,
     GpuSharing as GpuSharing,
 )
+from fabric.messages.leases import (
+    EpochGranted as EpochGranted,
+    LeaseAsked as LeaseAsked,
+    LeaseReport as LeaseReport,
+    PlanCopy as PlanCopy,
+    SchedulerHello as SchedulerHello,
+)
 from fabric.messages.models import (
     InterferenceOption as InterferenceOption,
     InterferenceSpec as InterferenceSpec,
@@ -99,7 +106,9 @@ from fabric.messages.operator import (
     ModelsRemove as ModelsRemove,
     PlanChange as PlanChange,
     PlanReport as PlanReport,
+    SchedulerStanding as SchedulerStanding,
     SliceReport as SliceReport,
+    StandbyReport as StandbyReport,
     StatusAsked as StatusAsked,
     StatusListed as StatusListed,
     UnplacedInfo as UnplacedInfo,

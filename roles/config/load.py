@@ -25,6 +25,7 @@ from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfi
 from profiles.store import read_profile, shipped_profile
 from roles.config.checks import (
     DURATION_MS_MAX,
+    SCHEDULERS_MAX,
     SEED_MAX,
     check_endpoint,
     finite,
@@ -57,6 +58,7 @@ from roles.config.sections import (
     ModelSection,
     NodeSection,
     ProfileSection,
+    SchedulerSection,
 )
 
 __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
@@ -111,6 +113,7 @@ def _cluster_config(
         for place, section in enumerate(read.models)
     )
     whole(read.cluster.frontends, "cluster.frontends", 1, 1024)
+    schedulers = _schedulers(read.cluster.schedulers)
     whole(read.seed, "seed", 0, SEED_MAX)
     network = read.cluster.network
     for field in network.__struct_fields__:
@@ -127,6 +130,7 @@ def _cluster_config(
         placement=placed,
         seed=read.seed,
         frontends=read.cluster.frontends,
+        schedulers=schedulers,
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
@@ -318,6 +322,22 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     if not 1 <= sum(node.gpus for node in nodes) <= GPUS_LIMIT:
         raise ConfigError(f"cluster: has no GPU; it must have from 1 to {GPUS_LIMIT} of them")
     return tuple(nodes)
+
+
+def _schedulers(given: int | tuple[SchedulerSection, ...]) -> int:
+    """How many; of a list the first is the active one at a start, and the others stand by."""
+    where = "cluster.schedulers"
+    if isinstance(given, int):
+        return whole(given, where, 1, SCHEDULERS_MAX)
+    whole(len(given), f"the length of {where}", 1, SCHEDULERS_MAX)
+    for place, section in enumerate(given):
+        name_like(section.host, f"{where}[{place}].host")
+        if section.standby != (place > 0):
+            right = (
+                "the first one is the active one at a start" if place == 0 else "only the first one is active"
+            )
+            raise ConfigError(f"{where}[{place}].standby: is {shown(section.standby)}; {right}")
+    return len(given)
 
 
 def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:

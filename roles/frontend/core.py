@@ -11,6 +11,9 @@ request ends with it.
 The scheduler is *linked* while its directory lists this incarnation of the frontend. Otherwise the frontend
 says hello until it does, and then announces again whatever was never granted: a restarted scheduler has
 forgotten it.
+
+Of several schedulers it goes by the one with the highest epoch: a scheduler has one only while a majority of the agents
+has granted it. Whatever bears a lower one is refused.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ from roles.frontend.events import (
     TurnEnded,
     Unannounced,
     Unpushed,
+    UseScheduler,
     WorkerSaid,
 )
 from roles.frontend.ledger import settle
@@ -114,6 +118,9 @@ class FrontendCore:
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
+        self._epoch = 0
+        self._scheduler = 0
+        """The number of the one that has it."""
         self._hello_at_ms = now_ms
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
@@ -169,8 +176,9 @@ class FrontendCore:
                     out.append(Release(event.payload))
             case TurnEnded():
                 self._announce()
-            case SchedulerSaid(message):
-                if self._checks.scheduler(message, now_ms) is None:
+            case SchedulerSaid(message, epoch, scheduler):
+                is_of_the_active_one = epoch == self._epoch or self._adopts(epoch, scheduler)
+                if is_of_the_active_one and self._checks.scheduler(message, now_ms) is None:
                     self._on_scheduler(message)
             case Computed():
                 self._on_computed(event)
@@ -190,8 +198,9 @@ class FrontendCore:
                 self._on_unannounced(message)
             case Unpushed(message, reason):
                 self._on_unpushed(message, reason)
-            case SchedulerLost():
-                self._unlink()
+            case SchedulerLost(scheduler):
+                if scheduler == self._scheduler:
+                    self._unlink()
             case Lost(peer):
                 self._abandon(peer)
         return out
@@ -325,6 +334,20 @@ class FrontendCore:
             case Directory():
                 self._on_directory(message)
 
+    def _adopts(self, epoch: int, scheduler: int) -> bool:
+        """Whether that is a higher epoch than the one known: whoever has it is the active scheduler."""
+        if epoch < self._epoch:
+            self._counts["epochs_refused"] += 1
+            return False
+        self._epoch = epoch
+        self._unlink()  # whoever begins an epoch may know nothing of what was announced before
+        self._hello_at_ms = self._now_ms
+        if scheduler != self._scheduler:
+            self._scheduler = scheduler
+            self._counts["schedulers_changed"] += 1
+            self._out.append(UseScheduler(scheduler))
+        return True
+
     def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
         error = REQUEST_ERRORS.get(code, Internal)
         if error is DeadlineExceeded and request.has_lost_worker:
@@ -449,10 +472,15 @@ class FrontendCore:
         if not self._is_linked and self._now_ms >= self._hello_at_ms:
             self._say_hello()
 
-    def _say_hello(self) -> None:
+    @property
+    def hello(self) -> FrontendHello:
+        """Who it is."""
         settings = self._settings
-        self._hello_at_ms = self._now_ms + settings.hello_every_ms
-        self._out.append(Tell(FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)))
+        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+
+    def _say_hello(self) -> None:
+        self._hello_at_ms = self._now_ms + self._settings.hello_every_ms
+        self._out.append(Tell(self.hello))
 
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.

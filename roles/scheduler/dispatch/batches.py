@@ -40,6 +40,7 @@ class Batches:
         estimates: Estimates,
         updates: DirectoryUpdates,
         run_time_watch: RunTimeWatch | None,
+        first_batch_id: BatchId,
     ) -> None:
         """`run_time_watch` hears of every run, if there is one."""
         self.counters = Counters()
@@ -54,7 +55,7 @@ class Batches:
         self._updates = updates
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
-        self._next_batch = BatchId(1)
+        self._next_batch = first_batch_id
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
         self._preempted: list[Flight] = []  # while decisions are carried out
 
