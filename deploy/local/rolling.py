@@ -29,9 +29,13 @@ class Health:
     is_ready: bool
     slices_ready: int
     frontends: int
+    stands_by: bool = False
+    """A scheduler that is not the active one: it has no slices and no frontends of its own."""
 
     def is_as_good_as(self, before: Health) -> bool:
         """Whether nothing is missing that was there before."""
+        if self.stands_by:
+            return self.is_ready
         return (
             self.is_ready >= before.is_ready
             and self.slices_ready >= before.slices_ready
@@ -45,6 +49,7 @@ def health_of(status: StatusListed) -> Health:
         status.counters.get("is_ready", 1.0) > 0,
         sum(report.state == SliceState.READY for report in status.slices),
         int(status.counters.get("frontends", 0.0)),
+        status.standing is not None and status.standing.state != "active",
     )
 
 

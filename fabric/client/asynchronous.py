@@ -31,6 +31,7 @@ from fabric.ipc import IPC
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
 from fabric.messages import (
+    PRIORITY_MAX,
     Answer,
     CancelRequest,
     Infer,
@@ -39,6 +40,7 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Refusal,
+    replaced,
 )
 from fabric.tensors import ArenaSharing
 
@@ -71,7 +73,7 @@ class _Awaited(asyncio.Future[InferResult]):
     ) -> None:
         super().__init__(loop=loop)
         self.number = message.request_no
-        self.model_id = message.model_id
+        self.message = message
         self.budget_ms = message.budget_ms
         self.inputs = inputs  # kept until the answer, with their places in shared memory
         self.sent_at_ms = sent_at_ms  # the first time
@@ -174,16 +176,20 @@ class Client:
     ) -> None:
         self.close()
 
-    async def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
+    async def infer(
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
+    ) -> InferResult:
         """Send one request and wait for its answer; cancelling the waiting task cancels the request.
 
-        `budget_ms` None means the model's SLO. Arrays must not change until the answer is there: large ones are
-        not copied, unless into memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost.
+        `budget_ms` None means the model's SLO, `priority` (0 to 9) None the model's: of requests that cannot all be served
+        those of a lower one go first. Arrays must not change until the answer is there: large ones are not copied, unless into
+        memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost; an Overloaded
+        says in `retry_after_ms` when asking again may help.
         """
-        return await self.submit(model, inputs, budget_ms)
+        return await self.submit(model, inputs, budget_ms, priority)
 
     def submit(
-        self, model: str, inputs: Inputs, budget_ms: float | None = None
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
     ) -> asyncio.Future[InferResult]:
         """Send one request; the future's `cancel()` tells the frontend to forget it.
 
@@ -195,6 +201,8 @@ class Client:
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
+        if priority is not None and not 0 <= priority <= PRIORITY_MAX:
+            raise InvalidInput(f"a priority of {priority}; priorities go from 0 to {PRIORITY_MAX}")
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
@@ -204,7 +212,7 @@ class Client:
             raise self._disconnected()
         self._requests += 1
         number = self._requests
-        message = Infer(number, ModelId(model), _plain(budget_ms), connection.way.planned_ms)
+        message = Infer(number, ModelId(model), _plain(budget_ms), connection.way.planned_ms, priority)
         future = self._pending[number] = _Awaited(self, message, tensors, now_ms, connection, self._loop)
         connection.awaited.add(number)
         self._retries.note_request()
@@ -308,12 +316,10 @@ class Client:
         else:
             awaited.connection, awaited.was_sent_again = connection, True
             connection.awaited.add(awaited.number)
-            way_ms = connection.way.planned_ms
             # The smallest moment says that it may have run, whatever the clock's steps are.
             spent_ms = max(spent_ms, 1e-3) if has_left else spent_ms
-            connection.put(
-                Infer(awaited.number, awaited.model_id, awaited.budget_ms, way_ms, spent_ms), awaited.inputs
-            )
+            again = replaced(awaited.message, way_ms=connection.way.planned_ms, spent_ms=spent_ms)
+            connection.put(again, awaited.inputs)
             connection.expect()
 
     # ------------------------------------------------------------ hearing
@@ -323,10 +329,10 @@ class Client:
         match received.message:
             case Answer(number, ledger):
                 self._answer(connection, number, ledger, received.tensors, now_ms)
-            case Refusal(number, code, reason):
+            case Refusal(number, code, reason, _, retry_after_ms):
                 if number in connection.awaited:
                     connection.circuit.note_answer()
-                    self._fail(number, request_error(code, reason))
+                    self._fail(number, request_error(code, reason, retry_after_ms))
             case ModelsListed(models):
                 for future in connection.listings:
                     if not future.done():

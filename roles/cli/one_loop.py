@@ -19,11 +19,12 @@ def run_on_one_loop(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
+    number: int = 0,
 ) -> None:
-    """Serve until told to stop and all is answered; see both shells. Either's end is the other's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
+    """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, number=number)
     try:
-        frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link)
+        frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()

@@ -155,7 +155,7 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
     stage.until(door, bool)  # it knows the place, where nobody is yet
     assert not door.send(StatusAsked())
     events = stage.until(door, lambda events: any(isinstance(event, Lost) for event in events))
-    assert events[-1] == Lost(SCHEDULER, REFUSED)
+    assert events[-1] == Lost(PeerId("scheduler-0"), REFUSED)
     stage.serve()
     stage.until(door, lambda _: door.send(StatusAsked()))  # the hello that follows
     stage.until(door, lambda _: any(isinstance(one.message, StatusAsked) for one in stage.at_server))
