@@ -1,6 +1,6 @@
 """What the loss of each role costs its clients: kill -9 under open-loop load, and a rolling restart of everything.
 
-    python benchmarks/kills.py [--rate 500] [--budget 100] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
+    python benchmarks/kills.py [--rate 500] [--budget 100] [--schedulers 1] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
 
 A cluster of this host: 4 nodes with one emulated GPU each (so 4 agents and 4 workers, which may outlive their agent), two
 frontends, a scheduler. One more process sends Poisson arrivals with a budget of 100 ms through one client that knows both
@@ -227,7 +227,7 @@ def loaded_cluster(options: argparse.Namespace, fates: list[Fate]) -> Iterator[T
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "cluster.yaml"
         nodes = "".join(f"   - {{host: {node}, gpus: 1, workers_outlive_agent: true}}\n" for node in NODES)
-        file.write_text(CONFIG + nodes, encoding="utf-8")
+        file.write_text(f"{CONFIG}{nodes}  schedulers: {options.schedulers}\n", encoding="utf-8")
         with (
             temporary_cluster(file) as cluster,
             load(cluster.endpoints["client"], options.rate, options.budget, fates),
@@ -282,7 +282,7 @@ def gap_ms(fates: Sequence[Fate], kill: Kill) -> float:
 def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figures:
     """A row a role, and the lines."""
     figures = Figures(
-        f"kills: {options.rate:g} r/s, budget {options.budget:g} ms, {options.kills} kills of each role"
+        f"kills: {options.rate:g} r/s, budget {options.budget:g} ms, {options.schedulers} scheduler(s), {options.kills} kills of each role"
     )
     table = figures.table(
         "requests that were not answered in time, over all kills of a role; times in ms",
@@ -338,6 +338,7 @@ def main() -> None:
     )
     parser.add_argument("--rate", type=float, default=500.0, help="r/s in all")
     parser.add_argument("--budget", type=float, default=100.0, help="ms of each request")
+    parser.add_argument("--schedulers", type=int, default=1)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--pause", type=float, default=6.0, help="s after each kill")
     parser.add_argument("--only", default=",".join((*KILLERS, "rolling")), help="some of the roles")
