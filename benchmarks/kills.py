@@ -311,7 +311,7 @@ def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figur
             )
         )
         codes = dict(Counter(fate.code for fate in refused)) or "none"
-        when = f"by second: {by_second(refused, played.kills[0])}" if len(played.kills) == 1 else ""
+        when = f"by second: {by_second(refused, played.kills[0])}" if refused else ""
         figures.remarks.append(f"{played.role}: refused {codes} {played.remark} {when}".rstrip())
         match played.role:
             case "worker":
