@@ -6,6 +6,8 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.drive import run_roles
 from roles.runtime.process import StopSignal
@@ -17,9 +19,10 @@ def run_on_one_loop(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
+    control_addresses: Sequence[str] = (),
 ) -> None:
     """Serve until told to stop; see both shells. Either's end is the other's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses)
     try:
         frontend_shell = FrontendShell(frontend, scheduler_shell.link)
         try:

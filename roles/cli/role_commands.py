@@ -9,31 +9,28 @@ from pathlib import Path
 
 import click
 
-from fabric.errors import ConfigError
 from fabric.ids import frontend_id, role_id_of_node
-from fabric.keys import FRONTEND, Keyring
-from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
-from roles.config.cluster import ClusterConfig
+from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
+from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend
 from roles.config.documents import read_document
+from roles.config.hosts import FRONTENDS_MAX
 from roles.config.load import load_config, parse_config
 from roles.runtime.core import SCHEDULER_ID
-from roles.runtime.local_scheduler import RUN_FILE
-from roles.runtime.process import (
-    StopSignal,
-    die_with_parent,
-    read_run_file,
-    set_up_descriptors,
-    set_up_logging,
-)
+from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
-_CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
+_HERE = click.option(
+    "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
+)
 
 
 @click.command()
-@_CONFIG
+@file_argument
 @run_dir_flag
+@click.option(
+    "--host", help="Which of cluster.schedulers this one is (default: this host's name, or the only one)."
+)
 @click.option(
     "--journal",
     type=OutputPath(),
@@ -51,59 +48,80 @@ _CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Pat
     is_flag=True,
     help="Also run frontend 0, on the same loop: for a host with few cores.",
 )
+@_HERE
 def scheduler(
-    config: Path,
+    file: Path,
     run_dir_option: Path | None,
+    host: str | None,
     journal: Path | None,
     journal_mb: int,
     with_frontend: bool,  # noqa: FBT001  click's flags
+    here: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
+    """Run the scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
-    from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
     from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
     with _role(SCHEDULER_ID, run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        document = read_document(config)
-        written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
+        document = read_document(file)
+        written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
+        where = Whereabouts(written.config, home, is_here=here)
+        control = where.scheduler(host)
         if with_frontend:
-            client = _client_address(written.config.listen.client, 0)
-            keyring = _frontend_keys(written.config)
-            options = FrontendOptions(frontend_id(0), home, (), (client,), keyring=keyring)
-            run_on_one_loop(written, options, stop, recording)
+            run_on_one_loop(written, where.frontend(0), stop, recording, control)
         else:
-            run_scheduler(written, home, stop, recording)
+            run_scheduler(written, home, stop, recording, control)
 
 
 @click.command()
-@_CONFIG
+@file_argument
 @run_dir_flag
-@click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
-@click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
-def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
-    """Run a frontend: it owns requests and their payload, and gives each its one answer."""
-    from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
+@click.option(
+    "--index", type=IntRange(0, FRONTENDS_MAX - 1), help="Which of cluster.frontends this one is, from 0."
+)
+@click.option(
+    "--scheduler", "scheduler_address", help="Its control address (default: FILE's, or its run file's)."
+)
+@_HERE
+def frontend(
+    file: Path,
+    run_dir_option: Path | None,
+    index: int | None,
+    scheduler_address: str | None,
+    here: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
 
-    own = frontend_id(index)
-    with _role(own, run_dir_option) as (home, stop):
-        read = load_config(config)
-        addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
-        client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
-        options = FrontendOptions(own, home, addresses, (client,), keyring=keyring)
-        run_frontend(options, stop)
+    Without --index it is the only one that FILE places on the host of this name.
+    """
+    from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
+
+    config = load_config(file)
+    own = index_of_frontend(config, index, is_here=here)
+    with _role(frontend_id(own), run_dir_option) as (home, stop):
+        run_frontend(Whereabouts(config, home, is_here=here).frontend(own, scheduler_address), stop)
 
 
 @click.command("node-agent")
-@_CONFIG
-@click.option("--node", required=True, help="The host's name in cluster.nodes.")
+@file_argument
+@click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
-def node_agent(config: Path, node: str, run_dir_option: Path | None) -> None:
-    """Run the agent of one node: it starts, watches and ends the workers of this host."""
+@_HERE
+def node_agent(
+    file: Path,
+    node: str | None,
+    run_dir_option: Path | None,
+    here: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
     from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
 
-    with _role(role_id_of_node(node), run_dir_option) as (home, stop):
-        run_node_agent(load_config(config), node, home, stop)
+    config = load_config(file)
+    host = chosen_host(node, [one.host for one in config.nodes], "--node")
+    with _role(role_id_of_node(host), run_dir_option) as (home, stop):
+        where = Whereabouts(config, home, is_here=here)
+        run_node_agent(config, host, home, stop, where.node(host))
 
 
 @click.command()
@@ -118,11 +136,6 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
     sys.exit(run_worker(agent, worker_id, home.path))
 
 
-def _frontend_keys(config: ClusterConfig) -> Keyring | None:
-    keys = config.security.keys
-    return None if keys is None else Keyring.of_folder(keys, FRONTEND)
-
-
 @contextmanager
 def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
     die_with_parent()
@@ -134,23 +147,3 @@ def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, Sto
             yield home.path, stop
         finally:
             home.remove()
-
-
-def _scheduler_addresses(home: Path) -> list[str]:
-    path = home / RUN_FILE
-    run_file = read_run_file(path)
-    if run_file is None:
-        raise ConfigError(
-            f"no scheduler serves in {home} (there is no {path.name}): start it first, or give --scheduler"
-        )
-    return list(run_file.addresses["control"])
-
-
-def _client_address(given: str, index: int) -> str:
-    """Frontend i listens i ports above the configured one, so that several fit on one host; 0 stays 0."""
-    if index == 0:
-        return given
-    if given.startswith("ipc://"):
-        return f"{given}.{index}"
-    host, _, port = given.rpartition(":")
-    return given if port == "0" else f"{host}:{int(port) + index}"

@@ -44,6 +44,7 @@ from roles.config.cluster import (
     placement_choice,
 )
 from roles.config.documents import read_document
+from roles.config.hosts import checked_deploy, checked_places
 from roles.config.loaders import loader_spec
 from roles.config.origins import policy_settings, section_settings
 from roles.config.rates import Steps, model_rates
@@ -110,7 +111,6 @@ def _cluster_config(
         _model(section, f"models[{place}]", rates[place], base_dir)
         for place, section in enumerate(read.models)
     )
-    whole(read.cluster.frontends, "cluster.frontends", 1, 1024)
     whole(read.seed, "seed", 0, SEED_MAX)
     network = read.cluster.network
     for field in network.__struct_fields__:
@@ -120,19 +120,25 @@ def _cluster_config(
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
     interference = _interference(*interference_given)
+    listen = _listen(read.listen, has_keys=read.security.keys is not None)
+    is_client_written = "client" in (document.get("listen") or {})
+    nodes = _nodes(read.cluster)
+    places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
     return ClusterConfig(
         models=models,
-        nodes=_nodes(read.cluster),
+        nodes=nodes,
         batching=batching_choice,
         placement=placed,
         seed=read.seed,
-        frontends=read.cluster.frontends,
+        frontends=len(places.frontends),
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
         interference=interference,
-        listen=_listen(read.listen, has_keys=read.security.keys is not None),
+        listen=listen,
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
+        places=places,
+        deploy=checked_deploy(read.deploy, base_dir),
         settings=(
             *section_settings(read, document, "", source),
             *policy_settings(

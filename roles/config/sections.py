@@ -94,13 +94,41 @@ class NetworkSection(Section, frozen=True):
     jitter_ms: float = 0.0
 
 
+class FrontendListenSection(Section, frozen=True):
+    """`cluster.frontends[].listen`: what this frontend has instead of `listen`."""
+
+    client: str | None = None
+    http: str | None = None
+    metrics: str | None = None
+
+
+class FrontendSection(Section, frozen=True):
+    """One of `cluster.frontends`."""
+
+    host: str
+    listen: FrontendListenSection = FrontendListenSection()
+
+
+class SchedulerSection(Section, frozen=True):
+    """One of `cluster.schedulers`."""
+
+    host: str
+    standby: bool = False
+    port: int = 5550
+
+
 class ClusterSection(Section, frozen=True):
-    """`cluster`: `gpus` (with `gpu_type`), or `nodes`."""
+    """`cluster`: `gpus` (with `gpu_type`), or `nodes`.
+
+    `frontends`: so many beside the scheduler, or where each one is. `addresses`: of hosts that are not found by name.
+    """
 
     gpus: int | None = None
     gpu_type: str | None = None
     nodes: tuple[NodeSection, ...] | None = None
-    frontends: int = 1
+    frontends: int | tuple[FrontendSection, ...] = 1
+    schedulers: tuple[SchedulerSection, ...] | None = None
+    addresses: dict[str, str] = {}
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
 
@@ -125,6 +153,19 @@ class SecuritySection(Section, frozen=True):
     keys: str | None = None
 
 
+class DeploySection(Section, frozen=True):
+    """`deploy`: how `tenuto deploy` reaches hosts and sets them up."""
+
+    user: str | None = None
+    port: int | None = None
+    python: str = "python3"
+    directory: str = ".tenuto"
+    wheelhouse: str | None = None
+    units: str = "auto"
+    interface: str | None = None
+    env: dict[str, str] = {}
+
+
 class Document(Section, frozen=True):
     """The whole file."""
 
@@ -137,6 +178,7 @@ class Document(Section, frozen=True):
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
     security: SecuritySection = SecuritySection()
+    deploy: DeploySection = DeploySection()
 
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -148,6 +190,9 @@ SECTIONS: Mapping[str, type[Section]] = {
     "loader": LoaderSection,
     "cluster": ClusterSection,
     "nodes": NodeSection,
+    "frontends": FrontendSection,
+    "schedulers": SchedulerSection,
+    "deploy": DeploySection,
     "network": NetworkSection,
     "popularity": PopularitySection,
     "listen": ListenSection,

@@ -55,6 +55,7 @@ from roles.runtime.process import (
     write_run_file,
 )
 from roles.runtime.process_events import ProcessExited, Warn
+from roles.runtime.remote_scheduler import RemoteScheduler
 from roles.runtime.sources import LinkSource, TranslatedSource
 
 log = logging.getLogger("tenuto")
@@ -67,13 +68,19 @@ def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
 
 @dataclass(slots=True, frozen=True)
 class AgentOptions:
-    """`command`: (agent address, worker id, run directory) -> the worker's command line."""
+    """`command`: (agent address, worker id, run directory) -> the worker's command line.
+
+    `address`: this host's, at which its workers take payload. `scheduler_addresses`: of a scheduler on another host;
+    none for the one of the run directory.
+    """
 
     limits: AgentLimits = field(default_factory=AgentLimits)
     command: Callable[[str, str, Path], Sequence[str]] = worker_command
     clock: Clock = field(default_factory=MonotonicClock)
     sharing: SharingOptions = field(default_factory=SharingOptions)
     outlive_ms: float = OUTLIVE_MS
+    address: str = "127.0.0.1"
+    scheduler_addresses: Sequence[str] = ()
 
 
 def run_node_agent(
@@ -83,12 +90,7 @@ def run_node_agent(
 
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
-    keys = config.security.keys
-    if keys is not None:
-        Keyring.of_folder(
-            keys, principal_of_node(host)
-        )  # its workers need it: better said now than by each of them
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keys)
+    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, config.security.keys)
     try:
         agent.run()
     finally:
@@ -109,10 +111,17 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
-        self._worker_key = () if keys is None else (str(keys.absolute()), principal_of_node(node.host))
+        principal = principal_of_node(node.host)
+        keyring = None if keys is None else Keyring.of_folder(keys, principal)
+        self._of_workers = (options.address, *(() if keys is None else (str(keys.absolute()), principal)))
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock)
+        peer, clock = peer_id(role_id, incarnation), options.clock
+        self._scheduler: LocalScheduler | RemoteScheduler = (
+            RemoteScheduler(peer, options.scheduler_addresses, clock, keyring)
+            if options.scheduler_addresses
+            else LocalScheduler(peer, run_dir, clock)
+        )
         self._processes = Processes()
         self._aside: Background[Answer] = Background()
         self._pins = CorePins(node.pin_cores)
@@ -197,7 +206,7 @@ class _Agent:
                 log.warning(text)
 
     def _spawn(self, worker_id: str, slices: Sequence[SliceSpec], *, is_mps: bool) -> None:
-        command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._worker_key]
+        command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._of_workers]
         environment = self._sharing.environment(slices[0], is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"

@@ -76,7 +76,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
         "import sys, roles.config.cluster\n"
         "roles.config.cluster.ClusterConfig.place = lambda *_: 1 / 0\n"
         "from roles.cli import main\n"
-        "sys.argv = ['tenuto', 'scheduler', '--config', 'good.yaml']\n"
+        "sys.argv = ['tenuto', 'scheduler', 'good.yaml']\n"
         "main()\n"
     )
     ended = subprocess.run(

@@ -424,7 +424,7 @@ def is_ready(home: Home) -> bool:
 
 def test_a_second_scheduler_is_refused_and_leaves_the_journal_of_the_first_alone(home: Home) -> None:
     journal = home.path.parent / "journal"
-    arguments = ("scheduler", "--config", str(home.file), "--journal", str(journal))
+    arguments = ("scheduler", str(home.file), "--journal", str(journal))
     home.path.mkdir(mode=0o700)
     first = home.start(*arguments)
     until(lambda: home.pid("scheduler-0") == first.pid, what="the start")
