@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
     "config": "roles.cli.config:config",
+    "deploy": "deploy.ssh.commands:deploy",
     "demo": "deploy.local.demo.command:demo",
     "doctor": "roles.cli.doctor:doctor",
     "down": "deploy.local.commands:down",

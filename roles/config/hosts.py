@@ -22,7 +22,7 @@ CONTROL_PORT: Final = 5550
 CLIENT_PORT: Final = 5555
 """Of a host's first frontend; its next ones follow."""
 FRONTENDS_MAX: Final = 1024
-SCHEDULERS_MAX: Final = 64
+SCHEDULERS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 UNITS: Final = ("auto", "systemd", "supervisor")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -121,7 +121,7 @@ def checked_places(section: ClusterSection, first_host: str, client: str | None)
             raise ConfigError(f"{where}: is {shown(address)}; it must be an IPv4 address") from error
         if found.is_unspecified or found.is_multicast:
             raise ConfigError(f"{where}: is {shown(address)}; it must be the address of one host")
-    is_written = section.schedulers is not None or not isinstance(section.frontends, int)
+    is_written = not (isinstance(section.schedulers, int) and isinstance(section.frontends, int))
     places = Places(schedulers, frontends, section.addresses, is_written)
     placed = [*(one.host for one in schedulers), *(one.host for one in frontends)]
     for host in dict.fromkeys(placed):
@@ -183,10 +183,11 @@ def moved(address: str, by: int) -> str:
     return address if port == "0" else f"{host}:{int(port) + by}"
 
 
-def _schedulers(written: Sequence[SchedulerSection] | None, first_host: str) -> tuple[SchedulerPlace, ...]:
-    if written is None:
-        return (SchedulerPlace(first_host),)
+def _schedulers(written: int | Sequence[SchedulerSection], first_host: str) -> tuple[SchedulerPlace, ...]:
     where = "cluster.schedulers"
+    if isinstance(written, int):
+        count = whole(written, where, 1, SCHEDULERS_MAX)
+        return tuple(SchedulerPlace(first_host, at > 0, CONTROL_PORT - at) for at in range(count))
     whole(len(written), f"the number of {where}", 1, SCHEDULERS_MAX)
     places = []
     for at, one in enumerate(written):
@@ -194,12 +195,6 @@ def _schedulers(written: Sequence[SchedulerSection] | None, first_host: str) -> 
         places.append(SchedulerPlace(name_like(one.host, f"{where}[{at}].host"), one.standby, one.port))
     if [one.is_standby for one in places] != [False] + [True] * (len(places) - 1):
         raise ConfigError(f"{where}: the first one is active and the others need standby: true")
-    hosts = [one.host for one in places]
-    for at, host in enumerate(hosts):
-        if host in hosts[:at]:
-            raise ConfigError(
-                f"{where}[{at}].host: {host!r} has a scheduler already; a standby needs a host of its own"
-            )
     return tuple(places)
 
 

@@ -67,6 +67,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "nodes.memory_gb": cluster(nodes=[{"host": "a", "memory_gb": x}]),
         "nodes.price_per_hour": cluster(nodes=[{"host": "a", "price_per_hour": x}]),
         "nodes.pin_cores": cluster(nodes=[{"host": "a", "pin_cores": x}]),
+        "cluster.schedulers": cluster(gpus=1, schedulers=x),
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},
         **{f"network.{name}": cluster(gpus=1, network={name: x}) for name in network},
