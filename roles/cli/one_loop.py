@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.drive import run_roles
+from roles.runtime.loop.drive import run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 

@@ -19,7 +19,7 @@ from roles.config.hosts import moved
 from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.environment import RunDir
 from roles.runtime.host_address import host_named_here, own_address
-from roles.runtime.local_scheduler import RUN_FILE
+from roles.runtime.loop.local_scheduler import RUN_FILE
 from roles.runtime.process import read_run_file
 
 if TYPE_CHECKING:

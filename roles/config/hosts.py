@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
-from fabric.options import shown
+from fabric.policy_options import shown
 from roles.config.checks import check_endpoint, name_like, one_of, whole
 from roles.config.sections import ClusterSection, DeploySection, FrontendSection, SchedulerSection
 

@@ -79,7 +79,10 @@ def test_what_the_file_says_of_listening_holds_for_frontends_that_say_nothing() 
         ({"schedulers": []}, "the number of cluster.schedulers: is 0"),
         ({"schedulers": [{"host": "a", "standby": True}]}, "the first one is active"),
         ({"schedulers": [{"host": "a"}, {"host": "b"}]}, "the others need standby: true"),
-        ({"schedulers": [{"host": "a"}, {"host": "a", "standby": True}]}, "scheduler-0 are both at port 5550 of a"),
+        (
+            {"schedulers": [{"host": "a"}, {"host": "a", "standby": True}]},
+            "scheduler-0 are both at port 5550 of a",
+        ),
         ({"schedulers": 17}, "cluster.schedulers: is 17"),
         ({"schedulers": [{"hots": "a"}]}, "cluster.schedulers[0].hots: unknown key; did you mean host"),
         ({"frontends": []}, "the number of cluster.frontends: is 0"),
