@@ -113,7 +113,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
     ]
     is_real = any(node.device != "emulated" and node.gpus for node in nodes)
     is_solved = bool(schedulers) and (
-        config.placement.name in _SOLVED or "subclusters" in config.placement.options
+        config.placement.name in _SOLVED or config.placement.options.get("subclusters", 1) != 1
     )
     principals: Sequence[str] = [
         *([principal_of_node(host)] if nodes else []),

@@ -20,6 +20,8 @@ import pytest
 from tests.integration.proc import until
 
 NETWORK = "10.83.19"
+SSHD = Path("/usr/sbin/sshd")
+CRONTABS = Path("/var/spool/cron")
 _TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 
@@ -40,6 +42,11 @@ def _why_not() -> str:
 needs_hosts = pytest.mark.skipif(bool(why := _why_not()), reason=why or "-")
 
 
+needs_sshd = pytest.mark.skipif(
+    not SSHD.exists() or shutil.which("ssh") is None, reason="needs sshd and ssh (Debian: openssh-server)"
+)
+
+
 def sh(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
@@ -53,17 +60,32 @@ class Host:
     address: str
     namespace: str
     home: Path
+    is_server: bool = False
+    """It runs sshd for the folder `ssh`, and the user's home is empty at its boot."""
     holder: subprocess.Popen[bytes] | None = None
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def boot(self) -> None:
         """Its first process; what was in its home is gone."""
-        script = f"hostname {self.name}; mount -t tmpfs tmpfs {self.home}; touch {self.home}/.booted; exec sleep 100000"
+        first = "exec sleep 100000"
+        if self.is_server:
+            # What a host would have for itself: /run, root's home, the tables of cron.
+            own = [Path("/run"), Path("/root"), *([CRONTABS] if CRONTABS.exists() else [])]
+            first = "; ".join(
+                [*(f"mount -t tmpfs tmpfs {path}" for path in own), "mkdir /run/sshd", f"exec {SSHD} -D -e"]
+            )
+            first += f" -f {self.ssh / 'sshd_config'} 2> {self.home}/sshd.log"
+        script = f"hostname {self.name}; mount -t tmpfs tmpfs {self.home}; touch {self.home}/.booted; {first}"
         own = ["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
         self.holder = subprocess.Popen(
             ["ip", "netns", "exec", self.namespace, "unshare", *own, "sh", "-c", script]
         )
         until(lambda: self.run(f"test -e {self.home}/.booted", check=False).returncode == 0, 10_000.0)
+
+    @property
+    def ssh(self) -> Path:
+        """The folder with the keys of sshd and of the operator, the same for all."""
+        return self.home.parent / "ssh"
 
     @property
     def first_pid(self) -> int:
@@ -130,13 +152,16 @@ class Host:
 
 
 @contextmanager
-def hosts(names: Sequence[str], home: Path) -> Iterator[dict[str, Host]]:
-    """Hosts on one switch, with addresses 10.83.19.1, .2, … in the order of their names."""
+def hosts(names: Sequence[str], home: Path, servers: Sequence[str] = ()) -> Iterator[dict[str, Host]]:
+    """Hosts on one switch, with addresses 10.83.19.1, .2, … in the order of their names.
+
+    `servers`: those that run sshd; `ssh_config` in the folder beside the homes names them.
+    """
     home.mkdir(exist_ok=True)
     prefix = f"tnt{os.getpid()}"
     switch = f"{prefix}-sw"
     made = {
-        name: Host(name, f"{NETWORK}.{place}", f"{prefix}-{name}", home)
+        name: Host(name, f"{NETWORK}.{place}", f"{prefix}-{name}", home, name in servers)
         for place, name in enumerate(names, start=1)
     }
     try:
@@ -154,6 +179,8 @@ def hosts(names: Sequence[str], home: Path) -> Iterator[dict[str, Host]]:
             sh("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
             sh("ip", "-n", host.namespace, "link", "set", "eth0", "up")
             sh("ip", "-n", host.namespace, "link", "set", "lo", "up")
+        if servers:
+            _write_ssh(made, home.parent / "ssh")
         for host in made.values():
             host.boot()
         yield made
@@ -162,6 +189,24 @@ def hosts(names: Sequence[str], home: Path) -> Iterator[dict[str, Host]]:
             host.kill()
             subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "delete", switch], capture_output=True, check=False)
+
+
+def _write_ssh(made: Mapping[str, Host], folder: Path) -> None:
+    """A key for the operator, one for each server, and what both ends read."""
+    folder.mkdir(mode=0o700)
+    for name in ("operator", "server"):
+        sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+    (folder / "sshd_config").write_text(
+        f"Port 22\nHostKey {folder}/server\nAuthorizedKeysFile {folder}/operator.pub\nStrictModes no\nUsePAM no\n"
+        "PermitRootLogin yes\nPasswordAuthentication no\nPidFile none\nMaxStartups 100\n"
+    )
+    public = (folder / "server.pub").read_text()
+    (folder / "known_hosts").write_text("".join(f"{host.address} {public}" for host in made.values()))
+    (folder / "ssh_config").write_text(
+        "".join(f"Host {host.name}\n HostName {host.address}\n" for host in made.values() if host.is_server)
+        + f"Host *\n User root\n IdentityFile {folder}/operator\n IdentitiesOnly yes\n IdentityAgent none\n"
+        f" UserKnownHostsFile {folder}/known_hosts\n GlobalKnownHostsFile none\n StrictHostKeyChecking yes\n"
+    )
 
 
 _CAPTURE = """

@@ -1,0 +1,195 @@
+"""`tenuto deploy` from one host to three others: real sshd, own homes, no package index."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from roles.cli.keys import keys
+from tests.integration.hosts_stage import NETWORK, Host, hosts, needs_hosts, needs_sshd
+from tests.integration.proc import until
+
+pytestmark = [needs_hosts, needs_sshd, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("a", "b", "c")
+NEEDED = ("pyzmq", "msgspec", "msgpack", "numpy", "sortedcontainers", "click", "rich", "PyYAML", "supervisor")
+CLUSTER = """
+models:
+ - {name: fast, slo_ms: 2000, profile: {alpha_ms: 1, beta_ms: 4, max_batch: 16}}
+cluster:
+  nodes:
+   - {host: a, gpus: 1, device: emulated}
+   - {host: b, gpus: 1, device: emulated}
+   - {host: c, gpus: 1, device: emulated}
+  frontends: [{host: a}, {host: b}]
+batching: eager
+placement: symphony
+security: {keys: keys}
+deploy: {wheelhouse: wheels, python: /usr/bin/python3}
+"""
+CLIENT = """
+import sys
+from pathlib import Path
+import numpy as np
+from fabric.client import BlockingClient, ClientOptions
+number, *addresses = sys.argv[1:]
+for address in addresses:
+    with BlockingClient(address, ClientOptions(key_file=Path("alice.key"))) as client:
+        for value in range(int(number)):
+            client.infer("fast", {"input": np.full(4, value, np.float32)}, budget_ms=60_000.0)
+print("served")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a host without a package index is given, fetched once; it needs one here."""
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys, ensurepip; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    if version not in ("3.11", "3.12"):
+        pytest.skip(
+            f"needs /usr/bin/python3 of 3.11 or 3.12 with ensurepip (Debian: python3-venv), has {version!r}"
+        )
+    folder = tmp_path_factory.mktemp("wheelhouse") / "wheels"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--dest",
+        str(folder),
+        "--only-binary=:all:",
+    ]
+    done = subprocess.run(
+        [*command, "--python-version", version, *NEEDED],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
+    return folder
+
+
+class Operator:
+    """Somebody on the laptop, with the file, its keys and an ssh configuration."""
+
+    def __init__(self, made: dict[str, Host], folder: Path) -> None:
+        self.hosts = made
+        self.laptop = made["laptop"]
+        self.folder = folder
+        self.file = folder / "cluster.yaml"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *words: str) -> list[str]:
+        config = self.laptop.ssh / "ssh_config"
+        environment = [f"PYTHONPATH={ROOT}", f"SSH_CONFIG={config}", f"HOME={self.laptop.home}"]
+        line = " ".join(["env", *environment, sys.executable, "-m", "roles.cli", *words])
+        return self.laptop.inside("sh", "-c", f"cd {self.folder} && exec {line}")
+
+    def tenuto(self, *words: str) -> tuple[int, str, str]:
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, check=False, timeout=400)
+        return done.returncode, done.stdout, done.stderr
+
+    def plan(self) -> dict[str, Any]:
+        _, out, err = self.tenuto("deploy", "plan", str(self.file), "--json")
+        assert out, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def up(self) -> dict[str, Any]:
+        code, out, err = self.tenuto("deploy", "up", str(self.file), "--json")
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def serves(self, number: int = 5) -> None:
+        line = f"cd {self.folder} && PYTHONPATH={ROOT} {sys.executable} client.py {number}"
+        line += f" tcp://{NETWORK}.1:5555 tcp://{NETWORK}.2:5555"
+        assert self.laptop.run(line).stdout == b"served\n"
+
+    def processes(self, name: str) -> dict[int, str]:
+        """Of a host: what runs there of ours, by pid."""
+        lines = self.hosts[name].run("ps -eo pid=,args=").stdout.decode().splitlines()
+        found = {int(line.split()[0]): line.partition(" ")[2] for line in map(str.strip, lines)}
+        return {pid: args for pid, args in found.items() if "/.tenuto/" in args}
+
+
+@pytest.fixture
+def operator(wheelhouse: Path, tmp_path: Path) -> Iterator[Operator]:
+    folder = tmp_path / "laptop"
+    folder.mkdir()
+    (folder / "wheels").symlink_to(wheelhouse)
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    (folder / "client.py").write_text(CLIENT)
+    for words in (
+        ["create", folder / "keys", "--config", folder / "cluster.yaml"],
+        ["add", folder / "keys", "client/alice", "--out", folder / "alice.key"],
+    ):
+        assert CliRunner().invoke(keys, list(map(str, words))).exit_code == 0
+    with hosts([*NAMES, "laptop"], tmp_path / "home", NAMES) as made:
+        yield Operator(made, folder)
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(step["host"], step["what"]) for step in found["steps"]]
+
+
+def test_three_bare_hosts_become_a_cluster_and_a_second_up_changes_nothing(operator: Operator) -> None:
+    planned = operator.plan()
+    assert planned["problems"] == {}
+    prepared = ["wheels", "environment", "configuration", "keys"]
+    assert rows(planned) == [
+        *((host, what) for host in NAMES for what in prepared),
+        *((host, "start") for host in NAMES),  # agents
+        ("a", "start"),  # the scheduler
+        *((host, "start") for host in ("a", "b")),  # frontends
+    ]
+    done = operator.up()
+    assert sorted(map(tuple, (one.items() for one in done["done"]))) == sorted(
+        tuple((key, value) for key, value in one.items() if key != "phase") for one in planned["steps"]
+    )
+    operator.serves()
+    before = {name: operator.processes(name) for name in NAMES}
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file), "--json")
+    assert (code, json.loads(out)["done"]) == (0, [])
+    assert "nothing to do" in err
+    assert {name: operator.processes(name) for name in NAMES} == before
+    assert operator.plan()["steps"] == []
+    secrets = [path.read_bytes() for path in (operator.folder / "keys").glob("*.key")]
+    for name in NAMES:
+        files = (
+            operator.hosts[name]
+            .run("ls -l /root/.tenuto/*/keys; cat /root/.tenuto/*/logs/* /proc/[0-9]*/cmdline")
+            .stdout
+        )
+        assert not any(json.loads(secret)["secret"].encode() in files for secret in secrets)
+    own = operator.hosts["c"].run("ls /root/.tenuto/c/keys").stdout.split()
+    assert own == [b"node-c.key", b"trusted.json"]  # and no other's
+
+
+def test_roles_outlive_their_death_and_the_hosts_end_of_ssh(operator: Operator) -> None:
+    operator.up()
+    host = operator.hosts["b"]
+    pid = json.loads(host.run("cat /root/.tenuto/b/run/frontend-1.json").stdout)["pid"]
+    host.run(f"kill -9 {pid}")
+    until(
+        lambda: json.loads(host.run("cat /root/.tenuto/b/run/frontend-1.json").stdout)["pid"] != pid,
+        30_000.0,
+        "another frontend",
+    )
+    operator.serves()
