@@ -72,22 +72,18 @@ class HostConnection:
         line = json.dumps({**self._common, **request}).encode() + b"\n"
         code = _package()
         with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(  # noqa: S603  ssh, with a host's name that cannot be an option
-                self.command(f"exec {shlex.quote(self._deploy.python)} -I -c {shlex.quote(_BOOT)}"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-            )
-            timer = threading.Timer(limit_s, process.kill)
-            timer.daemon = True
-            timer.start()
-            try:
-                answer = _exchange(process, [b"%d\n" % len(code), code, line], sent, on_progress)
-                code_of_end = process.wait()
-            finally:
-                timer.cancel()
-                process.kill()
-                process.wait()
+            command = self.command(f"exec {shlex.quote(self._deploy.python)} -I -c {shlex.quote(_BOOT)}")
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said) as process:  # noqa: S603  ssh, and a host's name
+                timer = threading.Timer(limit_s, process.kill)
+                timer.daemon = True
+                timer.start()
+                try:
+                    answer = _exchange(process, [b"%d\n" % len(code), code, line], sent, on_progress)
+                    code_of_end = process.wait()
+                finally:
+                    timer.cancel()
+                    process.kill()
             if answer is not None:
                 return answer
             said.seek(0)

@@ -71,14 +71,13 @@ class Host:
         if self.is_server:
             # What a host would have for itself: /run, root's home, the tables of cron.
             own = [Path("/run"), Path("/root"), *([CRONTABS] if CRONTABS.exists() else [])]
-            first = "; ".join(
-                [*(f"mount -t tmpfs tmpfs {path}" for path in own), "mkdir /run/sshd", f"exec {SSHD} -D -e"]
-            )
+            mounts = [f"mount -t tmpfs tmpfs {path}" for path in own]
+            first = "; ".join([*mounts, "mkdir /run/sshd", f"exec {SSHD} -D -e"])
             first += f" -f {self.ssh / 'sshd_config'} 2> {self.home}/sshd.log"
         script = f"hostname {self.name}; mount -t tmpfs tmpfs {self.home}; touch {self.home}/.booted; {first}"
-        own = ["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
+        apart = ["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
         self.holder = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, "unshare", *own, "sh", "-c", script]
+            ["ip", "netns", "exec", self.namespace, "unshare", *apart, "sh", "-c", script]
         )
         until(lambda: self.run(f"test -e {self.home}/.booted", check=False).returncode == 0, 10_000.0)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +19,14 @@ from click.testing import CliRunner
 
 from roles.cli.keys import keys
 from tests.integration.hosts_stage import NETWORK, Host, hosts, needs_hosts, needs_sshd
-from tests.integration.proc import until
+from tests.integration.proc import CLOCK, until
 
 pytestmark = [needs_hosts, needs_sshd, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("a", "b", "c")
+MOMENTS = 6
+"""At which an `up` is killed in one test; they were twenty and more when it was written."""
 NEEDED = ("pyzmq", "msgspec", "msgpack", "numpy", "sortedcontainers", "click", "rich", "PyYAML", "supervisor")
 CLUSTER = """
 models:
@@ -193,3 +200,104 @@ def test_roles_outlive_their_death_and_the_hosts_end_of_ssh(operator: Operator) 
         "another frontend",
     )
     operator.serves()
+
+
+def test_killed_at_any_moment_up_is_repeated_and_nothing_runs_twice(operator: Operator) -> None:
+    draw = random.Random(5)
+    longest_ms = 15_000.0
+    for _ in range(MOMENTS):
+        process = subprocess.Popen(
+            operator.command("deploy", "up", str(operator.file)),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        kill_at_ms = CLOCK.now_ms() + draw.uniform(100.0, longest_ms)
+        while process.poll() is None and CLOCK.now_ms() < kill_at_ms:
+            select.select([], [], [], 0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    operator.up()
+    operator.serves()
+    assert operator.plan()["steps"] == []
+    for name, roles in (
+        ("a", ["node-a", "scheduler", "frontend"]),
+        ("b", ["node-b", "frontend"]),
+        ("c", ["node-c"]),
+    ):
+        lines = list(operator.processes(name).values())
+        assert sum("supervisord" in line and "supervisorctl" not in line for line in lines) == 1, lines
+        for role in roles:
+            word = "node-agent" if role.startswith("node-") else role
+            assert sum(f"/bin/tenuto {word} " in line for line in lines) == 1, lines
+        assert sum("roles.gpu_worker" in line for line in lines) == 1, lines
+        assert not [line for line in lines if "pip" in line.split("/")[-1]]
+
+
+def test_what_is_wrong_with_a_host_is_one_line_and_the_next_up_finishes(operator: Operator) -> None:
+    a, b, c = (operator.hosts[name] for name in NAMES)
+    text = operator.file.read_text()
+    # An unknown host, a key that is refused, a port that is taken, another Python, a file that is no cluster.
+    operator.file.write_text(text.replace("host: c", "host: nowhere.invalid"))
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 6
+    assert "nowhere.invalid is an unknown host" in err or "node-nowhere.invalid.key" in err
+    operator.file.write_text(text)
+    taking = a.start("python3", "-m", "http.server", "5550")
+    until(lambda: b"5550" in a.run("ss -Hltn").stdout, 10_000.0)
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file))
+    assert code == 1, err
+    assert "port 5550 of scheduler-0 is taken by python3 (process" in err
+    assert "scheduler-0 starts" not in err
+    taking.kill()
+    a.run("pkill -f http.server", check=False)
+    b.run("mount -t tmpfs -o size=30m tmpfs /root")
+    code, _, err = operator.tenuto("deploy", "up", str(operator.file))
+    assert "MB are free in /root/.tenuto/b; it needs" in err
+    assert code == 6, err  # the others serve
+    b.run("umount /root")
+    c.run(
+        "mv /usr/bin/python3 /usr/bin/python3 2>/dev/null; mount --bind /bin/false /usr/bin/python3.11",
+        check=False,
+    )
+    code, out, err = operator.tenuto("deploy", "plan", str(operator.file), "--json")
+    assert list(json.loads(out)["problems"]) == ["c"], err
+    c.run("umount /usr/bin/python3.11")
+    operator.file.write_text(text.replace("python: /usr/bin/python3", "python: /usr/bin/python3.1"))
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 1
+    assert "has no /usr/bin/python3.1: install Python 3.11" in err
+    operator.file.write_text(text)
+    wrong = operator.laptop.ssh / "sshd_config"
+    before = wrong.read_text()
+    wrong.write_text(before.replace("operator.pub", "server.pub"))
+    for host in operator.hosts.values():
+        if host.is_server:
+            os.kill(_sshd(host), signal.SIGHUP)
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 5
+    assert err.count("refuses this user's key") == 3
+    wrong.write_text(before)
+    for host in operator.hosts.values():
+        if host.is_server:
+            os.kill(_sshd(host), signal.SIGHUP)
+    operator.up()
+    operator.serves()
+
+
+def test_a_host_that_is_down_is_left_out_and_taken_in_when_it_is_back(operator: Operator) -> None:
+    operator.up()
+    operator.hosts["c"].kill()
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file), "--json")
+    assert code == 6, err
+    assert set(json.loads(out)["failed"]) == {"c"}
+    assert json.loads(out)["done"] == []  # the others are as they were
+    operator.serves()
+    operator.hosts["c"].boot()
+    found = operator.up()
+    assert {one["host"] for one in found["done"]} == {"c"}
+    operator.serves()
+
+
+def _sshd(host: Host) -> int:
+    return host.first_pid
