@@ -54,9 +54,10 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A host that could not be asked, and why."""
+    """A host that could not be asked, and why. `is_silent`: not even ssh's end of it answers."""
 
     reason: str
+    is_silent: bool = True
 
 
 def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: float) -> HostFacts:

@@ -137,7 +137,8 @@ def plan_up(
     for wanted in inventory.hosts:
         told = facts[wanted.host]
         if isinstance(told, Unreachable):
-            unreachable.add(wanted.host)
+            if told.is_silent:
+                unreachable.add(wanted.host)
             found[wanted.host] = [told.reason]
             continue
         its_problems = [*problems.get(wanted.host, ()), *_problems(wanted, told, goods, deploy)]

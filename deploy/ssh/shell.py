@@ -133,7 +133,7 @@ class Deployment:
                 told = self.connections[wanted.host].ask(request, limit_s=FACTS_LIMIT_S)
                 return facts_from(told, asked_at_ms, WallClock().now_ms())
             except FabricError as error:
-                return Unreachable(str(error))
+                return Unreachable(str(error), isinstance(error, PeerLost))
 
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
             found = list(pool.map(look, self.inventory.hosts))
