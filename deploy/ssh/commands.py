@@ -1,4 +1,4 @@
-"""`tenuto deploy plan | up`: a cluster on several hosts, through ssh."""
+"""`tenuto deploy`: a cluster on several hosts, through ssh."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from deploy.ssh.operations import logs, run, status
 from deploy.ssh.plan import Plan, counted
-from deploy.ssh.shell import Deployment, exit_code_of
+from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
 from fabric.errors import FabricError, PeerLost
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option
@@ -50,7 +51,80 @@ def up(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     What is so already is left alone. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
     """
     deployment = Deployment.of(file)
-    found = deployment.plan()
+    _change(deployment, deployment.plan(), as_json=as_json)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def upgrade(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """As `up`, but roles start again one after the other: a node is drained first, and each has to serve before the next ends."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan(), as_json=as_json, is_rolling=True)
+
+
+@deploy.command()
+@file_argument
+@click.option(
+    "--rolling", is_flag=True, help="One after the other; stops at the first that does not come back."
+)
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="ROLE",
+    help="Only this one, such as frontend-0; may be repeated.",
+)
+@json_option
+def restart(file: Path, rolling: bool, roles: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001  click's flags
+    """Start the roles again, as they run: agents, schedulers, frontends."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_rolling=rolling)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def rollback(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Start every role with the version and the configuration that ran before the last change."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan_rollback(), as_json=as_json)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def down(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """End the cluster, and remove from its hosts all that was made there: units, environments, configurations, keys, logs."""
+    deployment = Deployment.of(file)
+    found = deployment.plan_down()
+    result = deployment.tear_down(found, _speaker(found))
+    if as_json:
+        echo_json(_done(found, result))
+    if not found.steps and not found.problems:
+        click.echo("nothing to do: there is nothing of it on any host", err=True)
+    code = exit_code_of(found)
+    sys.exit(code if code == EXIT_UNREACHABLE else result.exit_code)
+
+
+def _change(deployment: Deployment, found: Plan, *, as_json: bool, is_rolling: bool = False) -> None:
+    """Do a plan, say how it went, and exit."""
+    result = deployment.carry_out(found, _speaker(found), is_rolling=is_rolling)
+    if as_json:
+        echo_json(_done(found, result))
+    for problem in result.problems:
+        click.echo(f"tenuto: {problem}", err=True)
+    if result.status is None:
+        reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
+        error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
+        raise error(f"the cluster is not up: {reason or '; '.join(result.problems)}")
+    if not result.done and not result.failed:
+        click.echo("nothing to do: all hosts are as the file says", err=True)
+    sys.exit(result.exit_code)
+
+
+def _speaker(found: Plan) -> Say:
+    """Says a line of a host on stderr; the plan's warnings at once."""
     width = max(len(host) for host in found.hosts)
     lock = threading.Lock()
 
@@ -61,25 +135,16 @@ def up(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     for host, lines in found.warnings.items():
         for line in lines:
             say(host, f"warning: {line}")
-    result = deployment.carry_out(found, say)
-    endpoints = {} if result.status is None else result.status["endpoints"]
-    if as_json:
-        plain = plain_plan(found) | {
-            "done": [_row(step.host, step.what, step.detail) for step in result.done],
-            "failed": dict(result.failed),
-            "problems": list(result.problems),
-            "endpoints": endpoints,
-        }
-        echo_json(plain)
-    for problem in result.problems:
-        click.echo(f"tenuto: {problem}", err=True)
-    if result.status is None:
-        reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
-        error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
-        raise error(f"the cluster is not up: {reason or '; '.join(result.problems)}")
-    if not result.done and not result.failed:
-        click.echo("nothing to do: all hosts are as the file says", err=True)
-    sys.exit(result.exit_code)
+    return say
+
+
+def _done(found: Plan, result: Result) -> Mapping[str, Any]:
+    return plain_plan(found) | {
+        "done": [_row(step.host, step.what, step.detail) for step in result.done],
+        "failed": dict(result.failed),
+        "problems_of_models": list(result.problems),
+        "endpoints": (result.status or {}).get("endpoints", {}),
+    }
 
 
 def plain_plan(found: Plan) -> dict[str, Any]:
@@ -117,3 +182,7 @@ def print_plan(found: Plan) -> None:
 
 def _row(host: str, what: str, detail: str, **more: str) -> Mapping[str, str]:
     return {"host": host, "what": what, "detail": detail, **more}
+
+
+for command in (status, logs, run):
+    deploy.add_command(command)

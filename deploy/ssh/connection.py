@@ -59,27 +59,35 @@ class HostConnection:
     def __init__(self, host: str, deploy: DeployConfig) -> None:
         self.host = host
         self._deploy = deploy
+        self._endless: subprocess.Popen[bytes] | None = None
         self._common = {"host": host, "directory": deploy.directory, "units": deploy.units}
 
     def ask(
         self,
         request: Mapping[str, Any],
         sent: Sequence[SentFile] = (),
-        limit_s: float = 60.0,
-        on_progress: Callable[[str], None] = lambda _: None,
+        limit_s: float | None = 60.0,
+        on_progress: Callable[[Any], None] = lambda _: None,
     ) -> dict[str, Any]:
-        """Its answer. Raises PeerLost where it cannot be reached, FabricError where it cannot do that."""
+        """Its answer. Raises PeerLost where it cannot be reached, FabricError where it cannot do that.
+
+        `limit_s` None: the request goes on until it is over or `end` is called.
+        """
         line = json.dumps({**self._common, **request}).encode() + b"\n"
         code = _package()
         with tempfile.TemporaryFile() as said:
             command = self.command(f"exec {shlex.quote(self._deploy.python)} -I -c {shlex.quote(_BOOT)}")
             pipe = subprocess.PIPE
             with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said) as process:  # noqa: S603  ssh, and a host's name
-                timer = threading.Timer(limit_s, process.kill)
+                timer = threading.Timer(limit_s or 0.0, process.kill)
                 timer.daemon = True
-                timer.start()
+                if limit_s is None:
+                    self._endless = process
+                else:
+                    timer.start()
                 try:
-                    answer = _exchange(process, [b"%d\n" % len(code), code, line], sent, on_progress)
+                    head = [b"%d\n" % len(code), code, line]
+                    answer = _exchange(process, head, sent, on_progress, is_open=limit_s is None)
                     code_of_end = process.wait()
                 finally:
                     timer.cancel()
@@ -88,6 +96,11 @@ class HostConnection:
                 return answer
             said.seek(0)
             raise self._why(code_of_end, said.read().decode("utf-8", "replace"), limit_s)
+
+    def end(self) -> None:
+        """End a request that has no limit."""
+        if self._endless is not None:
+            self._endless.kill()
 
     def command(self, words: str) -> list[str]:
         """The command line that runs a shell's words there."""
@@ -104,7 +117,7 @@ class HostConnection:
             words,
         ]
 
-    def _why(self, code: int, said: str, limit_s: float) -> FabricError:
+    def _why(self, code: int, said: str, limit_s: float | None) -> FabricError:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         python = self._deploy.python
@@ -118,7 +131,7 @@ class HostConnection:
             if sign in said:
                 return PeerLost(meaning.format(host=self.host))
         if code == -9:
-            return PeerLost(f"did not answer within {limit_s:g} s")
+            return PeerLost("was ended" if limit_s is None else f"did not answer within {limit_s:g} s")
         error = PeerLost if code == 255 else FabricError
         return error(last or f"ssh ended with code {code}")
 
@@ -127,9 +140,14 @@ def _exchange(
     process: subprocess.Popen[bytes],
     head: Sequence[bytes],
     sent: Sequence[SentFile],
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[Any], None],
+    *,
+    is_open: bool,
 ) -> dict[str, Any] | None:
-    """Say it all, then hear it all; None where there was no answer. Raises FabricError for a refusal."""
+    """Say it all, then hear it all; None where there was no answer. Raises FabricError for a refusal.
+
+    `is_open`: stdin stays open, and its end is what ends the request.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # it has an answer already, or is gone
@@ -138,14 +156,16 @@ def _exchange(
         for file in sent:
             for chunk in _content(file):
                 process.stdin.write(chunk)
+        process.stdin.flush()
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
+        if not is_open:
+            process.stdin.close()
     for line in process.stdout:
         if not line.startswith(MARK.encode()):
             continue  # a login shell's greeting
         told = json.loads(line[len(MARK) :])
         if "progress" in told:
-            on_progress(str(told["progress"]))
+            on_progress(told["progress"])
         elif "error" in told:
             raise FabricError(str(told["error"]))
         else:

@@ -19,7 +19,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """One host. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
+    """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
 
     `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
     clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told.
@@ -35,6 +35,7 @@ class HostFacts:
     open_files: int
     cores: int
     clock_off_ms: float = 0.0
+    is_there: bool = True
     has_venv: bool = True
     is_writable: bool = True
     has_manager: bool = True
@@ -80,7 +81,15 @@ def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: floa
                         "open_files",
                         "cores",
                     ),
-                    *("has_venv", "is_writable", "has_manager", "has_cron", "has_driver", "has_mps"),
+                    *(
+                        "is_there",
+                        "has_venv",
+                        "is_writable",
+                        "has_manager",
+                        "has_cron",
+                        "has_driver",
+                        "has_mps",
+                    ),
                     *("wheels", "versions", "configs", "keys", "roles", "taken"),
                 )
             },

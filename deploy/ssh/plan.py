@@ -37,6 +37,10 @@ class Phase(IntEnum):
     AGENTS = 1
     SCHEDULERS = 2
     FRONTENDS = 3
+    END_FRONTENDS = 4
+    END_AGENTS = 5
+    END_SCHEDULERS = 6
+    REMOVE = 7
 
 
 PHASE_OF: Final = {
@@ -213,14 +217,13 @@ class _HostPlan:
         detail: str,
         request: Mapping[str, Any],
         files: Sequence[SentFile] = (),
-        phase: Phase = Phase.PREPARE,
     ) -> Step:
         listed = [
             {"path": file.path, "mode": file.mode, "size": file.size, "sha256": file.sha256} for file in files
         ]
         does = {"wheels": "receive", "configuration": "receive", "keys": "receive"}.get(what, what)
         own = {"do": does, **request, **({"files": listed} if does == "receive" else {})}
-        return Step(self._wanted.host, phase, what, detail, own, tuple(files))
+        return Step(self._wanted.host, Phase.PREPARE, what, detail, own, tuple(files))
 
     def _wheels(self) -> Iterator[Step]:
         missing = [
@@ -240,16 +243,22 @@ class _HostPlan:
         version = self._run.version
         extras = f"[{','.join(self._wanted.extras)}]" if self._wanted.extras else ""
         is_offline = self._deploy.wheelhouse is not None
-        request = {"version": version, "requirement": f"tenuto{extras}=={version}", "is_offline": is_offline}
+        kept = [one.version for one in (self._facts.now, self._facts.before)]
+        request = {
+            "version": version,
+            "requirement": f"tenuto{extras}=={version}",
+            "is_offline": is_offline,
+            "kept": [version, *kept],
+        }
         source = "the wheels it has" if is_offline else "its package index"
         return self._step("environment", f"tenuto{extras} {version}, from {source}", request)
 
     def _config(self) -> Step:
         name, files = self._run.config, self._goods.config.files
         sent = [SentFile.of(f"configs/{name}/{path}", content) for path, content in sorted(files.items())]
-        return self._step(
-            "configuration", f"{name}, {counted(len(sent), 'file')}", {"complete": f"configs/{name}"}, sent
-        )
+        kept = [name, self._facts.now.config, self._facts.before.config]
+        request = {"complete": f"configs/{name}", "kept": kept}
+        return self._step("configuration", f"{name}, {counted(len(sent), 'file')}", request, sent)
 
     def _keys(self) -> Iterator[Step]:
         wanted = {*self._wanted.keys, TRUSTED_FILE} if self._wanted.keys else set[str]()
@@ -281,15 +290,30 @@ class _HostPlan:
                 *(["configuration"] if facts.now.config != run.config else []),
             ]
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
-        before = facts.before if facts.now == run or not facts.now.version else facts.now
-        state = {
-            "version": run.version,
-            "config": run.config,
-            "before": {"version": before.version, "config": before.config},
-            "addresses": dict(self._goods.addresses),
-        }
-        request = {"role_id": role.role_id, "script": script, "state": state, "is_again": False}
-        yield self._step("start", f"{role.role_id} {why}", request, phase=PHASE_OF[role.rank])
+        yield start_step(self._wanted.host, role, script, why, facts, run, self._goods.addresses)
+
+
+def start_step(
+    host: str,
+    role: RoleOnHost,
+    script: str,
+    why: str,
+    facts: HostFacts,
+    run: Running,
+    addresses: Mapping[str, str],
+    *,
+    is_again: bool = False,
+) -> Step:
+    """Start a role with that script. `is_again`: also where it runs with it already."""
+    before = facts.before if facts.now == run or not facts.now.version else facts.now
+    state = {
+        "version": run.version,
+        "config": run.config,
+        "before": {"version": before.version, "config": before.config},
+        "addresses": dict(addresses),
+    }
+    request = {"do": "start", "role_id": role.role_id, "script": script, "state": state, "is_again": is_again}
+    return Step(host, PHASE_OF[role.rank], "start", f"{role.role_id} {why}", request)
 
 
 def _problems(wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deploy.ssh.plan import Plan, Step
+from deploy.ssh.plan import PHASE_OF, Phase, Plan, Step
 
 HOSTS_AT_ONCE: Final = 16
 
@@ -22,12 +22,14 @@ class Ended:
 class Rollout:
     """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
 
-    A host with a problem gets no further step. Without the scheduler's host nothing is started.
+    A host with a problem gets no further step. Without the scheduler's host nothing is started. `is_rolling`: roles start one
+    after the other, in all of the cluster, and none after one that did not come back.
     """
 
-    def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE) -> None:
+    def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
         self._scheduler_host = plan.scheduler_host
         self._at_once = at_once
+        self._is_rolling = is_rolling
         self._waiting = [step for step in plan.steps if step.host not in plan.problems]
         self._going: list[Step] = []
         self.failed: dict[str, str] = {host: found[0] for host, found in plan.problems.items()}
@@ -44,6 +46,8 @@ class Rollout:
         if ended.problem:
             self.failed[ended.step.host] = ended.problem
             self._waiting = [step for step in self._waiting if step.host != ended.step.host]
+            if self._is_rolling and ended.step.what == "start":
+                self._waiting = [step for step in self._waiting if step.what != "start"]
             self._drop_hopeless()
         else:
             self.done.append(ended.step)
@@ -56,10 +60,11 @@ class Rollout:
 
     def _next(self) -> list[Step]:
         begun = []
-        phase = min((step.phase for step in (*self._going, *self._waiting)), default=None)
+        phase = min((step.phase for step in (*self._going, *self._waiting)), default=Phase.PREPARE)
+        at_once = 1 if self._is_rolling and phase in PHASE_OF.values() else self._at_once
         for step in tuple(self._waiting):
             is_busy = any(other.host == step.host for other in self._going)
-            if step.phase == phase and not is_busy and len(self._going) < self._at_once:
+            if step.phase == phase and not is_busy and len(self._going) < at_once:
                 self._waiting.remove(step)
                 self._going.append(step)
                 begun.append(step)

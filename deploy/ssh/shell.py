@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from deploy.local.shell import SETTLED_STATES, problems_of
 from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.connection import HostConnection, is_ssh_there
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import HostWanted, Inventory, inventory_of
-from deploy.ssh.plan import Goods, Plan, Step, addresses_of, plan_up
+from deploy.ssh.plan import Goods, Phase, Plan, Step, addresses_of, plan_up
 from deploy.ssh.rollout import HOSTS_AT_ONCE, Ended, Rollout
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
@@ -27,6 +28,8 @@ FACTS_LIMIT_S: Final = 60.0
 ASK_LIMIT_S: Final = 60.0
 START_LIMIT_S: Final = 180.0
 CARRY_LIMIT_S: Final = 3_600.0
+STATUS_LIMIT_S: Final = 20.0
+DRAIN_LIMIT_S: Final = 300.0
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
@@ -72,25 +75,59 @@ class Deployment:
         return cls(source, inventory, {one.host: HostConnection(one.host, deploy) for one in inventory.hosts})
 
     def plan(self) -> Plan:
-        """Look at every host, and say what has to be done. Raises ConfigError for what is missing here."""
-        config = self.source.config
-        own, deploy = own_wheel(), config.deploy
-        keys, key_ids, missing = _keys(config.security.keys, self.inventory)
-        wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
-        facts = self._facts()
-        wheels = {
-            wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))
-            if wheelhouse
-            else [own.wheel]
-            for wanted in self.inventory.hosts
-        }
-        addresses = addresses_of(self.inventory, config.places.addresses, facts)
-        goods = Goods(own, wheels, carried_config(self.source, addresses), keys, key_ids, addresses)
-        return plan_up(self.inventory, facts, goods, deploy, missing)
+        """What `up` has to do. Raises ConfigError for what is missing here."""
+        facts = self.facts()
+        goods, missing = self._goods(facts)
+        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing)
 
-    def carry_out(self, plan: Plan, say: Say) -> Result:
-        """Do what a plan says, then wait until the cluster says that it is ready."""
-        rollout = Rollout(plan)
+    def plan_restart(self, only: Sequence[str]) -> Plan:
+        """Every role again, or only those. Raises ConfigError for one that the file does not have."""
+        known = [role.role_id for wanted in self.inventory.hosts for role in wanted.roles]
+        for role_id in only:
+            if role_id not in known:
+                raise ConfigError(f"the file has no role {role_id!r}; it has {', '.join(known)}")
+        facts = self.facts()
+        goods, _ = self._goods(facts)
+        return plan_restart(self.inventory, facts, goods, self.source.config.deploy, only)
+
+    def plan_rollback(self) -> Plan:
+        """Back to what ran before the last change."""
+        facts = self.facts()
+        goods, _ = self._goods(facts)
+        return plan_rollback(self.inventory, facts, goods, self.source.config.deploy)
+
+    def plan_down(self) -> Plan:
+        """The end of all of it."""
+        return plan_down(self.inventory, self.facts())
+
+    def carry_out(self, plan: Plan, say: Say, *, is_rolling: bool = False) -> Result:
+        """Do what a plan says, then wait until the cluster says that it is ready.
+
+        `is_rolling`: roles start one after the other, each when the cluster is ready again, and a node is drained before.
+        """
+        rollout = self._roll_out(plan, say, is_rolling=is_rolling)
+        if plan.scheduler_host in rollout.failed:
+            return Result(rollout.done, rollout.failed, None)
+        status, problems = self._until_ready(plan.scheduler_host, rollout.failed)
+        if status is not None:
+            served = sum(one["state"] == "ready" for one in status["slices"])
+            say(plan.scheduler_host, f"ready: {served} of {len(status['slices'])} slices")
+        return Result(rollout.done, rollout.failed, status, problems)
+
+    def tear_down(self, plan: Plan, say: Say) -> Result:
+        """Do what a plan for the end says."""
+        rollout = self._roll_out(plan, say, is_rolling=False)
+        return Result(rollout.done, rollout.failed, {})
+
+    def status(self) -> Mapping[str, Any] | None:
+        """What `tenuto status --json` says on the scheduler's host; None where it says nothing."""
+        host = self.inventory.scheduler_host
+        asked = self._ask_tenuto(host, self._version_on(host), ["status", "--json"])
+        answer: Mapping[str, Any] | None = asked["answer"]
+        return answer
+
+    def _roll_out(self, plan: Plan, say: Say, *, is_rolling: bool) -> Rollout:
+        rollout = Rollout(plan, is_rolling=is_rolling)
         totals = {host: sum(step.host == host for step in plan.steps) for host in plan.hosts}
         numbers = dict.fromkeys(plan.hosts, 0)
         for host, problems in plan.problems.items():
@@ -102,10 +139,10 @@ class Deployment:
             head = f"{numbers[step.host]}/{totals[step.host]} {step.what}"
             say(step.host, f"{head}: {step.detail}")
             try:
-                limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
-                self.connections[step.host].ask(
-                    step.request, step.files, limit_s, lambda what: say(step.host, f"{head}: {what}")
-                )
+                if is_rolling and step.what == "start":
+                    self._start_gently(plan, step, rollout, say)
+                else:
+                    self._do(step, lambda what: say(step.host, f"{head}: {what}"))
             except FabricError as error:
                 say(step.host, f"{head}: failed: {error}")
                 return Ended(step, str(error))
@@ -117,13 +154,48 @@ class Deployment:
                 over, going = wait(going, return_when=FIRST_COMPLETED)
                 for future in over:
                     going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
-        scheduler = plan.scheduler_host
-        if scheduler in rollout.failed:
-            return Result(rollout.done, rollout.failed, None)
-        status, problems = self._until_ready(plan, rollout, say)
-        return Result(rollout.done, rollout.failed, status, problems)
+        return rollout
 
-    def _facts(self) -> dict[str, HostFacts | Unreachable]:
+    def _do(self, step: Step, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
+        self.connections[step.host].ask(step.request, step.files, limit_s, on_progress)
+
+    def _start_gently(self, plan: Plan, step: Step, rollout: Rollout, say: Say) -> None:
+        """Without its node's slices where it is an agent; over when the cluster is ready again."""
+        scheduler = plan.scheduler_host
+        is_agent = step.phase is Phase.AGENTS
+        version = self._version_on(scheduler) if is_agent else ""
+        is_drained = False
+        if is_agent:
+            words = ["drain", step.host, "--json"]
+            drained = self._ask_tenuto(scheduler, version, words, DRAIN_LIMIT_S)
+            is_drained = drained["code"] == 0
+            if not is_drained:
+                say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
+        self._do(step)
+        if is_drained:
+            self._ask_tenuto(scheduler, version, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+        status, problems = self._until_ready(scheduler, rollout.failed)
+        if status is None:
+            raise FabricError("; ".join(problems))
+
+    def _goods(self, facts: Mapping[str, HostFacts | Unreachable]) -> tuple[Goods, dict[str, list[str]]]:
+        """What there is to carry, and which keys are missing, by host."""
+        config = self.source.config
+        own, deploy = own_wheel(), config.deploy
+        keys, key_ids, missing = _keys(config.security.keys, self.inventory)
+        wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
+        wheels = {
+            wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))
+            if wheelhouse
+            else [own.wheel]
+            for wanted in self.inventory.hosts
+        }
+        addresses = addresses_of(self.inventory, config.places.addresses, facts)
+        return Goods(own, wheels, carried_config(self.source, addresses), keys, key_ids, addresses), missing
+
+    def facts(self) -> dict[str, HostFacts | Unreachable]:
+        """What every host tells, or why it does not."""
         config = self.source.config
 
         def look(wanted: HostWanted) -> HostFacts | Unreachable:
@@ -139,27 +211,20 @@ class Deployment:
             found = list(pool.map(look, self.inventory.hosts))
         return {wanted.host: one for wanted, one in zip(self.inventory.hosts, found, strict=True)}
 
-    def _until_ready(
-        self, plan: Plan, rollout: Rollout, say: Say
-    ) -> tuple[Mapping[str, Any] | None, list[str]]:
+    def _until_ready(self, host: str, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
         """Ask the scheduler's host until every slice of a host that is there is ready or has failed."""
-        host = plan.scheduler_host
         version = self._version_on(host)
         until_ms = self.clock.now_ms() + READY_LIMIT_MS
         status: dict[str, Any] = {}
         said = ""
         while self.clock.now_ms() < until_ms:
             try:
-                asked = self.connections[host].ask(
-                    {"do": "ask", "version": version, "words": ["status", "--json"]}, limit_s=ASK_LIMIT_S
-                )
+                asked = self._ask_tenuto(host, version, ["status", "--json"])
             except PeerLost as error:
                 return None, [str(error)]
             status, said = asked["answer"] or {}, asked["said"]
-            slices = [one for one in status.get("slices", ()) if _node_of(one) not in rollout.failed]
+            slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
             if slices and all(one["state"] in SETTLED_STATES for one in slices):
-                served = sum(one["state"] == "ready" for one in slices)
-                say(host, f"ready: {served} of {len(status['slices'])} slices")
                 return status, problems_of([_report(one) for one in slices])
             select.select([], [], [], READY_EVERY_S)
         waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
@@ -167,6 +232,12 @@ class Deployment:
             f"{', '.join(waiting[:5])} are not ready" if waiting else said or "the scheduler does not answer"
         )
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
+
+    def _ask_tenuto(
+        self, host: str, version: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S
+    ) -> dict[str, Any]:
+        request = {"do": "ask", "version": version, "words": list(words), "limit_s": limit_s}
+        return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
 
     def _version_on(self, host: str) -> str:
         request: dict[str, Any] = {"do": "facts", "ports": {}, "interface": None}

@@ -54,6 +54,37 @@ for address in addresses:
             client.infer("fast", {"input": np.full(4, value, np.float32)}, budget_ms=60_000.0)
 print("served")
 """
+LOAD = """
+import asyncio, collections, json, os, select, sys
+from pathlib import Path
+import numpy as np
+from fabric.client import Client, ClientOptions
+from fabric.errors import FabricError
+
+async def one(clients, number, counts):
+    try:
+        await clients[number % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=8_000.0)
+        counts["ok"] += 1
+    except FabricError as error:
+        counts[f"{type(error).__name__}: {error}"[:120]] += 1
+
+async def main():
+    options = ClientOptions(key_file=Path("alice.key"))
+    first, second = sys.argv[1:]
+    counts, tasks = collections.Counter(), set()
+    async with Client([first, second], options) as one_way, Client([second, first], options) as other_way:
+        number = 0
+        while not select.select([0], [], [], 0)[0]:
+            task = asyncio.create_task(one((one_way, other_way), number, counts))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+            await asyncio.sleep(1 / 300)
+        await asyncio.gather(*tasks)
+    print(json.dumps(counts))
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +131,7 @@ class Operator:
         self.laptop = made["laptop"]
         self.folder = folder
         self.file = folder / "cluster.yaml"
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[str]] = []
 
     def command(self, *words: str) -> list[str]:
         config = self.laptop.ssh / "ssh_config"
@@ -128,6 +159,22 @@ class Operator:
         line = f"cd {self.folder} && PYTHONPATH={ROOT} {sys.executable} client.py {number}"
         line += f" tcp://{NETWORK}.1:5555 tcp://{NETWORK}.2:5555"
         assert self.laptop.run(line).stdout == b"served\n"
+
+    def load(self) -> subprocess.Popen[str]:
+        """300 requests/s at both frontends, until its stdin ends."""
+        script = self.folder / "load.py"
+        script.write_text(LOAD)
+        line = f"cd {self.folder} && PYTHONPATH={ROOT} exec {sys.executable} load.py tcp://{NETWORK}.1:5555 tcp://{NETWORK}.2:5555"
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(self.laptop.inside("sh", "-c", line), stdin=pipe, stdout=pipe, text=True)
+        self.started.append(process)
+        return process
+
+    def ended(self, load: subprocess.Popen[str]) -> dict[str, int]:
+        """Answers by kind."""
+        out, _ = load.communicate(timeout=60)
+        found: dict[str, int] = json.loads(out)
+        return found
 
     def processes(self, name: str) -> dict[int, str]:
         """Of a host: what runs there of ours, by pid."""
@@ -289,6 +336,62 @@ def test_a_host_that_is_down_is_left_out_and_taken_in_when_it_is_back(operator: 
     found = operator.up()
     assert {one["host"] for one in found["done"]} == {"c"}
     operator.serves()
+
+
+def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(operator: Operator) -> None:
+    operator.up()
+    file = str(operator.file)
+    code, out, _ = operator.tenuto("deploy", "status", file, "--json")
+    assert code == 0
+    assert {row["host"]: set(row["roles"].values()) for row in json.loads(out)["hosts"]} == {
+        name: {"runs"} for name in NAMES
+    }
+    code, out, _ = operator.tenuto("deploy", "logs", file, "--since", "1h")
+    assert code == 0
+    for line in ("scheduler_serving", "frontend_serving", "agent_serves"):
+        assert line in out
+    only = operator.tenuto("deploy", "logs", file, "--role", "node-b")[1].splitlines()
+    assert only
+    assert all(line.split()[:2] == ["b", "node-b"] for line in only)
+    code, out, _ = operator.tenuto("deploy", "run", file, "--", "hostname; test $(hostname) != b")
+    assert (code, out.split()) == (6, ["a", "a", "b", "b", "c", "c"])
+
+    before = {name: operator.processes(name) for name in NAMES}
+    version = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"][0]["config"]
+    load = operator.load()
+    code, _, err = operator.tenuto(
+        "deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "node-c"
+    )
+    assert code == 0, err
+    assert "not drained" not in err
+    operator.file.write_text(operator.file.read_text().replace("slo_ms: 2000", "slo_ms: 1900"))
+    code, _, err = operator.tenuto("deploy", "upgrade", file)
+    assert code == 0, err
+    changed = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
+    assert version not in {row["config"] for row in changed}
+    began_ms = CLOCK.now_ms()
+    code, _, err = operator.tenuto("deploy", "rollback", file)
+    assert code == 0, err
+    print(f"rollback took {(CLOCK.now_ms() - began_ms) / 1e3:.1f} s")
+    back = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
+    assert {row["config"] for row in back} == {version}
+    counted = operator.ended(load)
+    print(counted)
+    operator.serves()
+    assert {name: set(operator.processes(name)) & set(before[name]) for name in NAMES} != {}
+
+    code, _, err = operator.tenuto("deploy", "down", file)
+    assert code == 0, err
+    for name in NAMES:
+        assert operator.processes(name) == {}
+        left = operator.hosts[name].run("ls -A /root; ls /tmp | grep ^tenuto- || true").stdout.split()
+        assert left == [b".ssh"] or left == [], left
+    code, _, err = operator.tenuto("deploy", "down", file)
+    assert code == 0
+    assert "nothing to do" in err
+    code, out, _ = operator.tenuto("deploy", "status", file, "--json")
+    assert code == 6
+    assert json.loads(out)["cluster"] is None
 
 
 def _sshd(host: Host) -> int:

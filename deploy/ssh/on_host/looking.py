@@ -43,6 +43,7 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "address": own_address(request.get("interface")),
         "base": str(base),
+        "is_there": base.exists(),
         "run_dir": str(place.run_dir),
         "manager": "systemd" if is_systemd else "supervisor",
         "has_manager": is_systemd or (base / "supervisor/lib/supervisor").is_dir(),

@@ -56,9 +56,11 @@ class Systemd(Manager):
     folder = Path.home() / ".config/systemd/user"
 
     def prepare(self) -> None:
+        if self._is_lingering():
+            return
         run(["loginctl", "enable-linger"], ASK_LIMIT_S, check=False)
-        user = run(["loginctl", "show-user", str(os.getuid()), "--property=Linger"], ASK_LIMIT_S, check=False)
-        if "Linger=no" in user:
+        (self.place.base / "lingering").touch()  # by us, so that `remove` ends it
+        if not self._is_lingering():
             raise Refused(
                 "roles would end with the ssh session: run `sudo loginctl enable-linger $USER` on it once"
             )
@@ -92,6 +94,14 @@ class Systemd(Manager):
         systemctl("disable", "--now", self._unit(role_id), check=False)
         (self.folder / self._unit(role_id)).unlink(missing_ok=True)
         systemctl("daemon-reload", check=False)
+
+    def remove(self) -> None:
+        if (self.place.base / "lingering").exists():
+            run(["loginctl", "disable-linger"], ASK_LIMIT_S, check=False)
+
+    def _is_lingering(self) -> bool:
+        user = run(["loginctl", "show-user", str(os.getuid()), "--property=Linger"], ASK_LIMIT_S, check=False)
+        return "Linger=yes" in user
 
     def _unit(self, role_id: str) -> str:
         return f"tenuto-{self.place.host}.{role_id}.service"

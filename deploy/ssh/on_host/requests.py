@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.place import Place
@@ -28,6 +29,7 @@ INSTALL_LIMIT_S = 1_200
 START_LIMIT_S = 60
 ASK_LIMIT_S = 20
 LOG_TAIL_BYTES = 8_192
+FOLLOW_EVERY_S = 0.2
 
 
 def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     if request.get("complete"):
         (place.base / request["complete"] / COMPLETE).touch()
+        prune(place.base / "configs", request["kept"])
     return {}
 
 
@@ -90,7 +93,18 @@ def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         run([*pip, *links, "--target", str(draft), "supervisor"], INSTALL_LIMIT_S)
         draft.replace(place.base / "supervisor/lib")
     (folder / COMPLETE).touch()
+    prune(place.base / "versions", request["kept"])
+    for path in (place.base / "wheels").glob("tenuto-*.whl"):
+        if path.name.split("-")[1] not in request["kept"]:
+            path.unlink()
     return {}
+
+
+def prune(folder: Path, kept: Sequence[str]) -> None:
+    """What neither runs, nor ran before, nor is about to run."""
+    for path in folder.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,12 +149,47 @@ def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything of ours on this host: units, processes, keys, folders."""
+    del request
+    manager = manager_of(place)
+    for role_id in sorted(manager.known()):
+        manager.stop(role_id)
+    manager.remove()
+    shutil.rmtree(place.run_dir, ignore_errors=True)
+    shutil.rmtree(place.base)
+    with contextlib.suppress(OSError):  # of another host, where homes are shared
+        place.base.parent.rmdir()
+    return {}
+
+
+def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Lines of logs with their moments, as they come where they are followed."""
+    since_ms, role = request["since_ms"], request["role"]
+    readers = {path.stem: LogReader(path) for path in sorted((place.base / "logs").glob("*.log"))}
+    readers = {one: reader for one, reader in readers.items() if not role or one == role}
+    while True:
+        for role_id, reader in readers.items():
+            lines = [(at_ms, line) for at_ms, line in reader.read() if at_ms >= since_ms]
+            if lines:
+                tell({"progress": {"role": role_id, "lines": lines}})
+        if not request["is_followed"]:
+            return {}
+        if select.select([sys.stdin], [], [], FOLLOW_EVERY_S)[0]:  # the operator went away
+            return {}
+
+
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a `tenuto` command of that version says here, as JSON; empty while it cannot say anything."""
     command = [str(place.version(request["version"]) / "bin/tenuto"), *request["words"]]
     environ = {**os.environ, "TENUTO_RUN_DIR": str(place.run_dir)}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False, env=environ
+        command,
+        capture_output=True,
+        text=True,
+        timeout=request.get("limit_s", ASK_LIMIT_S),
+        check=False,
+        env=environ,
     )
     said = (done.stderr.strip().splitlines() or [""])[-1]
     return {
@@ -186,9 +235,11 @@ DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {
     "environment": environment,
     "start": start,
     "stop": stop,
+    "remove": remove,
+    "logs": logs,
     "ask": ask,
 }
-READS = ("facts", "ask")
+READS = ("facts", "ask", "logs")
 
 
 def main() -> None:
