@@ -104,17 +104,18 @@ class HostConnection:
 
     def command(self, words: str) -> list[str]:
         """The command line that runs a shell's words there."""
+        return [*self.command_before_host(), "-T", "--", self.host, words]
+
+    def command_before_host(self) -> list[str]:
+        """Of every connection: how ssh is to go about it."""
         deploy, config = self._deploy, os.environ.get("SSH_CONFIG")
         return [
             "ssh",
             *(["-F", config] if config else []),
             *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_LIMIT_S}"),
-            *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-T"),
+            *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
             *(["-p", str(deploy.port)] if deploy.port else []),
             *(["-l", deploy.user] if deploy.user else []),
-            "--",
-            self.host,
-            words,
         ]
 
     def _why(self, code: int, said: str, limit_s: float | None) -> FabricError:

@@ -33,7 +33,7 @@ COMMAND_LIMIT_S: Final = 3_600.0
 _UNITS_MS = {"s": 1e3, "m": 60e3, "h": 3_600e3, "d": 86_400e3}
 
 
-class Ago(click.ParamType):
+class Ago(click.ParamType[float]):
     """A while ago: `90s`, `10m`, `2h`, `1d`."""
 
     name = "ago"

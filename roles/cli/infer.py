@@ -16,7 +16,7 @@ from fabric.client import Client, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
 from roles.cli.console import plain_console
-from roles.cli.options import BUDGET_MS, echo_json
+from roles.cli.options import BUDGET_MS, echo_json, via_option
 from roles.runtime.environment import run_dir
 from roles.runtime.run_directory import read_up_file
 
@@ -30,6 +30,7 @@ ROWS_SHOWN = 8
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", help="A frontend's address (default: the cluster of this host).")
+@via_option
 @click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")
 @click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")
 def infer(model: str, input_path: Path, target: str | None, budget_ms: float | None, is_json: bool) -> None:  # noqa: FBT001  click's flag

@@ -16,7 +16,15 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
 from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
-from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.options import (
+    BUDGET_MS,
+    RATE_RPS,
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    run_dir_flag,
+    via_option,
+)
 from roles.config.documents import read_file, read_value
 from roles.config.load import parse_config
 from roles.runtime.exit_codes import EXIT_PARTIAL
@@ -32,6 +40,7 @@ def models() -> None:
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @run_dir_flag
+@via_option
 @json_option
 def add(*, source: str, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
@@ -45,6 +54,7 @@ def add(*, source: str, names: tuple[str, ...], run_dir_option: Path | None, as_
 @models.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @run_dir_flag
+@via_option
 @json_option
 def remove(*, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
@@ -57,6 +67,7 @@ def remove(*, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
 @run_dir_flag
+@via_option
 @json_option
 def set_(
     *, name: str, slo_ms: float | None, rate_rps: float | None, run_dir_option: Path | None, as_json: bool
@@ -73,6 +84,7 @@ def set_(
 @click.argument("where", metavar="NODE|NODE/gpuN")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
 @run_dir_flag
+@via_option
 @json_option
 def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty."""

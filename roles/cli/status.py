@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fabric.messages import GpuReport
 from roles.cli.console import plain_console
-from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag, via_option
 from roles.runtime.running_cluster import ClusterReport, look
 
 LATELY_SHOWN = 5
@@ -25,6 +25,7 @@ LOOP_COLUMNS = (
 
 @click.command()
 @run_dir_flag
+@via_option
 @json_option
 def status(run_dir_option: Path | None, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Show the cluster of this host: where it is, what runs, and how its slices are."""

@@ -7,13 +7,16 @@ import json
 import os
 import random
 import select
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -59,14 +62,25 @@ import asyncio, collections, json, os, select, sys
 from pathlib import Path
 import numpy as np
 from fabric.client import Client, ClientOptions
-from fabric.errors import FabricError
+from fabric.errors import FabricError, PeerLost
 
 async def one(clients, number, counts):
-    try:
-        await clients[number % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=8_000.0)
-        counts["ok"] += 1
-    except FabricError as error:
-        counts[f"{type(error).__name__}: {error}"[:120]] += 1
+    """As a user who tries again, at the other frontend, what may be tried again; 8 s in all."""
+    until = asyncio.get_running_loop().time() + 8.0
+    turn = number
+    while True:
+        left_ms = (until - asyncio.get_running_loop().time()) * 1e3
+        try:
+            await clients[turn % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=max(left_ms, 50.0))
+            counts["ok"] += 1
+            return
+        except FabricError as error:
+            if left_ms < 200.0 or not (isinstance(error, PeerLost) or getattr(error, "retryable", False)):
+                counts[f"{type(error).__name__}: {error}"[:120]] += 1
+                return
+            counts["tried again"] += 1
+            turn += 1
+            await asyncio.sleep(0.1)
 
 async def main():
     options = ClientOptions(key_file=Path("alice.key"))
@@ -136,7 +150,7 @@ class Operator:
     def command(self, *words: str) -> list[str]:
         config = self.laptop.ssh / "ssh_config"
         environment = [f"PYTHONPATH={ROOT}", f"SSH_CONFIG={config}", f"HOME={self.laptop.home}"]
-        line = " ".join(["env", *environment, sys.executable, "-m", "roles.cli", *words])
+        line = shlex.join(["env", *environment, sys.executable, "-m", "roles.cli", *words])
         return self.laptop.inside("sh", "-c", f"cd {self.folder} && exec {line}")
 
     def tenuto(self, *words: str) -> tuple[int, str, str]:
@@ -359,39 +373,57 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
     before = {name: operator.processes(name) for name in NAMES}
     version = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"][0]["config"]
     load = operator.load()
-    code, _, err = operator.tenuto(
-        "deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "node-c"
-    )
+    code, _, err = operator.tenuto("deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "frontend-1")
     assert code == 0, err
     assert "not drained" not in err
+    assert set(operator.processes("c")) >= set(before["c"])  # not touched
     operator.file.write_text(operator.file.read_text().replace("slo_ms: 2000", "slo_ms: 1900"))
     code, _, err = operator.tenuto("deploy", "upgrade", file)
     assert code == 0, err
+    counted = operator.ended(load)
+    sys.stderr.write(f"under a rolling restart and an upgrade: {counted}\n")
+    assert set(counted) <= {"ok", "tried again"}
+    assert counted["ok"] > 1_000
     changed = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
     assert version not in {row["config"] for row in changed}
     began_ms = CLOCK.now_ms()
     code, _, err = operator.tenuto("deploy", "rollback", file)
     assert code == 0, err
-    print(f"rollback took {(CLOCK.now_ms() - began_ms) / 1e3:.1f} s")
+    sys.stderr.write(f"rollback took {(CLOCK.now_ms() - began_ms) / 1e3:.1f} s\n")
     back = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
     assert {row["config"] for row in back} == {version}
-    counted = operator.ended(load)
-    print(counted)
     operator.serves()
-    assert {name: set(operator.processes(name)) & set(before[name]) for name in NAMES} != {}
 
     code, _, err = operator.tenuto("deploy", "down", file)
     assert code == 0, err
     for name in NAMES:
         assert operator.processes(name) == {}
-        left = operator.hosts[name].run("ls -A /root; ls /tmp | grep ^tenuto- || true").stdout.split()
-        assert left == [b".ssh"] or left == [], left
+        assert operator.hosts[name].run("ls -A /root").stdout.split() in ([b".ssh"], [])
     code, _, err = operator.tenuto("deploy", "down", file)
     assert code == 0
     assert "nothing to do" in err
     code, out, _ = operator.tenuto("deploy", "status", file, "--json")
     assert code == 6
     assert json.loads(out)["cluster"] is None
+
+
+def test_a_laptop_sees_the_cluster_and_uses_it_through_ssh_to_one_host(operator: Operator) -> None:
+    operator.up()
+    np.save(operator.folder / "x.npy", np.zeros(4, np.float32))
+    code, out, err = operator.tenuto("status", "--via", "a", "--json")
+    assert code == 0, err
+    assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == set(NAMES)
+    code, out, err = operator.tenuto("infer", "fast", str(operator.folder / "x.npy"), "--via", "a", "--json", "--budget-ms", "20000")
+    assert code == 0, err
+    assert json.loads(out)["outputs"]
+    code, _, err = operator.tenuto("drain", "c", "--via", "a")
+    assert code == 0, err
+    _, out, _ = operator.tenuto("status", "--via", "a", "--json")
+    assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == {"a", "b"}
+    assert operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "c")[0] == 5  # no scheduler there
+    code, _, err = operator.tenuto("status", "--via", "nowhere.invalid")
+    assert (code, "is an unknown host" in err) == (5, True)
+    assert list(Path(tempfile.gettempdir()).glob("tenuto-via-*")) == []
 
 
 def _sshd(host: Host) -> int:

@@ -58,9 +58,9 @@ class Place:
         """What runs, and what ran before; empty at first."""
         return _read(self.base / "state.json")
 
-    def run_file(self, role_id: str) -> dict[str, Any]:
-        """Of a role that serves; empty where it does not."""
-        return _read(self.run_dir / f"{role_id}.json")
+    def run_file(self, role_id: str, folder: Path | None = None) -> dict[str, Any]:
+        """Of a role that serves; empty where it does not. `folder`: another run directory than this one's."""
+        return _read((folder or self.run_dir) / f"{role_id}.json")
 
     def started_as(self, role_id: str) -> str:
         """The stamp of the script that a role's process was started by."""

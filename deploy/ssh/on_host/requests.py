@@ -179,6 +179,22 @@ def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
             return {}
 
 
+def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`."""
+    del request
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
+    given = os.environ.get("TENUTO_RUN_DIR")
+    if given:
+        folders.insert(0, Path(given))
+    for folder in folders:
+        found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
+        living = [one for one in found if "role_id" in one and Path(f"/proc/{one.get('pid')}").exists()]
+        if living:
+            return {"run_files": living, "looked_in": [str(folder)]}
+    return {"run_files": [], "looked_in": list(map(str, folders))}
+
+
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a `tenuto` command of that version says here, as JSON; empty while it cannot say anything."""
     command = [str(place.version(request["version"]) / "bin/tenuto"), *request["words"]]
@@ -237,9 +253,10 @@ DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {
     "stop": stop,
     "remove": remove,
     "logs": logs,
+    "run_files": run_files,
     "ask": ask,
 }
-READS = ("facts", "ask", "logs")
+READS = ("facts", "run_files", "ask", "logs")
 
 
 def main() -> None:
