@@ -64,8 +64,8 @@ import numpy as np
 from fabric.client import Client, ClientOptions
 from fabric.errors import FabricError, PeerLost
 
+# As a user who tries again, at the other frontend, what may be tried again; 8 s in all.
 async def one(clients, number, counts):
-    """As a user who tries again, at the other frontend, what may be tried again; 8 s in all."""
     until = asyncio.get_running_loop().time() + 8.0
     turn = number
     while True:
@@ -373,7 +373,9 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
     before = {name: operator.processes(name) for name in NAMES}
     version = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"][0]["config"]
     load = operator.load()
-    code, _, err = operator.tenuto("deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "frontend-1")
+    code, _, err = operator.tenuto(
+        "deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "frontend-1"
+    )
     assert code == 0, err
     assert "not drained" not in err
     assert set(operator.processes("c")) >= set(before["c"])  # not touched
@@ -413,14 +415,18 @@ def test_a_laptop_sees_the_cluster_and_uses_it_through_ssh_to_one_host(operator:
     code, out, err = operator.tenuto("status", "--via", "a", "--json")
     assert code == 0, err
     assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == set(NAMES)
-    code, out, err = operator.tenuto("infer", "fast", str(operator.folder / "x.npy"), "--via", "a", "--json", "--budget-ms", "20000")
+    code, out, err = operator.tenuto(
+        "infer", "fast", str(operator.folder / "x.npy"), "--via", "a", "--json", "--budget-ms", "20000"
+    )
     assert code == 0, err
     assert json.loads(out)["outputs"]
     code, _, err = operator.tenuto("drain", "c", "--via", "a")
     assert code == 0, err
     _, out, _ = operator.tenuto("status", "--via", "a", "--json")
     assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == {"a", "b"}
-    assert operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "c")[0] == 5  # no scheduler there
+    assert (
+        operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "c")[0] == 5
+    )  # no scheduler there
     code, _, err = operator.tenuto("status", "--via", "nowhere.invalid")
     assert (code, "is an unknown host" in err) == (5, True)
     assert list(Path(tempfile.gettempdir()).glob("tenuto-via-*")) == []
