@@ -122,7 +122,7 @@ class Deployment:
     def status(self) -> Mapping[str, Any] | None:
         """What `tenuto status --json` says on the scheduler's host; None where it says nothing."""
         host = self.inventory.scheduler_host
-        asked = self._ask_tenuto(host, self._version_on(host), ["status", "--json"])
+        asked = self._ask_tenuto(host, ["status", "--json"])
         answer: Mapping[str, Any] | None = asked["answer"]
         return answer
 
@@ -164,17 +164,16 @@ class Deployment:
         """Without its node's slices where it is an agent; over when the cluster is ready again."""
         scheduler = plan.scheduler_host
         is_agent = step.phase is Phase.AGENTS
-        version = self._version_on(scheduler) if is_agent else ""
         is_drained = False
         if is_agent:
             words = ["drain", step.host, "--json"]
-            drained = self._ask_tenuto(scheduler, version, words, DRAIN_LIMIT_S)
+            drained = self._ask_tenuto(scheduler, words, DRAIN_LIMIT_S)
             is_drained = drained["code"] == 0
             if not is_drained:
                 say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
         self._do(step)
         if is_drained:
-            self._ask_tenuto(scheduler, version, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+            self._ask_tenuto(scheduler, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
         status, problems = self._until_ready(scheduler, rollout.failed)
         if status is None:
             raise FabricError("; ".join(problems))
@@ -213,13 +212,12 @@ class Deployment:
 
     def _until_ready(self, host: str, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
         """Ask the scheduler's host until every slice of a host that is there is ready or has failed."""
-        version = self._version_on(host)
         until_ms = self.clock.now_ms() + READY_LIMIT_MS
         status: dict[str, Any] = {}
         said = ""
         while self.clock.now_ms() < until_ms:
             try:
-                asked = self._ask_tenuto(host, version, ["status", "--json"])
+                asked = self._ask_tenuto(host, ["status", "--json"])
             except PeerLost as error:
                 return None, [str(error)]
             status, said = asked["answer"] or {}, asked["said"]
@@ -233,16 +231,9 @@ class Deployment:
         )
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
 
-    def _ask_tenuto(
-        self, host: str, version: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S
-    ) -> dict[str, Any]:
-        request = {"do": "ask", "version": version, "words": list(words), "limit_s": limit_s}
+    def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
+        request = {"do": "ask", "words": list(words), "limit_s": limit_s}
         return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
-
-    def _version_on(self, host: str) -> str:
-        request: dict[str, Any] = {"do": "facts", "ports": {}, "interface": None}
-        told = self.connections[host].ask(request, limit_s=FACTS_LIMIT_S)
-        return str(told["state"].get("version", ""))
 
 
 def exit_code_of(plan: Plan) -> int:

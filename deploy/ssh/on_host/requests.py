@@ -196,8 +196,8 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `tenuto` command of that version says here, as JSON; empty while it cannot say anything."""
-    command = [str(place.version(request["version"]) / "bin/tenuto"), *request["words"]]
+    """What a `tenuto` command of the version that runs here says, as JSON; empty while it cannot say anything."""
+    command = [str(place.version(place.state.get("version", "none")) / "bin/tenuto"), *request["words"]]
     environ = {**os.environ, "TENUTO_RUN_DIR": str(place.run_dir)}
     done = subprocess.run(
         command,
