@@ -38,16 +38,18 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
+    LoadModel,
     LoadSlice,
     PushOutputs,
     Release,
     StageInputs,
+    UnloadModel,
     UnloadSlice,
     WatchAgent,
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded
+from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded, ModelLoaded
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
@@ -185,6 +187,8 @@ class _Worker:
             handle = self._payloads.put(event.outputs)
             assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
             return BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms)
+        if isinstance(event, ModelLoaded):
+            gc.freeze()  # without a look for garbage, which would stop those that are served
         if isinstance(event, Loaded):
             # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
             gc.collect()
@@ -230,6 +234,10 @@ class _Worker:
                 executor.load(spec)
             case UnloadSlice(slice_id):
                 self._executors.pop(slice_id).unload(slice_id)
+            case LoadModel(spec, number):
+                self._executors[spec.slice_id].load_model(spec, number)
+            case UnloadModel(slice_id, model_id):
+                self._executors[slice_id].unload_model(slice_id, model_id)
             case End():
                 self._end = action
 
