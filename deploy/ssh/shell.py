@@ -278,5 +278,8 @@ def _node_of(listed: Mapping[str, Any]) -> str:
 
 
 def _report(listed: Mapping[str, Any]) -> SliceReport:
-    left_out = tuple(LeftOut(**one) for one in listed["left_out"])
-    return SliceReport(**{**listed, "models": tuple(listed["models"]), "left_out": left_out})
+    try:
+        left_out = tuple(LeftOut(**one) for one in listed["left_out"])
+        return SliceReport(**{**listed, "models": tuple(listed["models"]), "left_out": left_out})
+    except (KeyError, TypeError) as error:  # of another version than this one
+        raise FabricError(f"the scheduler's status cannot be understood: {error!r}") from error

@@ -62,23 +62,23 @@ import asyncio, collections, json, os, select, sys
 from pathlib import Path
 import numpy as np
 from fabric.client import Client, ClientOptions
-from fabric.errors import FabricError, PeerLost
+from fabric.errors import FabricError
 
-# As a user who tries again, at the other frontend, what may be tried again; 8 s in all.
+# As a user who gives each try 2 s, and tries again at the other frontend; 10 s in all.
 async def one(clients, number, counts):
-    until = asyncio.get_running_loop().time() + 8.0
+    until = asyncio.get_running_loop().time() + 10.0
     turn = number
     while True:
         left_ms = (until - asyncio.get_running_loop().time()) * 1e3
         try:
-            await clients[turn % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=max(left_ms, 50.0))
+            await clients[turn % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=min(left_ms, 2_000.0))
             counts["ok"] += 1
             return
         except FabricError as error:
-            if left_ms < 200.0 or not (isinstance(error, PeerLost) or getattr(error, "retryable", False)):
-                counts[f"{type(error).__name__}: {error}"[:120]] += 1
+            counts[f"tried again: {type(error).__name__}"] += 1
+            if left_ms < 500.0:
+                counts[f"failed: {error}"[:120]] += 1
                 return
-            counts["tried again"] += 1
             turn += 1
             await asyncio.sleep(0.1)
 
@@ -384,7 +384,9 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
     assert code == 0, err
     counted = operator.ended(load)
     sys.stderr.write(f"under a rolling restart and an upgrade: {counted}\n")
-    assert set(counted) <= {"ok", "tried again"}
+    assert not [kind for kind in counted if kind.startswith("failed")]
+    # What had been begun when its one scheduler or its frontend ended is lost for its 2 s; all else is refused or cut off at once.
+    assert counted.get("tried again: DeadlineExceeded", 0) < counted["ok"] / 100
     assert counted["ok"] > 1_000
     changed = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
     assert version not in {row["config"] for row in changed}
