@@ -69,7 +69,7 @@ def scheduler(
         where = Whereabouts(written.config, home, is_here=here)
         control = where.scheduler(host)
         if with_frontend:
-            run_on_one_loop(written, where.frontend(0), stop, recording, control)
+            run_on_one_loop(written, where.frontend(0, is_beside=True), stop, recording, control)
         else:
             run_scheduler(written, home, stop, recording, control)
 

@@ -52,8 +52,10 @@ class Whereabouts:
         port = self._places.control_address(own).rpartition(":")[2]
         return (f"tcp://{self._address(own)}:{port}",)
 
-    def frontend(self, index: int, scheduler_address: str | None = None) -> FrontendOptions:
-        """How to run a frontend."""
+    def frontend(
+        self, index: int, scheduler_address: str | None = None, *, is_beside: bool = False
+    ) -> FrontendOptions:
+        """How to run a frontend. `is_beside`: in the scheduler's process, so that no address of that is needed."""
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
 
         keys = self._config.security.keys
@@ -62,9 +64,8 @@ class Whereabouts:
         given = (scheduler_address,) if scheduler_address else ()
         if not self._is_placed:
             client = moved(self._config.listen.client, index)
-            return replace(
-                own, client_addresses=(client,), scheduler_addresses=given or self._running_scheduler()
-            )
+            scheduler = given or (() if is_beside else self._running_scheduler())
+            return replace(own, client_addresses=(client,), scheduler_addresses=scheduler)
         host = self._places.frontends[index].host
         address = self._address(host)
         return replace(

@@ -90,7 +90,10 @@ def run_node_agent(
 
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, config.security.keys)
+    keys = config.security.keys
+    # Its workers need it too: better said now than by each of them.
+    keyring = None if keys is None else Keyring.of_folder(keys, principal_of_node(host))
+    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keyring)
     try:
         agent.run()
     finally:
@@ -99,7 +102,12 @@ def run_node_agent(
 
 class _Agent:
     def __init__(
-        self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal, keys: Path | None
+        self,
+        node: NodeConfig,
+        run_dir: Path,
+        options: AgentOptions,
+        stop: StopSignal,
+        keyring: Keyring | None,
     ) -> None:
         incarnation = new_incarnation()
         role_id = role_id_of_node(node.host)
@@ -111,16 +119,16 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
-        principal = principal_of_node(node.host)
-        keyring = None if keys is None else Keyring.of_folder(keys, principal)
-        self._of_workers = (options.address, *(() if keys is None else (str(keys.absolute()), principal)))
+        self._of_workers: tuple[str, ...] = (options.address,)
+        if keyring is not None and keyring.path is not None:
+            self._of_workers += (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
         peer, clock = peer_id(role_id, incarnation), options.clock
         self._scheduler: LocalScheduler | RemoteScheduler = (
             RemoteScheduler(peer, options.scheduler_addresses, clock, keyring)
             if options.scheduler_addresses
-            else LocalScheduler(peer, run_dir, clock)
+            else LocalScheduler(peer, run_dir, clock, keyring)
         )
         self._processes = Processes()
         self._aside: Background[Answer] = Background()
