@@ -41,7 +41,7 @@ def main() -> int:
         elif role == "frontend":
             keyring = Keyring.of_folder(Path(home) / KEYS, FRONTEND)
             own = FrontendId(f"frontend-{host}")
-            run_frontend(FrontendOptions(own, run_dir_path, scheduler, host=address, keyring=keyring), stop)
+            run_frontend(FrontendOptions(own, run_dir_path, [scheduler], host=address, keyring=keyring), stop)
         else:
             agent_options = AgentOptions(address=address)
             run_node_agent(load_config(Path(config)), host, run_dir_path, stop, agent_options)

@@ -21,7 +21,7 @@ from deploy.local.core import (
     TerminateRole,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import OPERATOR, new_incarnation, peer_id
+from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
 from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
@@ -32,7 +32,7 @@ from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
-from roles.runtime.running_cluster import endpoints_in
+from roles.runtime.running_cluster import endpoints_in, is_active
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
@@ -131,7 +131,11 @@ class _Readiness(SourceOver):
     def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
         settled = []
         for event in self._scheduler.take(limit, now_ms):
-            if isinstance(event, Heard) and isinstance(event.message, StatusListed):
+            if (
+                isinstance(event, Heard)
+                and isinstance(event.message, StatusListed)
+                and is_active(event.message)
+            ):
                 self.slices = event.message.slices
                 if all(report.state in SETTLED_STATES for report in self.slices):
                     problems = problems_of(self.slices)
@@ -159,12 +163,14 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._scheduler = LocalScheduler(peer_id(OPERATOR, new_incarnation()), run_dir, clock)
-        self._readiness = _Readiness(self._scheduler)
+        own = peer_id(OPERATOR, new_incarnation())
+        role_ids = [plan.role_id for plan in plans if plan.role_id.startswith(SCHEDULER_PREFIX)]
+        self._schedulers = [LocalScheduler(own, run_dir, clock, role_id=role_id) for role_id in role_ids]
+        self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [stop, self._processes, watch, self._readiness], self._perform
+            self._core, [stop, self._processes, watch, *self._readiness], self._perform
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
@@ -176,7 +182,8 @@ class _Supervisor:
     def close(self) -> None:
         self._processes.close()
         self._driver.close()
-        self._scheduler.close()
+        for scheduler in self._schedulers:
+            scheduler.close()
 
     def _perform(self, action: SupervisorAction) -> None:
         match action:
@@ -188,8 +195,10 @@ class _Supervisor:
             case KillRole(role_id):
                 self._processes.kill(role_id)
             case Announce():
-                self._readiness.rest()
-                self._on_started(Started(endpoints_in(self._run_dir), self._readiness.slices))
+                for readiness in self._readiness:
+                    readiness.rest()
+                slices = next((one.slices for one in self._readiness if one.slices), ())
+                self._on_started(Started(endpoints_in(self._run_dir), slices))
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

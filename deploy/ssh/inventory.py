@@ -8,11 +8,10 @@ from enum import IntEnum
 from typing import Final
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, role_id_of_node
+from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, SCHEDULER, key_file, principal_of_node
 from roles.cli.whereabouts import require_keys
 from roles.config.cluster import ClusterConfig
-from roles.runtime.core import SCHEDULER_ID
 
 CONFIG_FILE: Final = "cluster.json"
 _SOLVED: Final = ("ao-milp", "wsm-milp", "tenuto", "usher", "wao-usher", "wsm-usher")
@@ -94,9 +93,9 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
         ),
         *(
             RoleOnHost(
-                SCHEDULER_ID,
+                scheduler_id(at),
                 Rank.SCHEDULER,
-                ("scheduler", CONFIG_FILE, "--host", host),
+                ("scheduler", CONFIG_FILE, "--index", str(at), *(["--standby"] if at else [])),
                 places.schedulers[at].port,
             )
             for at in schedulers

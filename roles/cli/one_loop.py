@@ -20,11 +20,12 @@ def run_on_one_loop(
     stop: StopSignal,
     recording: Recording | None = None,
     control_addresses: Sequence[str] = (),
+    number: int = 0,
 ) -> None:
-    """Serve until told to stop; see both shells. Either's end is the other's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses)
+    """Serve until told to stop; see both shells. Either's end is the other's. `number`: the scheduler's."""
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
     try:
-        frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+        frontend_shell = FrontendShell(frontend, scheduler_shell.link, number)
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from fabric.ids import frontend_id, role_id_of_node
+from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
-from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend
+from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, index_of_scheduler
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.load import load_config, parse_config
-from roles.runtime.core import SCHEDULER_ID
+from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
@@ -28,9 +28,6 @@ _HERE = click.option(
 @click.command()
 @file_argument
 @run_dir_flag
-@click.option(
-    "--host", help="Which of cluster.schedulers this one is (default: this host's name, or the only one)."
-)
 @click.option(
     "--journal",
     type=OutputPath(),
@@ -48,30 +45,42 @@ _HERE = click.option(
     is_flag=True,
     help="Also run frontend 0, on the same loop: for a host with few cores.",
 )
+@click.option(
+    "--standby", is_flag=True, help="One of cluster.schedulers that takes over when the active one is lost."
+)
+@click.option(
+    "--index",
+    type=IntRange(0, SCHEDULERS_MAX - 1),
+    help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
+)
 @_HERE
 def scheduler(
     file: Path,
     run_dir_option: Path | None,
-    host: str | None,
     journal: Path | None,
     journal_mb: int,
     with_frontend: bool,  # noqa: FBT001  click's flags
+    standby: bool,  # noqa: FBT001  click's flags
+    index: int | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run the scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
+    """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
     from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
-    with _role(SCHEDULER_ID, run_dir_option) as (home, stop):
+    document = read_document(file)
+    written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
+    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
+    if standby and number == 0:
+        raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
+    with _role(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        document = read_document(file)
-        written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
         where = Whereabouts(written.config, home, is_here=here)
-        control = where.scheduler(host)
+        control = where.scheduler(number)
         if with_frontend:
-            run_on_one_loop(written, where.frontend(0, is_beside=True), stop, recording, control)
+            run_on_one_loop(written, where.frontend(0, is_beside=True), stop, recording, control, number)
         else:
-            run_scheduler(written, home, stop, recording, control)
+            run_scheduler(written, home, stop, recording, control, number=number)
 
 
 @click.command()
@@ -81,14 +90,17 @@ def scheduler(
     "--index", type=IntRange(0, FRONTENDS_MAX - 1), help="Which of cluster.frontends this one is, from 0."
 )
 @click.option(
-    "--scheduler", "scheduler_address", help="Its control address (default: FILE's, or its run file's)."
+    "--scheduler",
+    "scheduler_given",
+    multiple=True,
+    help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_HERE
 def frontend(
     file: Path,
     run_dir_option: Path | None,
     index: int | None,
-    scheduler_address: str | None,
+    scheduler_given: tuple[str, ...],
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
@@ -100,7 +112,7 @@ def frontend(
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
     with _role(frontend_id(own), run_dir_option) as (home, stop):
-        run_frontend(Whereabouts(config, home, is_here=here).frontend(own, scheduler_address), stop)
+        run_frontend(Whereabouts(config, home, is_here=here).frontend(own, scheduler_given), stop)
 
 
 @click.command("node-agent")

@@ -60,6 +60,7 @@ def status(
             "models": listed.models,
             "gpus": listed.gpus,
             "plan": listed.plan,
+            "scheduling": listed.standing,
             "counters": listed.counters,
             "roles": report.counters,
         }
@@ -83,6 +84,15 @@ def _print_status(report: ClusterReport) -> None:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
     for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
         console.print(table)
+    standing = report.scheduler.standing
+    if standing is not None:
+        console.print(
+            f"Scheduling: {report.scheduler.role_id} is active, epoch {standing.epoch},"
+            f" granted by {standing.agents_granted} of {standing.agents} agents"
+        )
+        for standby in standing.standbys:
+            plan_state = "has the plan" if standby.has_plan else "has no plan yet"
+            console.print(f"  {standby.scheduler_id} stands by, and {plan_state}")
     for role_id, refused in keys_refused(report).items():
         console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")
     plan = report.scheduler.plan

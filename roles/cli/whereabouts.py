@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id
+from fabric.ids import frontend_id, scheduler_id
 from fabric.keys import FRONTEND, Keyring
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
-from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.environment import RunDir
 from roles.runtime.host_address import host_named_here, own_address
-from roles.runtime.loop.local_scheduler import RUN_FILE
 from roles.runtime.process import read_run_file
 
 if TYPE_CHECKING:
@@ -43,17 +41,15 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, host: str | None) -> Sequence[str]:
-        """The control addresses beside the run directory's."""
+    def scheduler(self, number: int) -> Sequence[str]:
+        """The control addresses of a scheduler beside the run directory's."""
         if not self._is_placed:
             return ()
-        hosts = [one.host for one in self._places.schedulers]
-        own = chosen_host(host, hosts, "--host")
-        port = self._places.control_address(own).rpartition(":")[2]
-        return (f"tcp://{self._address(own)}:{port}",)
+        place = self._places.schedulers[number]
+        return (f"tcp://{self._address(place.host)}:{place.port}",)
 
     def frontend(
-        self, index: int, scheduler_address: str | None = None, *, is_beside: bool = False
+        self, index: int, scheduler_given: Sequence[str] = (), *, is_beside: bool = False
     ) -> FrontendOptions:
         """How to run a frontend. `is_beside`: in the scheduler's process, so that no address of that is needed."""
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -61,18 +57,20 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring)
-        given = (scheduler_address,) if scheduler_address else ()
+        given = [(address,) for address in scheduler_given]
         if not self._is_placed:
             client = moved(self._config.listen.client, index)
-            scheduler = given or (() if is_beside else self._running_scheduler())
-            return replace(own, client_addresses=(client,), scheduler_addresses=scheduler)
+            if not given and not is_beside:
+                self._require_scheduler()
+            found = given or self._running_schedulers()
+            return replace(own, client_addresses=(client,), scheduler_addresses=found)
         host = self._places.frontends[index].host
         address = self._address(host)
         return replace(
             own,
             host=address,
             client_addresses=(self._places.client_address(index, address),),
-            scheduler_addresses=given or self._scheduler_seen_from(host),
+            scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 
     def node(self, host: str) -> AgentOptions:
@@ -81,30 +79,41 @@ class Whereabouts:
 
         if not self._is_placed:
             return AgentOptions()
-        is_beside = host == self._places.schedulers[0].host
-        return AgentOptions(
-            address=self._address(host),
-            scheduler_addresses=() if is_beside else self._scheduler_seen_from(host),
-        )
+        elsewhere = {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
+        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
 
-    def _scheduler_seen_from(self, host: str) -> Sequence[str]:
-        """By ipc on its own host, whether it runs already or not; else by TCP."""
-        active = self._places.schedulers[0].host
-        if host == active:
-            return (RunDir(self._run_dir).ipc_address(f"{SCHEDULER_ID}.control"),)
-        return (self._places.control_address(active),)
+    def _schedulers_seen_from(self, host: str) -> Sequence[Sequence[str]]:
+        """Of each: by ipc on its own host, whether it runs already or not; else by TCP."""
+        return [
+            (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
+            for number, place in enumerate(self._places.schedulers)
+        ]
 
-    def _running_scheduler(self) -> Sequence[str]:
-        path = self._run_dir / RUN_FILE
-        run_file = read_run_file(path)
-        if run_file is None:
+    def _by_ipc(self, number: int) -> str:
+        return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")
+
+    def _running_schedulers(self) -> Sequence[Sequence[str]]:
+        """Of each; where one that does not run yet will listen."""
+        return [
+            found.addresses["control"]
+            if (found := read_run_file(self._run_dir / f"{scheduler_id(number)}.json")) is not None
+            else (self._by_ipc(number),)
+            for number in range(self._config.schedulers)
+        ]
+
+    def _require_scheduler(self) -> None:
+        names = [f"{scheduler_id(number)}.json" for number in range(self._config.schedulers)]
+        if not any((self._run_dir / name).exists() for name in names):
             raise ConfigError(
-                f"no scheduler serves in {self._run_dir} (there is no {path.name}): start it first, or give --scheduler"
+                f"no scheduler serves in {self._run_dir} (there is no {names[0]}): start it first, or give --scheduler"
             )
-        return run_file.addresses["control"]
 
 
 def require_keys(config: ClusterConfig) -> None:
@@ -124,6 +133,19 @@ def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
     if found is None:
         raise ConfigError(f"which host is this one? Give {option}: one of {', '.join(hosts)}")
     return found
+
+
+def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
+    """Which scheduler is meant; ConfigError for one that the file does not have."""
+    number = int(is_standby) if given is None else given
+    if given is None and config.places.is_written and not is_here:
+        hosts = [one.host for one in config.places.schedulers]
+        number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))
+    if number >= config.schedulers:
+        raise ConfigError(
+            f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
+        )
+    return number
 
 
 def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
 from fabric.policy_options import shown
-from roles.config.checks import check_endpoint, name_like, one_of, whole
+from roles.config.checks import SCHEDULERS_MAX, check_endpoint, name_like, one_of, whole
 from roles.config.sections import ClusterSection, DeploySection, FrontendSection, SchedulerSection
 
 CONTROL_PORT: Final = 5550
 CLIENT_PORT: Final = 5555
 """Of a host's first frontend; its next ones follow."""
 FRONTENDS_MAX: Final = 1024
-SCHEDULERS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 UNITS: Final = ("auto", "systemd", "supervisor")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -60,12 +59,10 @@ class Places:
     addresses: Mapping[str, str] = field(default_factory=dict)
     is_written: bool = False
 
-    def control_address(self, host: str) -> str:
-        """Where others reach the scheduler of a host. ConfigError where it has none."""
-        for place in self.schedulers:
-            if place.host == host:
-                return f"tcp://{self.addresses.get(host, host)}:{place.port}"
-        raise ConfigError(f"there is no scheduler on {host}; {_listed(one.host for one in self.schedulers)}")
+    def control_address(self, number: int) -> str:
+        """Where other hosts reach a scheduler."""
+        place = self.schedulers[number]
+        return f"tcp://{self.addresses.get(place.host, place.host)}:{place.port}"
 
     def client_address(self, index: int, own_address: str) -> str:
         """Where frontend `index` listens for clients, on a host with that address."""
@@ -218,7 +215,3 @@ def _frontends(
         host = name_like(one.host, f"{where}.host")
         places.append(FrontendPlace(host, listen.client or client, listen.http, listen.metrics))
     return tuple(places)
-
-
-def _listed(hosts: Iterable[str]) -> str:
-    return f"there is one on {', '.join(hosts)}"

@@ -16,6 +16,7 @@ import msgspec
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
+from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import shown
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
@@ -67,7 +68,6 @@ NETWORK_MS_MAX = 60_000.0
 MEMORY_GB_MAX = 1e6
 PRICE_MAX = 1e9
 PIN_CORES_MAX = 4096
-PRIORITY_MAX = 1_000_000
 PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
 RUN_MS_MIN = 1e-6  # what results are rounded to
@@ -131,6 +131,7 @@ def _cluster_config(
         placement=placed,
         seed=read.seed,
         frontends=len(places.frontends),
+        schedulers=len(places.schedulers),
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
@@ -184,7 +185,7 @@ def _model(
         profiles_by_type=by_type,
         loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
-        priority=whole(section.priority, f"{where}.priority", -PRIORITY_MAX, PRIORITY_MAX),
+        priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
         run_limit_ms=section.run_limit_ms,
     )
 

@@ -82,7 +82,9 @@ class SchedulerCore:
         self._estimates = Estimates(settings)
         self._updates = DirectoryUpdates(self._fleet)
         run_time_watch = None if planning is None else RunTimeWatch()
-        self._batches = Batches(discipline, self._fleet, self._estimates, self._updates, run_time_watch)
+        self._batches = Batches(
+            discipline, self._fleet, self._estimates, self._updates, run_time_watch, settings.first_batch_id
+        )
         self._withdrawals = self._batches.withdrawals
         self._counters = self._batches.counters
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
@@ -163,6 +165,7 @@ class SchedulerCore:
                     message.span_ms,
                     sent_at_ms + ready_in_ms if ready_in_ms else 0.0,
                     message.slack_ms,
+                    message.priority,
                 )
                 decisions = self._arrive(model_id, run, now_ms)
                 if decisions is QUIET:

@@ -13,7 +13,7 @@ from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
-from roles.runtime.core import SCHEDULER, Lost
+from roles.runtime.core import SCHEDULER_ID, Lost
 from roles.runtime.loop.local_scheduler import LOOK_EVERY_MS, REFUSED, LocalSchedulerEvent
 from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.loop.sources import SourceOver
@@ -24,9 +24,15 @@ class RemoteScheduler(SourceOver):
     """Connects at once, and again whenever that breaks. Raises ConfigError for what is no address."""
 
     def __init__(
-        self, own: PeerId, addresses: Sequence[str], clock: Clock, keyring: Keyring | None = None
+        self,
+        own: PeerId,
+        addresses: Sequence[str],
+        clock: Clock,
+        keyring: Keyring | None = None,
+        role_id: str = SCHEDULER_ID,
     ) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring)
+        self._scheduler = PeerId(role_id)
+        self._connection = ServerConnection(own, self._scheduler, clock, keyring=keyring)
         super().__init__(self._connection)
         self._addresses = tuple(addresses)
         self._is_found = False
@@ -53,12 +59,12 @@ class RemoteScheduler(SourceOver):
         events: list[LocalSchedulerEvent] = []
         if not self._is_found:
             self._is_found = True
-            events.append(SchedulerFound(self._addresses))
+            events.append(SchedulerFound(self._addresses, self._scheduler))
         if self._look_at_ms <= now_ms:
             self._look_at_ms = now_ms + LOOK_EVERY_MS
             refused = self._connection.counters["full_out"]
             if refused > self._refused:
-                events.append(Lost(SCHEDULER, REFUSED))
+                events.append(Lost(self._scheduler, REFUSED))
             self._refused = refused
         events.extend(self._connection.take(limit, now_ms))
         return events
