@@ -185,13 +185,16 @@ def _schedulers(written: int | Sequence[SchedulerSection], first_host: str) -> t
     if isinstance(written, int):
         count = whole(written, where, 1, SCHEDULERS_MAX)
         return tuple(SchedulerPlace(first_host, at > 0, CONTROL_PORT - at) for at in range(count))
-    whole(len(written), f"the number of {where}", 1, SCHEDULERS_MAX)
+    whole(len(written), f"the length of {where}", 1, SCHEDULERS_MAX)
     places = []
     for at, one in enumerate(written):
+        if one.standby != (at > 0):
+            right = (
+                "the first one is the active one at a start" if at == 0 else "only the first one is active"
+            )
+            raise ConfigError(f"{where}[{at}].standby: is {shown(one.standby)}; {right}")
         whole(one.port, f"{where}[{at}].port", 1, PORT_MAX)
         places.append(SchedulerPlace(name_like(one.host, f"{where}[{at}].host"), one.standby, one.port))
-    if [one.is_standby for one in places] != [False] + [True] * (len(places) - 1):
-        raise ConfigError(f"{where}: the first one is active and the others need standby: true")
     return tuple(places)
 
 

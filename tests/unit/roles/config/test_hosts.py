@@ -74,9 +74,9 @@ def test_what_the_file_says_of_listening_holds_for_frontends_that_say_nothing() 
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
-        ({"schedulers": []}, "the number of cluster.schedulers: is 0"),
-        ({"schedulers": [{"host": "a", "standby": True}]}, "the first one is active"),
-        ({"schedulers": [{"host": "a"}, {"host": "b"}]}, "the others need standby: true"),
+        ({"schedulers": []}, "the length of cluster.schedulers: is 0"),
+        ({"schedulers": [{"host": "a", "standby": True}]}, "the first one is the active one"),
+        ({"schedulers": [{"host": "a"}, {"host": "b"}]}, "only the first one is active"),
         (
             {"schedulers": [{"host": "a"}, {"host": "a", "standby": True}]},
             "scheduler-0 are both at port 5550 of a",
