@@ -16,6 +16,7 @@ from pathlib import Path
 from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.messages import AnyMessage
+from fabric.transport import ZMQ, Transport
 from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
@@ -32,8 +33,8 @@ LocalSchedulerEvent = Heard | Lost | SchedulerFound
 class LocalScheduler(SourceOver):
     """Closed until the scheduler's run file is there."""
 
-    def __init__(self, own: PeerId, run_dir: Path, clock: Clock) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock)
+    def __init__(self, own: PeerId, run_dir: Path, clock: Clock, transport: Transport = ZMQ) -> None:
+        self._connection = ServerConnection(own, SCHEDULER, clock, transport=transport)
         super().__init__(self._connection)
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""
