@@ -27,7 +27,7 @@ from fabric.messages import (
 )
 from fabric.sockets import LinkOptions
 from fabric.transport import ZMQ, Transport
-from roles.gpu_worker.agent_watch import AgentWatch
+from roles.gpu_worker.agent_watch import AgentWatch, WatchesAgent
 from roles.gpu_worker.answers import answer_unsendable, check_rows
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import WorkerCore
@@ -135,7 +135,7 @@ class WorkerShell:
         worker_id: str,
         run_dir: Path,
         options: WorkerOptions,
-        watch: AgentWatch,
+        watch: WatchesAgent,
         outlive_ms: float,
     ) -> None:
         incarnation, transport = options.incarnation, options.transport
