@@ -22,6 +22,8 @@ Incarnation = NewType("Incarnation", str)
 OPERATOR: Final = "operator"
 """The role id of whoever asks for a status, or changes the plan."""
 FRONTEND_PREFIX: Final = "frontend-"
+AGENT_PREFIX: Final = "node-"
+WORKER_PREFIX: Final = "worker-"
 
 
 def frontend_id(number: int) -> FrontendId:
@@ -31,7 +33,7 @@ def frontend_id(number: int) -> FrontendId:
 
 def worker_prefix(node_id: NodeId) -> str:
     """What the role ids of a node's workers begin with; a number follows."""
-    return f"worker-{node_id}-"
+    return f"{WORKER_PREFIX}{node_id}-"
 
 
 def is_worker_of(role_id: str, node_id: NodeId) -> bool:
@@ -42,7 +44,7 @@ def is_worker_of(role_id: str, node_id: NodeId) -> bool:
 
 def role_id_of_node(host: str) -> str:
     """The role id of a node's agent, which is also its run file's name."""
-    return f"node-{host}"
+    return f"{AGENT_PREFIX}{host}"
 
 
 def new_incarnation() -> Incarnation:

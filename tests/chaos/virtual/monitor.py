@@ -27,6 +27,7 @@ class Asked:
     """A request, on the world's clock."""
 
     number: int
+    client: Process
     frontend: Process
     asked_at_ms: float
     budget_ms: float
@@ -46,10 +47,10 @@ class Monitor:
 
     # ------------------------------------------------------------ requests
 
-    def asked(self, number: int, frontend: Process, budget_ms: float) -> None:
+    def asked(self, number: int, client: Process, frontend: Process, budget_ms: float) -> None:
         """A client sent it; its answer is due, and looked for."""
         world = self._world
-        one = self._asked[number] = Asked(number, frontend, world.now_ms, budget_ms, frontend.slept_ms)
+        one = self._asked[number] = Asked(number, client, frontend, world.now_ms, budget_ms, frontend.slept_ms)
         world.at(self._due_at_ms(one), lambda: self._look(one))
 
     def not_asked(self) -> None:
@@ -83,14 +84,17 @@ class Monitor:
     def _due_at_ms(self, one: Asked) -> float:
         frontend = one.frontend
         deadline_at_ms = one.asked_at_ms + one.budget_ms + frontend.slept_ms - one.slept_ms
-        return max(deadline_at_ms, frontend.resumed_at_ms) + GRACE_MS + 2 * self._world.client_way_ms
+        path = self._world.network.path(one.client.place, frontend.place)
+        runs_at_ms = max(frontend.resumed_at_ms, one.client.resumed_at_ms, path.cut_until_ms)
+        return max(deadline_at_ms, runs_at_ms) + GRACE_MS + 2 * self._world.client_way_ms
 
     def _look(self, one: Asked) -> None:
         if one.fate:
             return
-        if one.frontend.is_stopped:
-            one.frontend.when_running(lambda: self._look(one))
-            return
+        for process in (one.frontend, one.client):
+            if process.is_stopped:
+                process.when_running(lambda: self._look(one))
+                return
         due_at_ms = self._due_at_ms(one)
         if due_at_ms > self._world.now_ms:
             self._world.at(due_at_ms, lambda: self._look(one))

@@ -70,6 +70,7 @@ class World:
         self._clocks = random.Random(f"{script.seed}/clocks")
         self._happening: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
+        self._replaced: set[Process] = set()
         self._incarnations = count(1)
         self._requests = count(1)
         self._settings, self._planning, hardware = _cluster(_document(shape))
@@ -153,7 +154,7 @@ class World:
         if frontend is None or not client.ask(request, frontend_number, model_id, budget_ms):
             self.monitor.not_asked()
             return None
-        self.monitor.asked(request, frontend, budget_ms)
+        self.monitor.asked(request, client, frontend, budget_ms)
         return request
 
     def _settle(self) -> None:
@@ -295,6 +296,9 @@ class World:
 
     def _start_again(self, process: Process, after_ms: float) -> None:
         """Its place is empty, and taken again so much later."""
+        if process in self._replaced:
+            return
+        self._replaced.add(process)
         match process:
             case SchedulerProcess():
                 self.scheduler = None
