@@ -121,8 +121,8 @@ class WatchedLinkSource(SourceOver):
     """Hears a control link; every peer is watched from its first message on.
 
     Heartbeats live here: pings are answered, quiet peers are asked for a sign of life, and round trips teach the
-    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone, and of a
-    ping that is the first thing a peer says: who begins so has been talking to somebody else behind our address.
+    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone, and of one
+    that begins with them: it has been talking to somebody else behind our address, or we had given it up.
     """
 
     def __init__(self, link: TimedLink, clock: Clock, heartbeats: HeartbeatTiming | None = None) -> None:
@@ -145,12 +145,13 @@ class WatchedLinkSource(SourceOver):
         events: list[Heard | Lost] = []
         for received in self._link.receive(limit):
             peer, message = received.peer, received.message
-            is_new = self._liveness.watch(peer, now_ms)
-            if isinstance(message, Pong):
+            if self._liveness.watch(peer, now_ms) and isinstance(message, Ping | Pong):
+                events.append(Heard(peer, message, received.late_ms))
+            elif isinstance(message, Pong):
                 rtt_ms = self._liveness.pong(peer, message.number, now_ms)
                 if rtt_ms is not None:
                     self._link.transit.observe_rtt(peer, rtt_ms, now_ms)
-            elif isinstance(message, Ping) and not is_new:
+            elif isinstance(message, Ping):
                 self._liveness.heard(peer, now_ms)
                 self._link.send(peer, Pong(message.number))
             else:

@@ -97,6 +97,7 @@ class SchedulerCore:
             SliceChanged: self._on_slice_changed,
             Telemetry: self._on_telemetry,
             Ping: self._on_ping,
+            Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
         }
         self.controller: Controller | None = None
@@ -372,6 +373,10 @@ class SchedulerCore:
     def _on_ping(self, peer: PeerId, message: Ping, late_ms: float, now_ms: float) -> Sequence[Send]:
         del late_ms, now_ms
         return [Send(peer, Pong(message.number))]
+
+    def _on_pong(self, peer: PeerId, message: Pong, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del peer, message, late_ms, now_ms
+        return _NOTHING  # of somebody who is known
 
     def _on_status_asked(
         self, peer: PeerId, message: StatusAsked, late_ms: float, now_ms: float

@@ -38,6 +38,7 @@ from fabric.messages import (
     Ping,
     PlanChange,
     PlanMade,
+    Pong,
     ReplicaInfo,
     SliceChanged,
     SliceReady,
@@ -87,7 +88,8 @@ class SchedulerPeerChecks(PeerChecks):
             SliceReady: self._slice_ready,
             SliceChanged: self._slice_changed,
             Telemetry: self._telemetry,
-            Ping: self._ping,
+            Ping: self._heartbeat,
+            Pong: self._heartbeat,
             StatusAsked: anybody,
         }
         if nodes is not None:  # then there is a plan that can be changed
@@ -130,8 +132,8 @@ class SchedulerPeerChecks(PeerChecks):
                 f"parts that batch {done.batch_id} does not have are missing", NOT_OWNER
             )
 
-    def _ping(self, peer: PeerId, ping: Ping) -> None:
-        del ping
+    def _heartbeat(self, peer: PeerId, heartbeat: Ping | Pong) -> None:
+        del heartbeat
         role_id = role_id_of(peer)
         if role_id.startswith((FRONTEND_PREFIX, AGENT_PREFIX, WORKER_PREFIX)):
             self._require_known(peer)

@@ -86,6 +86,8 @@ class Monitor:
         deadline_at_ms = one.asked_at_ms + one.budget_ms + frontend.slept_ms - one.slept_ms
         path = self._world.network.path(one.client.place, frontend.place)
         runs_at_ms = max(frontend.resumed_at_ms, one.client.resumed_at_ms, path.cut_until_ms)
+        if one.asked_at_ms < max(frontend.resumed_at_ms, path.cut_until_ms):  # of a client's first messages nobody knows how long they waited
+            runs_at_ms += one.budget_ms
         return max(deadline_at_ms, runs_at_ms) + GRACE_MS + 2 * self._world.client_way_ms
 
     def _look(self, one: Asked) -> None:

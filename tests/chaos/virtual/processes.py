@@ -492,6 +492,8 @@ class ClientProcess(Process):
         super().__init__(world, f"client-{number}")
         self.pending: dict[tuple[int, int], int] = {}
         """By frontend and the connection's own number: the request."""
+        self._given_up: set[tuple[int, int]] = set()
+        """Whose connection broke: an answer may still come by the next one, once."""
         self._links: list[VirtualServer] = []
         self._numbers = [0] * world.frontends
         own = peer_id(f"client-{number}", self.incarnation)
@@ -532,14 +534,18 @@ class ClientProcess(Process):
     def _heard(self, place: int, received: Received) -> None:
         message = received.message
         if isinstance(message, Answer | Refusal):
-            request = self.pending.pop((place, message.request_no), None)
+            key = place, message.request_no
+            if key in self._given_up:
+                self._given_up.remove(key)
+                return
             code = message.code if isinstance(message, Refusal) else ""
-            self.world.monitor.answered(request, (place, message.request_no), code)
+            self.world.monitor.answered(self.pending.pop(key, None), key, code)
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
         for key in [key for key in self.pending if key[0] == place]:
             self.world.monitor.cut_off(self.pending.pop(key))
+            self._given_up.add(key)
 
 
 def _from_worker(received: Received) -> Heard:

@@ -89,7 +89,7 @@ class World:
     def clock_offset_ms(self, place: str) -> float:
         """Hosts' clocks have nothing to do with each other, nor with those before a host's own restart."""
         del place
-        return float(self._clocks.choice((0.0, 0.0, self._clocks.uniform(-1e5, 1e7))))
+        return float(self._clocks.choice((0.0, 0.0, self._clocks.uniform(0.0, 1e7))))
 
     def make_scheduler(self) -> SchedulerCore:
         """As at every start."""
