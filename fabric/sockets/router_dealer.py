@@ -87,6 +87,11 @@ class RouterLink(ListeningLink):
         lost, self._lost = self._lost, []
         return lost
 
+    @property
+    def has_more(self) -> bool:
+        """Whether somebody is lost, or a message is waiting."""
+        return bool(self._lost) or super().has_more
+
     def _of(self, peer: PeerId) -> InFlight:
         own = self._in_flight.get(peer)
         if own is None:

@@ -320,6 +320,10 @@ class VirtualPeers(_Listener):
         lost, self._lost = self._lost, []
         return lost
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._lost) or super().has_more
+
 
 class VirtualPayloads(_Listener):
     """As a PULL."""
