@@ -25,7 +25,7 @@ from profiles.igniter.coefficients import Resident, predict_ms, read_coefficient
 from profiles.measured import MeasuredProfile
 from profiles.store import read_measured
 from roles.node_agent.discovery import NvmlUnavailable
-from roles.node_agent.mps import MpsError
+from roles.node_agent.mps.control import MpsError
 from roles.profiling.process import MeasuringProcess, MeasuringRequest
 from roles.profiling.shares import Environment, mps_shares
 

@@ -62,8 +62,11 @@ def prove(pulp: Any, program: Any, nodes_max: int, gap: float) -> Solved | None:
     """
     try:
         solved = _solved(pulp, program, gap, {"mip_max_nodes": nodes_max}, {"maxNodes": nodes_max})
-    except KeyError:  # PuLP 3.3 has no word for what HiGHS says when the nodes are used up, kSolutionLimit
-        return None
+    except KeyError as error:
+        # PuLP 3.3 has no word for what HiGHS says when the nodes are used up.
+        if error.args and getattr(error.args[0], "name", "") == "kSolutionLimit":
+            return None
+        raise
     return solved if solved is not None and solved.is_proven else None
 
 

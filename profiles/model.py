@@ -24,7 +24,10 @@ WHOLE_GPU_PERCENT = 100.0
 
 
 class ModelProfile(ABC):
-    """What a model costs on one type of GPU, alone on it. `source` says where the numbers come from."""
+    """What a model costs on one type of GPU, alone on it. `source` says where the numbers come from.
+
+    `ref` is its name among the shipped profiles, empty for any other.
+    """
 
     def __init__(
         self,
@@ -32,11 +35,12 @@ class ModelProfile(ABC):
         batch_size_max: int,
         memory_by_batch: Mapping[int, float] | None = None,
         usage: Usage | None = None,
+        ref: str = "",
     ) -> None:
         if not 1 <= batch_size_max <= BATCH_SIZE_LIMIT:
             raise ProfileError(f"max_batch is {batch_size_max}; it must be from 1 to {BATCH_SIZE_LIMIT}")
         self.source = source
-        self.ref = ""  # its name among the shipped ones, given by the store
+        self.ref = ref
         self.batch_size_max = batch_size_max
         self.usage = usage or Usage()
         self._memory = _Points(memory_by_batch or {1: 0.0})
@@ -116,13 +120,14 @@ class LinearProfile(ModelProfile):
         batch_size_max: int = BATCH_SIZE_MAX_DEFAULT,
         *,
         source: str = "given as alpha_ms and beta_ms",
+        ref: str = "",
     ) -> None:
         for name, value in (("alpha_ms", alpha_ms), ("beta_ms", beta_ms)):
             if not (math.isfinite(value) and value >= 0):
                 raise ProfileError(f"{name} is {value:g}; it must be a finite number of ms, 0 or more")
         if alpha_ms + beta_ms <= 0:
             raise ProfileError("alpha_ms and beta_ms are both 0: a batch must take some time")
-        super().__init__(source, batch_size_max)
+        super().__init__(source, batch_size_max, ref=ref)
         self.alpha_ms = alpha_ms
         self.beta_ms = beta_ms
 
@@ -147,6 +152,7 @@ class TableProfile(ModelProfile):
         memory_by_batch: Mapping[int, float] | None = None,
         is_padded: bool = False,
         usage: Usage | None = None,
+        ref: str = "",
     ) -> None:
         if not columns:
             raise ProfileError(f"the table is empty ({source})")
@@ -158,7 +164,7 @@ class TableProfile(ModelProfile):
         self._columns = [_checked(columns[share], is_padded=is_padded) for share in self._shares]
         if len({tuple(column.keys) for column in self._columns}) > 1:
             raise ProfileError(f"every share must be measured at the same batch sizes ({source})")
-        super().__init__(source, self._columns[0].keys[-1], memory_by_batch, usage)
+        super().__init__(source, self._columns[0].keys[-1], memory_by_batch, usage, ref)
 
     @property
     def columns(self) -> dict[float, dict[int, float]]:

@@ -46,7 +46,7 @@ def shipped_profile(ref: str) -> ModelProfile:
 
 def shipped_refs() -> tuple[str, ...]:
     """Every ref that `shipped_profile` knows."""
-    return tuple(f"{family}/{model}" for family in _FAMILIES for model in _family(family))
+    return tuple(_ref(family, model) for family in _FAMILIES for model in _family(family))
 
 
 @cache
@@ -59,13 +59,14 @@ def shipped_data(name: str) -> Mapping[str, Any]:
 
 @cache
 def _family(family: str) -> Mapping[str, ModelProfile]:
-    profiles = _FAMILIES[family]()
-    for model, profile in profiles.items():
-        profile.ref = f"{family}/{model}"
-    return profiles
+    return _FAMILIES[family](family)
 
 
-def _thesis() -> dict[str, TableProfile]:
+def _ref(family: str, model: str) -> str:
+    return f"{family}/{model}"
+
+
+def _thesis(family: str) -> dict[str, TableProfile]:
     """Table A.1: batches 4 … 128 on the whole GPU; sizes that ran out of memory are absent."""
     data = shipped_data("thesis_table_a1_v100")
     gpu_bytes = gpu_profile("v100").memory_bytes
@@ -91,6 +92,7 @@ def _thesis() -> dict[str, TableProfile]:
             memory_by_batch=memory[model],
             is_padded=True,
             usage=Usage(needs[model]),
+            ref=_ref(family, model),
         )
         for model, column in latency.items()
     }
@@ -108,41 +110,42 @@ def _thesis_ms(row: Mapping[str, Any]) -> float:
     return float(min(max(measured_ms, printed_ms - 0.05), printed_ms + 0.05))
 
 
-def _igniter(data: Mapping[str, Any], source: str) -> dict[str, ModelProfile]:
+def _igniter(family: str, data: Mapping[str, Any], source: str) -> dict[str, ModelProfile]:
     hardware = read_hardware(data["hardware"])
     return {
-        model: IgniterProfile(hardware, read_coefficients(entry), source)
+        model: IgniterProfile(hardware, read_coefficients(entry), source, _ref(family, model))
         for model, entry in data["workload_coefficients"].items()
     }
 
 
-def _igniter_v100() -> dict[str, ModelProfile]:
+def _igniter_v100(family: str) -> dict[str, ModelProfile]:
     data = shipped_data("igniter_v100")
-    return _igniter(data, f"{data['source']}; {data['gpu']}")
+    return _igniter(family, data, f"{data['source']}; {data['gpu']}")
 
 
-def _thesis_estimate() -> dict[str, ModelProfile]:
+def _thesis_estimate(family: str) -> dict[str, ModelProfile]:
     """Table A.1 with estimated iGniter coefficients, which is how iGniter takes part in the thesis' settings."""
     data = shipped_data("thesis_igniter_estimate_v100")
     hardware = read_hardware(shipped_data("igniter_v100")["hardware"])
-    measured = _thesis()
+    measured = _thesis("thesis-v100")
     return {
         model: EstimatedIgniterProfile(
             hardware,
             read_coefficients(entry),
             f"{data['source']}. {data['warning']} Run times: {measured[model].source}",
             measured[model],
+            _ref(family, model),
         )
         for model, entry in data["workload_coefficients"].items()
     }
 
 
-def _igniter_t4() -> dict[str, ModelProfile]:
+def _igniter_t4(family: str) -> dict[str, ModelProfile]:
     data = shipped_data("igniter_t4")
-    return _igniter(data["synthetic_estimate"], f"SYNTHETIC, not measured. {data['warning']}")
+    return _igniter(family, data["synthetic_estimate"], f"SYNTHETIC, not measured. {data['warning']}")
 
 
-def _gpulet_2080ti() -> dict[str, ModelProfile]:
+def _gpulet_2080ti(family: str) -> dict[str, ModelProfile]:
     data = shipped_data("gpulet_2080ti")
     source = f"SYNTHETIC, not measured: {data['latency_ms_synthetic_note']}. {data['source']}"
     used = data["util_2080ti"] | {"lenet1": data["util_2080ti"]["lenet"]}  # the repository's two names for it
@@ -164,6 +167,7 @@ def _gpulet_2080ti() -> dict[str, ModelProfile]:
                 bandwidths=_gpulet_bandwidths(used[model], linear),
                 batching_overhead_ms=_gpulet_overhead_ms(data["batching_overhead_ms"], model),
             ),
+            ref=_ref(family, model),
         )
         for model, column in data["latency_ms_synthetic"].items()
     }
@@ -189,7 +193,7 @@ def _gpulet_bandwidths(rows: Mapping[str, Mapping[str, float]], linear: LinearCo
     return BandwidthTable({WHOLE_GPU_PERCENT: column}, linear)
 
 
-def _gpulet_v100() -> dict[str, ModelProfile]:
+def _gpulet_v100(family: str) -> dict[str, ModelProfile]:
     """Measured at gpulet's partition sizes below 100 %; the 100 % column is the file's interpolation."""
     data = shipped_data("igniter_gpulet_profiles_v100")
     source = f"{data['source']}. At 100 %: {data['latency_ms_p100_note']}"
@@ -209,30 +213,36 @@ def _gpulet_v100() -> dict[str, ModelProfile]:
                 used = Bandwidths(l2_percent, dram[batch_size][share])
                 bandwidths.setdefault(float(share), {})[int(batch_size)] = used
         profiles[model] = TableProfile(
-            columns, source=source, usage=Usage(bandwidths=BandwidthTable(bandwidths, linear))
+            columns,
+            source=source,
+            usage=Usage(bandwidths=BandwidthTable(bandwidths, linear)),
+            ref=_ref(family, model),
         )
     return profiles
 
 
-def _symphony(table: str) -> dict[str, ModelProfile]:
+def _symphony(family: str, table: str) -> dict[str, ModelProfile]:
     data = shipped_data("symphony_profiles")
     return {
         row["name"].lower(): LinearProfile(
-            row["alpha_ms"], row["beta_ms"], source=f"{data['source']} ({table})"
+            row["alpha_ms"],
+            row["beta_ms"],
+            source=f"{data['source']} ({table})",
+            ref=_ref(family, row["name"].lower()),
         )
         for row in data[table]
     }
 
 
-_FAMILIES: Final[Mapping[str, Callable[[], Mapping[str, ModelProfile]]]] = {
+_FAMILIES: Final[Mapping[str, Callable[[str], Mapping[str, ModelProfile]]]] = {
     "thesis-v100": _thesis,
     "thesis-v100-estimate": _thesis_estimate,
     "igniter-v100": _igniter_v100,
     "igniter-t4": _igniter_t4,
     "gpulet-2080ti": _gpulet_2080ti,
     "gpulet-v100": _gpulet_v100,
-    "symphony-a100": lambda: _symphony("a100"),
-    "symphony-1080ti": lambda: _symphony("gtx1080ti"),
+    "symphony-a100": lambda family: _symphony(family, "a100"),
+    "symphony-1080ti": lambda family: _symphony(family, "gtx1080ti"),
 }
 
 

@@ -56,7 +56,7 @@ from fabric.messages import (
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired_state import ControllerSettings, Desired
+from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 OPERATOR = PeerId("operator/1")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from deploy.local.control import start_detached, stop_running
+from deploy.local.background import start_detached, stop_running
 from deploy.local.core import SupervisorOutcome
-from deploy.local.shell import Started, is_better_together, problems_of, role_plans, supervise
+from deploy.local.role_plans import is_better_together, role_plans
+from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
 from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag

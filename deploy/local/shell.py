@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,27 +21,22 @@ from deploy.local.core import (
     TerminateRole,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import OPERATOR, frontend_id, new_incarnation, peer_id, role_id_of_node
+from fabric.ids import OPERATOR, new_incarnation, peer_id
 from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
-from roles.config.cluster import ClusterConfig
 from roles.runtime.children import Processes
-from roles.runtime.core import SCHEDULER_ID, Heard
+from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Driver, Role
-from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in
-from roles.runtime.sources import SourceOver
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
-CORES_APART = 4  # client, frontend, scheduler, worker
 SETTLED_STATES = (SliceState.READY, SliceState.FAILED)
-# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
-# (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
 
 log = logging.getLogger("tenuto")
 
@@ -54,48 +47,6 @@ class Started:
 
     endpoints: Mapping[str, Sequence[str]]
     slices: Sequence[SliceReport]
-
-
-def is_better_together(config: ClusterConfig) -> bool:
-    """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
-
-    With several frontends the scheduler is what they share, and stays apart.
-    """
-    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
-
-
-def role_plans(
-    config: ClusterConfig, config_path: Path, run_dir: Path, *, is_together: bool
-) -> list[RolePlan]:
-    """Every process of a cluster on this host, in the order of its start.
-
-    `is_together`: the first frontend runs in the scheduler's process.
-    """
-    tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
-    common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
-    beside = ("--with-frontend",) if is_together else ()
-    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
-    agents = [
-        RolePlan(
-            role_id_of_node(node.host),
-            (*tenuto, "node-agent", "--node", node.host, *common),
-            start_rank=1,
-            stop_rank=1,
-            stop_limit_ms=AGENT_STOP_MS,
-        )
-        for node in config.nodes
-    ]
-    frontends = [
-        RolePlan(
-            frontend_id(index),
-            (*tenuto, "frontend", "--index", str(index), *common),
-            start_rank=1,
-            stop_rank=0,
-            stop_limit_ms=FRONTEND_STOP_MS,
-        )
-        for index in range(1 if is_together else 0, config.frontends)
-    ]
-    return [scheduler, *agents, *frontends]
 
 
 def supervise(

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.options import Choice, Number, Schema, checked_options, shown, suggestion
+from fabric.policy_options import Choice, Number, Schema, checked_options, shown, suggestion
 from policies.batching.base import Discipline
-from policies.batching.clockwork import Clockwork
-from policies.batching.deferred import Deferred
-from policies.batching.eager import Eager
-from policies.batching.fixed import Fixed
-from policies.batching.nexus import Nexus
-from policies.batching.shepherd import Shepherd
-from policies.batching.tenuto import Tenuto
-from policies.batching.timeout import Timeout
+from policies.batching.disciplines.clockwork import Clockwork
+from policies.batching.disciplines.deferred import Deferred
+from policies.batching.disciplines.eager import Eager
+from policies.batching.disciplines.fixed import Fixed
+from policies.batching.disciplines.nexus import Nexus
+from policies.batching.disciplines.shepherd import Shepherd
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.disciplines.timeout import Timeout
 
 DEFAULT = "tenuto"
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
+from fabric.policy_options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
 from policies.placement.common.base import PlacementPolicy
 from policies.placement.common.third_party import third_party_names, third_party_policy
 from policies.placement.exclusive import Exclusive

@@ -15,7 +15,7 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.options import Free, Number, Schema, checked_options, shown, suggestion
+from fabric.policy_options import Free, Number, Schema, checked_options, shown, suggestion
 from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,

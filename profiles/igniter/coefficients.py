@@ -138,8 +138,8 @@ def predict_ms(hardware: Hardware, residents: Sequence[Resident]) -> list[float]
 class IgniterProfile(ModelProfile):
     """A model alone on its GPU, by iGniter's model: the data loading and result feedback are inside."""
 
-    def __init__(self, hardware: Hardware, coefficients: Coefficients, source: str) -> None:
-        super().__init__(source, BATCH_SIZE_MAX)
+    def __init__(self, hardware: Hardware, coefficients: Coefficients, source: str, ref: str = "") -> None:
+        super().__init__(source, BATCH_SIZE_MAX, ref=ref)
         self.hardware = hardware
         self.coefficients = coefficients
 
@@ -159,9 +159,14 @@ class EstimatedIgniterProfile(IgniterProfile):
     """
 
     def __init__(
-        self, hardware: Hardware, coefficients: Coefficients, source: str, measured: TableProfile
+        self,
+        hardware: Hardware,
+        coefficients: Coefficients,
+        source: str,
+        measured: TableProfile,
+        ref: str = "",
     ) -> None:
-        super().__init__(hardware, coefficients, source)
+        super().__init__(hardware, coefficients, source, ref)
         self.measured = measured
         self.batch_size_max = measured.batch_size_max
         self.usage = measured.usage

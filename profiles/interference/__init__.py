@@ -15,7 +15,7 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.options import checked_options, shown, suggestion
+from fabric.policy_options import checked_options, shown, suggestion
 from profiles.interference import by_sm, igniter, linear
 from profiles.interference.base import NO_LAW, Interference, InterferenceLaw, NoInterference, Running
 from profiles.model import ModelProfile

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from fabric.options import Number
+from fabric.policy_options import Number
 from profiles.model import WHOLE_GPU_PERCENT, ModelProfile
 
 NeedT = TypeVar("NeedT")

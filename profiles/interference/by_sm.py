@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from fabric.ids import ModelId
-from fabric.options import Number
+from fabric.policy_options import Number
 from profiles.interference.base import InterferenceLaw, Running
 from profiles.model import ModelProfile
 

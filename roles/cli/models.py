@@ -14,7 +14,7 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
-from fabric.options import brief, shown
+from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
 from roles.config.documents import read_file, read_value

@@ -7,7 +7,7 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 from __future__ import annotations
 
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.drive import run_roles
+from roles.runtime.loop.drive import run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 

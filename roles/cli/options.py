@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from fabric.options import shown
+from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
 from roles.runtime.environment import RunDir, run_dir
 

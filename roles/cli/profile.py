@@ -13,7 +13,7 @@ from rich.table import Table
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
-from fabric.options import shown
+from fabric.policy_options import shown
 from profiles.measured import MeasuredProfile
 from profiles.model import BATCH_SIZE_LIMIT
 from profiles.profilers.plan import powers_of_two

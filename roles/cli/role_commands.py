@@ -17,7 +17,7 @@ from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
 from roles.runtime.core import SCHEDULER_ID
-from roles.runtime.local_scheduler import RUN_FILE
+from roles.runtime.loop.local_scheduler import RUN_FILE
 from roles.runtime.process import (
     StopSignal,
     die_with_parent,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.options import brief, shown, suggestion
+from fabric.policy_options import brief, shown, suggestion
 
 _WORDS = {
     "float": "a number",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.options import shown
+from fabric.policy_options import shown
 from policies.batching import discipline_options
 from roles.config.cluster import PolicyChoice, placement_choice
 from roles.config.documents import read_value

@@ -15,7 +15,7 @@ import msgspec
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.options import shown
+from fabric.policy_options import shown
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
 from profiles.interference import interference_options

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from fabric.ids import ModelId
 from fabric.limits import REQUESTS_MAX
 from fabric.messages import Arrivals
-from roles.frontend.measures import ReturnMargin
+from roles.frontend.margins import ReturnMargin
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import AnnouncedRun
 

@@ -13,9 +13,9 @@ from fabric.messages import ImagePreprocess
 from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import preprocess
 from roles.runtime.core import Handle
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.sources import SourceOver
 from roles.runtime.payloads import Payloads
-from roles.runtime.sources import SourceOver
 
 Job = Future[Sequence[NamedTensor]]
 

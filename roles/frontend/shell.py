@@ -57,13 +57,13 @@ from roles.frontend.events import (
 )
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.server_connection import ServerSource
+from roles.runtime.loop.sources import UNROUTABLE, LinkSource, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
-from roles.runtime.server_connection import ServerSource
-from roles.runtime.sources import UNROUTABLE, LinkSource, TranslatedSource
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 

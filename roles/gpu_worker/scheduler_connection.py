@@ -17,8 +17,8 @@ from fabric.messages import AnyMessage, Ping
 from fabric.transport import ZMQ, Transport
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.server_connection import ServerConnection
-from roles.runtime.sources import SourceOver
+from roles.runtime.loop.server_connection import ServerConnection
+from roles.runtime.loop.sources import SourceOver
 
 PROBE_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
 HEARTBEATS = HeartbeatTiming(lost_after_ms=2_000.0)

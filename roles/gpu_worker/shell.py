@@ -57,7 +57,8 @@ from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Driver, Role
+from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.sources import LinkSource, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (
     StopSignal,
@@ -67,7 +68,6 @@ from roles.runtime.process import (
     set_up_descriptors,
     set_up_logging,
 )
-from roles.runtime.sources import LinkSource, TranslatedSource
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.mailbox import Mailbox
 
 EventT = TypeVar("EventT")
 

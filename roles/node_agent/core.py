@@ -10,7 +10,7 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
   again, always get a new process: the neighbours never notice, and there is one way to start.
 - A process that ends, whose device breaks, whose model hangs or that does not answer is started again with back-off. What a model
-  did to its process counts for the model (`suspects.py`), which is left out in the end. A slice that never got ready
+  did to its process counts for the model (`workers/suspects.py`), which is left out in the end. A slice that never got ready
   because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
@@ -19,9 +19,9 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
 - Where a GPU is shared through MPS, its daemon comes first: no worker starts there before it answers, and every
-  worker there ends with it (`daemons.py`).
+  worker there ends with it (`mps/daemons.py`).
 
-Here wanted and running are compared; `workers.py` brings processes through their lives, `daemons.py` those of MPS,
+Here wanted and running are compared; `workers/processes.py` brings processes through their lives, `mps/daemons.py` those of MPS,
 `telemetry.py` has the GPUs sampled, `slice_reports.py` keeps what the scheduler was told.
 """
 
@@ -51,7 +51,6 @@ from fabric.messages import (
     Stop,
     WorkerHello,
 )
-from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import (
     AgentAction,
     AgentEvent,
@@ -62,12 +61,13 @@ from roles.node_agent.events import (
     Orphan,
     SharingPlan,
 )
-from roles.node_agent.lifecycle import WorkerState
+from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.peer_checks import AgentPeerChecks
 from roles.node_agent.slice_reports import SliceReports
 from roles.node_agent.status_requests import StatusRequests
 from roles.node_agent.telemetry import GpuWatch
-from roles.node_agent.workers import Worker, Workers
+from roles.node_agent.workers.lifecycle import WorkerState
+from roles.node_agent.workers.processes import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn

@@ -23,7 +23,7 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.node_agent.events import Orphan
-from roles.node_agent.workers import Workers
+from roles.node_agent.workers.processes import Workers
 from roles.runtime.core import SCHEDULER
 from roles.runtime.peer_checks import (
     NOT_OWNER,

@@ -18,10 +18,8 @@ from fabric.link import Received
 from fabric.messages import SliceSpec, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
-from roles.node_agent.adoption import WorkerRecords
 from roles.node_agent.background import Background
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.cpu_affinity import CorePins, cores_of, pin
 from roles.node_agent.events import (
     AgentAction,
     AgentEvent,
@@ -38,14 +36,17 @@ from roles.node_agent.events import (
     Terminate,
 )
 from roles.node_agent.gpus import discover, open_nvml
-from roles.node_agent.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
+from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
+from roles.node_agent.workers.adoption import WorkerRecords
+from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Driver, Role
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
-from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.sources import LinkSource, TranslatedSource
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -55,7 +56,6 @@ from roles.runtime.process import (
     write_run_file,
 )
 from roles.runtime.process_events import ProcessExited, Warn
-from roles.runtime.sources import LinkSource, TranslatedSource
 
 log = logging.getLogger("tenuto")
 

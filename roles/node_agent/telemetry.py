@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, GpuReport, GpuSample, Telemetry
-from roles.node_agent.daemons import Daemons
 from roles.node_agent.events import AgentAction, SampleGpus
+from roles.node_agent.mps.daemons import Daemons
 from roles.runtime.core import SCHEDULER, Send
 
 

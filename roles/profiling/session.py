@@ -25,7 +25,7 @@ from profiles.occupancy import LaunchGaps
 from profiles.profilers.plan import ShareRuns, runs_of
 from profiles.requirements import Requirements
 from roles.node_agent.discovery import NvmlUnavailable
-from roles.node_agent.mps import MpsError
+from roles.node_agent.mps.control import MpsError
 from roles.profiling.process import MeasuringProcess, MeasuringRequest, ProfilingFailed
 from roles.profiling.sensors import Sampling, Sensors
 from roles.profiling.shares import Environment, mps_shares

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from roles.node_agent.discovery import Nvml
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     BINARY,
     LOG,
     PIPE,

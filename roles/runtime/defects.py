@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from fabric.clock import Clock, MonotonicClock
-from roles.runtime.drive import Role
 from roles.runtime.exit_codes import EXIT_DEFECT
+from roles.runtime.loop.drive import Role
 
 SUFFIX: Final = ".defect"
 HEADLINE: Final = "A defect of Tenuto"

@@ -6,7 +6,7 @@ from policies.batching import make_discipline
 from policies.batching.sharded import sharded
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.desired_state import ControllerSettings
+from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings
 
 

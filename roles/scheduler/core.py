@@ -37,19 +37,20 @@ from fabric.messages import (
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
-from roles.scheduler.actuator import Actuator
-from roles.scheduler.batches import Batches, Counters
-from roles.scheduler.controller import Controller
-from roles.scheduler.corrections import LatenessGuard
-from roles.scheduler.desired_state import ControllerSettings
+from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
-from roles.scheduler.estimates import Estimates
+from roles.scheduler.dispatch.batches import Batches
+from roles.scheduler.dispatch.corrections import LatenessGuard
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import Loads
 from roles.scheduler.peer_checks import SchedulerPeerChecks
-from roles.scheduler.run_time_watch import RunTimeWatch
+from roles.scheduler.planning.actuator import Actuator
+from roles.scheduler.planning.controller import Controller
+from roles.scheduler.planning.desired_state import ControllerSettings
+from roles.scheduler.planning.slice_names import SliceNames
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
-from roles.scheduler.slice_names import SliceNames
 
 Event = Heard | Lost | Tick
 _NOTHING: Sequence[Send] = ()

@@ -32,7 +32,7 @@ from fabric.messages import (
     SliceState,
 )
 from policies.batching.base import RequestRun
-from roles.scheduler.corrections import SpeedCorrection
+from roles.scheduler.dispatch.corrections import SpeedCorrection
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 

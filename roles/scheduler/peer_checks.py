@@ -61,7 +61,7 @@ from roles.runtime.peer_checks import (
     refuse_type,
     require_identity,
 )
-from roles.scheduler.batches import Batches
+from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024

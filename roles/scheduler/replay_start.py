@@ -23,7 +23,7 @@ from roles.config.cluster import PolicyChoice
 from roles.runtime.journal import packed, unpacked
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.desired_state import ControllerSettings, Desired
+from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 

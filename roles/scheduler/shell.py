@@ -21,16 +21,16 @@ from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
 from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.drive import Role, run_roles
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
+from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
-from roles.runtime.sources import WatchedLinkSource
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired_state import ControllerSettings, controller_settings
-from roles.scheduler.planner import Planner
+from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
+from roles.scheduler.planning.planner import Planner
+from roles.scheduler.planning.saved_plan import PLAN_FILE, SavedPlan
 from roles.scheduler.replay_start import about_scheduler
-from roles.scheduler.saved_plan import PLAN_FILE, SavedPlan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roles.config.cluster import ClusterConfig
-from roles.scheduler.desired_state import controller_settings
+from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import Replanning, SimulatedRun, simulate
 from roles.workload.arrivals import Workload

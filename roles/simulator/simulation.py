@@ -12,7 +12,7 @@ from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired_state import ControllerSettings
+from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode

@@ -43,10 +43,10 @@ from fabric.messages import (
     SliceReady,
 )
 from roles.frontend.arrivals import cut_runs
-from roles.frontend.measures import ReturnPath
+from roles.frontend.margins import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.make_plan import make_plan
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.network import KnownReturn

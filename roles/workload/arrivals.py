@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.options import brief, shown
+from fabric.policy_options import brief, shown
 from roles.config.checks import MOMENT_S_MAX
 from roles.config.cluster import ClusterConfig
 

@@ -14,7 +14,7 @@ import pytest
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo, ModelSpec, SliceSpec
 from roles.node_agent.discovery import Nvml, NvmlUnavailable
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     BINARY,
     MARK,
     LegacyControl,
@@ -57,7 +57,7 @@ def place(info: GpuInfo, tmp_path: Path) -> Iterator[MpsPlace]:
     made = MpsPlace.of(tmp_path, "a", 0)
     made.make()
     write_record(made.owner_file, {"owner": identity_of(os.getpid())})
-    command = [sys.executable, "-m", "roles.node_agent.mps_guard", str(made.directory), "--uid", info.uid]
+    command = [sys.executable, "-m", "roles.node_agent.mps.guard", str(made.directory), "--uid", info.uid]
     guard = subprocess.Popen(command)
     try:
         until(lambda: answers(made), 20_000.0, "an answer of the daemon")

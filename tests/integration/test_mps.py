@@ -18,7 +18,7 @@ import pytest
 from fabric.client import ask_status
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuReport, GpuSample, GpuSharing, ModelSpec, SliceSpec
-from roles.node_agent.mps import MARK, PIPE, LegacyControl, MpsError, MpsPlace, end_client
+from roles.node_agent.mps.control import MARK, PIPE, LegacyControl, MpsError, MpsPlace, end_client
 from roles.runtime.identities import identity_of, processes_with
 from roles.runtime.process import read_run_file
 from tests.gpu_stand_ins import MPS_CONTROL, a100, gpu_environment, write_gpus
@@ -156,7 +156,7 @@ def processes_of_guard(place: MpsPlace) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             command = command_of(int(entry.name))
-            if "roles.node_agent.mps_guard" in command and str(place.directory) in command:
+            if "roles.node_agent.mps.guard" in command and str(place.directory) in command:
                 found.append(int(entry.name))
     return found
 

@@ -85,7 +85,7 @@ def test_a_process_that_dies_leaves_its_last_words() -> None:
 
 
 SHARES = """
-from roles.node_agent.mps import LegacyControl, MpsPlace
+from roles.node_agent.mps.control import LegacyControl, MpsPlace
 from pathlib import Path
 from roles.profiling.sensors import Sensors
 from roles.profiling.shares import mps_shares

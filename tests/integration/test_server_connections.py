@@ -20,9 +20,9 @@ from fabric.sockets import RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.local_scheduler import REFUSED, LocalScheduler
+from roles.runtime.loop.local_scheduler import REFUSED, LocalScheduler
+from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.process import RunFile, write_run_file
-from roles.runtime.server_connection import ServerConnection
 
 OWN = PeerId("worker-0/1")
 NEWS = Directory(1, (), (), ())
@@ -167,7 +167,7 @@ from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.messages import Ping
 from fabric.sockets import RouterLink
-from roles.runtime.server_connection import ServerConnection
+from roles.runtime.loop.server_connection import ServerConnection
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])
 door = ServerConnection(PeerId("a/1"), PeerId("b/1"), clock)

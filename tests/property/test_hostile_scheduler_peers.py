@@ -41,8 +41,8 @@ from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import OFFENDERS_MAX
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import Event, SchedulerCore
-from roles.scheduler.desired_state import controller_settings
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.desired_state import controller_settings
+from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from tests.hostile import TYPES, Hostile
 

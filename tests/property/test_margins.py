@@ -9,7 +9,7 @@ import pytest
 from numpy.random import RandomState
 
 from fabric.margin import LearnedWay
-from roles.frontend.measures import ReturnPath
+from roles.frontend.margins import ReturnPath
 from tests.references.margins import (
     LATE_SHARE,
     Needed,

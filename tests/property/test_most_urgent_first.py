@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from policies.batching.candidate import Candidate
-from policies.batching.central import Central
-from policies.batching.deferred import Deferred
-from policies.batching.eager import Eager
-from policies.batching.pools import Slice
-from policies.batching.tenuto import Tenuto
-from policies.batching.timeout import Timeout
+from policies.batching.disciplines.deferred import Deferred
+from policies.batching.disciplines.eager import Eager
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.disciplines.timeout import Timeout
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.model_state import Candidate
+from policies.batching.matchmaking.pools import Slice
 from tests.references.playing import Gpu, Model, Request, Setting, play_ours, random_setting
 
 ROUNDING_MS = 1e-9
@@ -47,7 +47,7 @@ def rank_at_ms(candidate: Candidate, now_ms: float, *, is_window: bool) -> float
 def pressed_at_ms(candidate: Candidate) -> float:
     """Until when it may hold back."""
     count = min(candidate.model.queue.count - candidate.skip_count, candidate.size_max)
-    return candidate.edge_at_ms - candidate.hold[count]
+    return candidate.hold_deadline_at_ms - candidate.hold[count]
 
 
 class Watched(Central):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from fabric.ids import ModelId
-from fabric.options import Flag, Number, Schema
+from fabric.policy_options import Flag, Number, Schema
 from policies.placement.common.base import (
     Decision,
     GpuSlot,

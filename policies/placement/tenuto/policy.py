@@ -21,7 +21,7 @@ from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from fabric.options import Number, Schema
+from fabric.policy_options import Number, Schema
 from policies.placement.common.base import (
     Decision,
     GpuSlot,

@@ -18,7 +18,7 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.options import Choice, Free, Schema, suggestion
+from fabric.policy_options import Choice, Free, Schema, suggestion
 from policies.placement.common.base import (
     Decision,
     GpuSlot,

@@ -27,7 +27,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
     loaded,
 )
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.mailbox import Mailbox
 
 QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
 STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 
 from fabric.errors import ConfigError
-from fabric.options import suggestion
+from fabric.policy_options import suggestion
 from roles.lab.reproduce.report import Reproduction
 
 EXPERIMENTS: Mapping[str, str] = {

@@ -53,3 +53,14 @@ def test_too_few_nodes_are_no_proof_and_no_time_limit_is_given(name: str) -> Non
         assert prove(solver, knapsacks(), 1000, 1e-3) is not None
     assert "timeLimit" not in solver.told
     assert 1000 in solver.told.values()
+
+
+def test_a_defect_of_ours_is_not_taken_for_used_up_nodes() -> None:
+    class Broken(OneSolver):
+        def __getattr__(self, name: str) -> Any:
+            if name == "HiGHS":
+                raise KeyError(name)
+            return super().__getattr__(name)
+
+    with quiet_pulp(), pytest.raises(KeyError):
+        prove(Broken("HiGHS"), knapsacks(), 1, 1e-3)

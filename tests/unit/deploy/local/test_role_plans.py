@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.local.shell import is_better_together, role_plans
+from deploy.local.role_plans import is_better_together, role_plans
 from roles.config.cluster import ClusterConfig
 from roles.config.load import parse_config
 

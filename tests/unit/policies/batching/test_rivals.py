@@ -10,7 +10,7 @@ from fabric.ids import ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import Delay
 from policies.batching.moments import exec_table
-from policies.batching.squishy import Bin, ModelLoad, pack, saturated_size, spread
+from policies.batching.rivals.squishy import Bin, ModelLoad, pack, saturated_size, spread
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)  # l(b) = b + 5

@@ -8,8 +8,8 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.batching.base import BatchModel
-from policies.batching.classes import SpeedClasses
 from policies.batching.holding import plan_holds, plan_reserves, prospect
+from policies.batching.matchmaking.speed_classes import SpeedClasses
 from policies.batching.moments import cost_table, exec_table, lead_table
 from tests.scheduler_stage import SHAPES
 

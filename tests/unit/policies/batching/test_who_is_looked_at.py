@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from policies.batching.base import Delay
-from policies.batching.candidate import ModelPlan
-from policies.batching.clockwork import Clockwork
-from policies.batching.deferred import Deferred
-from policies.batching.eager import Eager
-from policies.batching.rival import Rival
-from policies.batching.shepherd import Shepherd
-from policies.batching.tenuto import Tenuto
+from policies.batching.disciplines.clockwork import Clockwork
+from policies.batching.disciplines.deferred import Deferred
+from policies.batching.disciplines.eager import Eager
+from policies.batching.disciplines.shepherd import Shepherd
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.matchmaking.model_state import ModelPlan
+from policies.batching.rivals.rival import Rival
 from tests.batching_stage import Stage, hosted, linear
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from fabric.errors import ConfigError
-from fabric.options import Number
+from fabric.policy_options import Number
 from policies.batching import DISCIPLINES
 from policies.placement import PLACEMENTS
 from roles.cli.group import COMMANDS, LazyGroup

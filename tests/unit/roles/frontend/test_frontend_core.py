@@ -49,7 +49,7 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.measures import less_return
+from roles.frontend.margins import less_return
 from roles.runtime.core import Lost, Tick
 from tests.builders import (
     CLIENT,

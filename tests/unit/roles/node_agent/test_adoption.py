@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fabric.ids import Incarnation
-from roles.node_agent.adoption import WorkerRecords
 from roles.node_agent.events import Orphan
+from roles.node_agent.workers.adoption import WorkerRecords
 from tests.scarcity import full_disk
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from roles.node_agent.cpu_affinity import CorePins
+from roles.node_agent.workers.cpu_affinity import CorePins
 from roles.runtime.identities import ProcessIdentity, end, identity_of, open_handle, processes_with
 
 

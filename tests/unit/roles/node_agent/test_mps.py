@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo, ModelSpec, SliceSpec
-from roles.node_agent.mps import (
+from roles.node_agent.mps.control import (
     LegacyControl,
     MpsError,
     MpsMissing,

@@ -29,7 +29,7 @@ from fabric.messages import (
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
 from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
-from roles.node_agent.suspects import FORGIVEN_AFTER_MS
+from roles.node_agent.workers.suspects import FORGIVEN_AFTER_MS
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 

@@ -16,7 +16,7 @@ from profiles.igniter.coefficients import Resident, read_coefficients
 from profiles.occupancy import LaunchGaps
 from profiles.requirements import Requirements
 from profiles.store import shipped_data
-from roles.node_agent.mps import MpsMissing
+from roles.node_agent.mps.control import MpsMissing
 from roles.profiling.process import MeasuringRequest, ProfilingFailed
 from roles.profiling.sensors import Sensors
 from roles.profiling.session import Ask, Instruments, Session

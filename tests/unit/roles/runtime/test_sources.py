@@ -9,7 +9,7 @@ from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
 from fabric.messages import StatusAsked
 from roles.runtime.core import Heard, Lost
-from roles.runtime.sources import WatchedLinkSource
+from roles.runtime.loop.sources import WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
 

@@ -39,10 +39,10 @@ from roles.config.load import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.desired_state import controller_settings
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.desired_state import controller_settings
+from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
-from roles.scheduler.saved_plan import SavedPlan
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roles.scheduler.corrections import (
+from roles.scheduler.dispatch.corrections import (
     FACTOR_MAX,
     FACTOR_MIN,
     GUARD_MS_MAX,

@@ -27,8 +27,8 @@ from fabric.messages import (
 from policies.batching import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Hosting, SliceRecord
-from roles.scheduler.run_time_watch import RunTimeWatch
 from roles.scheduler.settings import SchedulerSettings
 from tests.unit.roles.scheduler.test_core import (
     AGENT,

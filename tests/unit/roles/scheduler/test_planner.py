@@ -11,8 +11,8 @@ import pytest
 
 from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import Heard
-from roles.runtime.drive import Driver, Role
-from roles.scheduler.planner import PLAN_COMMAND, Planner
+from roles.runtime.loop.drive import Driver, Role
+from roles.scheduler.planning.planner import PLAN_COMMAND, Planner
 from tests.integration.proc import CLOCK, WAIT_MS
 from tests.scarcity import no_descriptors
 
@@ -67,7 +67,7 @@ def test_a_plan_is_made() -> None:
 def test_what_a_policy_or_a_solver_prints_is_no_part_of_the_plan() -> None:
     code = """
         import os, sys
-        import roles.scheduler.planning as planning
+        import roles.scheduler.planning.make_plan as planning
         plan = planning.make_plan
         def make_plan(asked):
             print("progress")
@@ -75,7 +75,7 @@ def test_what_a_policy_or_a_solver_prints_is_no_part_of_the_plan() -> None:
             os.write(1, b"a solver in C")
             return plan(asked)
         planning.make_plan = make_plan
-        from roles.scheduler.plan_process import main
+        from roles.scheduler.planning.plan_process import main
         main()
     """
     assert answer(child(code)).reason == ""
@@ -86,7 +86,7 @@ def test_a_plan_process_that_began_anew_still_answers() -> None:
     code = """
         from roles.runtime.idle_import import import_at_idle_priority
         import_at_idle_priority.__defaults__ = (0.0,)
-        from roles.scheduler.plan_process import main
+        from roles.scheduler.planning.plan_process import main
         main()
     """
     assert answer(child(code)).reason == ""

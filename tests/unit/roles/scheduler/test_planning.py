@@ -10,7 +10,7 @@ import pytest
 
 from fabric.messages import PlanAsked
 from roles.config.load import parse_config
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.make_plan import make_plan
 
 MODELS = [
     {"name": name, "slo_ms": slo_ms, "rate_rps": rate_rps, "profile": {"ref": f"igniter-v100/{name}"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.scheduler.saved_plan import AGAIN_AFTER_MS, SavedPlan
+from roles.scheduler.planning.saved_plan import AGAIN_AFTER_MS, SavedPlan
 from tests.scarcity import full_disk
 
 

@@ -36,7 +36,7 @@ from roles.gpu_worker.executors.loaders import NotAModel
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
-from roles.runtime.mailbox import Mailbox
+from roles.runtime.loop.mailbox import Mailbox
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"

@@ -21,7 +21,7 @@ from roles.gpu_worker.executors.loaders import (
     WeightsError,
     load_model,
 )
-from roles.gpu_worker.executors.torch_compat import declare_missing_operators
+from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 CPU = torch.device("cpu")

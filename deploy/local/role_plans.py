@@ -1,0 +1,59 @@
+"""Which processes a cluster on one host has: their commands, and in which order they start and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from deploy.local.core import RolePlan
+from fabric.ids import frontend_id, role_id_of_node
+from roles.config.cluster import ClusterConfig
+from roles.runtime.core import SCHEDULER_ID
+
+CORES_APART = 4  # client, frontend, scheduler, worker
+# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
+# (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
+
+
+def is_better_together(config: ClusterConfig) -> bool:
+    """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
+
+    With several frontends the scheduler is what they share, and stays apart.
+    """
+    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
+
+
+def role_plans(
+    config: ClusterConfig, config_path: Path, run_dir: Path, *, is_together: bool
+) -> list[RolePlan]:
+    """Every process of a cluster on this host, in the order of its start.
+
+    `is_together`: the first frontend runs in the scheduler's process.
+    """
+    tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
+    common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
+    beside = ("--with-frontend",) if is_together else ()
+    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    agents = [
+        RolePlan(
+            role_id_of_node(node.host),
+            (*tenuto, "node-agent", "--node", node.host, *common),
+            start_rank=1,
+            stop_rank=1,
+            stop_limit_ms=AGENT_STOP_MS,
+        )
+        for node in config.nodes
+    ]
+    frontends = [
+        RolePlan(
+            frontend_id(index),
+            (*tenuto, "frontend", "--index", str(index), *common),
+            start_rank=1,
+            stop_rank=0,
+            stop_limit_ms=FRONTEND_STOP_MS,
+        )
+        for index in range(1 if is_together else 0, config.frontends)
+    ]
+    return [scheduler, *agents, *frontends]

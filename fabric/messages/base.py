@@ -1,0 +1,65 @@
+"""What every message is made of: the two base structs, and lists whose length has a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from fabric.ids import FrontendId
+
+ITEMS_MAX: Final = 65_536
+"""In any tuple or dict of a message."""
+ADDRESSES_MAX: Final = 16
+"""Of one peer: a role has one per transport."""
+REQUESTS_TOLD_MAX: Final = 4_096
+"""Runs that one message speaks of. A batch has no more requests; of what waits there may be more: see `split_runs`."""
+PARTS_MAX: Final = 1_024
+"""Of one batch: frontends that have requests in it."""
+ItemT = TypeVar("ItemT")
+Listed = Annotated[tuple[ItemT, ...], msgspec.Meta(max_length=ITEMS_MAX)]
+"""Lists in what anybody may send us: their length is looked at before anything of them is decoded."""
+Addresses = Annotated[tuple[str, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a message; never sent alone."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of everything that is sent."""
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def replaced(struct: StructT, **fields: Any) -> StructT:
+    """The same with other values in some fields."""
+    return msgspec.structs.replace(struct, **fields)
+
+
+class SeqRun(Value, frozen=True):
+    """Requests `first_seq` … `first_seq + count - 1` of one frontend and model."""
+
+    first_seq: int
+    count: int
+
+
+Runs = Annotated[tuple[SeqRun, ...], msgspec.Meta(max_length=REQUESTS_TOLD_MAX)]
+
+
+def split_runs(runs: tuple[SeqRun, ...]) -> Iterator[tuple[SeqRun, ...]]:
+    """As many at a time as a message may hold."""
+    for begin in range(0, len(runs), REQUESTS_TOLD_MAX):
+        yield runs[begin : begin + REQUESTS_TOLD_MAX]
+
+
+class Part(Value, frozen=True):
+    """What one frontend has in a batch. Its place in `RunBatch.parts` is the part number."""
+
+    frontend_id: FrontendId
+    runs: Runs
+
+
+Parts = Annotated[tuple[Part, ...], msgspec.Meta(max_length=PARTS_MAX)]

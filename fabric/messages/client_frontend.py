@@ -1,0 +1,91 @@
+"""Client <-> frontend, with tensors on the same connection; and the sign of life that anyone may ask for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages.base import Listed, Message, Value
+from fabric.messages.models import ModelInfo
+
+
+class Ledger(Value, frozen=True):
+    """Where a request's time went, in ms. `held_ms` was chosen by the scheduler, `waited_ms` was forced on it."""
+
+    network_ms: float = 0.0  # client -> frontend and back; filled by the client
+    preprocess_ms: float = 0.0
+    held_ms: float = 0.0
+    waited_ms: float = 0.0
+    transfer_ms: float = 0.0
+    queue_ms: float = 0.0  # inputs complete on the device -> start
+    gpu_ms: float = 0.0
+    return_ms: float = 0.0
+    total_ms: float = 0.0  # frontend receipt -> answer; the client replaces it by send -> receipt
+    batch_size: int = 0
+    slice_id: SliceId = SliceId("")
+    reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
+
+    def seen_by_client(self, total_ms: float) -> Ledger:
+        """The frontend's ledger for one who waited `total_ms` in all: the difference was the network."""
+        return msgspec.structs.replace(self, network_ms=max(0.0, total_ms - self.total_ms), total_ms=total_ms)
+
+
+class Infer(Message, frozen=True, tag=1):
+    """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO.
+
+    The budget ends when the client has the answer: `way_ms` of it go by between client and frontend, as far
+    as the client has measured, and are not the frontend's to spend.
+    """
+
+    request_no: int
+    model_id: ModelId
+    budget_ms: float | None = None
+    way_ms: float = 0.0
+
+
+class CancelRequest(Message, frozen=True, tag=2):
+    """Client -> frontend: forget it; answered by `Refusal(Cancelled)` unless the answer is already out."""
+
+    request_no: int
+
+
+class Answer(Message, frozen=True, tag=3):
+    """Frontend -> client, with output tensors."""
+
+    request_no: int
+    ledger: Ledger
+
+
+class Refusal(Message, frozen=True, tag=4):
+    """Frontend -> client: the final answer when there are no outputs."""
+
+    request_no: int
+    code: str
+    reason: str
+    retryable: bool
+
+
+class ModelsAsked(Message, frozen=True, tag=5):
+    """Client -> frontend: asks which models there are."""
+
+
+class ModelsListed(Message, frozen=True, tag=6):
+    """Frontend -> client."""
+
+    models: Listed[ModelInfo]
+
+
+class Ping(Message, frozen=True, tag=7):
+    """Anyone -> anyone: asks for a sign of life, answered at once by `Pong` with the same number."""
+
+    number: int
+
+
+class Pong(Message, frozen=True, tag=8):
+    """The answer to `Ping`. A round trip also measures the link's minimum RTT.
+
+    `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared_memory.py`).
+    """
+
+    number: int
+    memory: str = ""

@@ -1,0 +1,46 @@
+"""Frontend <-> worker (PUSH and PULL, with tensors)."""
+
+from __future__ import annotations
+
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, SliceId
+from fabric.messages.base import Listed, Message
+
+
+class Inputs(Message, frozen=True, tag=30):
+    """Frontend -> worker: the inputs of one part, request after request in `live_seqs` order.
+
+    Every request brings the same number of tensors: frames are grouped by request. Seqs of the part that are
+    not live were cancelled or have expired.
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
+    incarnation: Incarnation
+    model_id: ModelId
+    frontend_id: FrontendId
+    part: int
+    live_seqs: Listed[int]
+
+
+class Outputs(Message, frozen=True, tag=31):
+    """Worker -> frontend: one frame per output, the rows in `seqs` order."""
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    seqs: Listed[int]
+    batch_size: int
+    transfer_ms: float
+    queue_ms: float
+    gpu_ms: float
+
+
+class BatchFailed(Message, frozen=True, tag=32):
+    """Worker -> frontend: these ran into an error; `code` is a request error's wire code."""
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    seqs: Listed[int]
+    code: str
+    reason: str

@@ -1,0 +1,108 @@
+"""Models, slices and replicas, as messages of several pairs of roles describe them."""
+
+from __future__ import annotations
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages.base import Listed, Value
+from fabric.messages.tensors import ImagePreprocess, TensorInfo
+
+
+class ModelInfo(Value, frozen=True):
+    """What a frontend must know of a model. Empty `inputs` means any tensors are accepted (emulated models)."""
+
+    model_id: ModelId
+    slo_ms: float
+    inputs: Listed[TensorInfo] = ()
+    outputs: Listed[TensorInfo] = ()
+    image: ImagePreprocess | None = None
+    replicas: int = 0
+    """How many ready slices host it now."""
+
+
+class LoaderSpec(Value, frozen=True):
+    """How a real device gets a model: exactly one of `zoo` and `python` is set.
+
+    zoo: ``torchvision`` (with `arch`, random weights unless `weights` names a local file), or ``transformers``
+    (`arch` a type such as ``bert``, with `config` over its defaults as (key, JSON) pairs; or `weights`, a local
+    directory; or, `from_hub`, `arch` a name there).
+    python: ``module:Class`` with `load`, `infer(batch)`, `example`.
+    `cuda_graphs` None: where it is known to be safe. The rest is in docs/worker.md.
+    """
+
+    zoo: str | None = None
+    arch: str | None = None
+    python: str | None = None
+    weights: str | None = None
+    top_k: int | None = None
+    seed: int = 0
+    dtype: str = "float32"
+    channels_last: bool = False
+    cuda_graphs: bool | None = None
+    sequence_length: int = 512
+    config: Listed[tuple[str, str]] = ()
+    from_hub: bool = False
+
+
+class ModelSpec(Value, frozen=True):
+    """A model to host on a slice. `exec_ms[b - 1]` is l(b): required on emulated devices, a hint on real ones.
+
+    `profile_ref` names the shipped profile that l(b) is from, where it is from one.
+    """
+
+    model_id: ModelId
+    slo_ms: float
+    batch_size_max: int
+    loader: LoaderSpec | None = None
+    exec_ms: Listed[float] = ()
+    memory_bytes: int = 0
+    profile_ref: str = ""
+    run_limit_ms: float | None = None
+    """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
+
+
+class InterferenceOption(Value, frozen=True):
+    """An option of an interference law, as a configuration has it."""
+
+    name: str
+    value: float
+
+
+class InterferenceSpec(Value, frozen=True):
+    """How slices of one emulated GPU disturb each other: an interference law's name and its options."""
+
+    name: str
+    options: Listed[InterferenceOption] = ()
+
+
+class SliceSpec(Value, frozen=True):
+    """A slice that should exist: a share of one GPU (None: no limit) and the models on it.
+
+    `interference` None: it feels no neighbours, or its device is real and they disturb it by themselves.
+    """
+
+    slice_id: SliceId
+    gpu: int
+    device: str  # emulated | cpu | cuda
+    share_percent: float | None
+    models: Listed[ModelSpec]
+    interference: InterferenceSpec | None = None
+
+
+class ReplicaInfo(Value, frozen=True):
+    """A model on a slice that is loaded and warm. `exec_ms[b - 1]` is what the worker measured or emulates."""
+
+    model_id: ModelId
+    batch_size_max: int
+    exec_ms: Listed[float]
+    inputs: Listed[TensorInfo] = ()
+    outputs: Listed[TensorInfo] = ()
+    image: ImagePreprocess | None = None
+    memory_bytes: int = 0
+
+
+class LeftOut(Value, frozen=True):
+    """A model that its slice should host and does not: it cannot be loaded, or has hung too often."""
+
+    slice_id: SliceId
+    model_id: ModelId
+    reason: str

@@ -1,0 +1,123 @@
+"""Operator <-> any role: its status. Operator <-> scheduler: changes of what is served (docs/dynamic-placement.md)."""
+
+from __future__ import annotations
+
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages.base import Listed, Message, Value
+from fabric.messages.gpus import GpuReport
+from fabric.messages.models import LeftOut, ModelInfo
+
+
+class SliceReport(Value, frozen=True):
+    """One slice as the scheduler sees it. `state`: a `SliceState`; a worker says how far it is with the slice."""
+
+    slice_id: SliceId
+    state: str
+    reason: str
+    models: Listed[ModelId]
+    batches: int
+    requests: int
+    left_out: Listed[LeftOut] = ()
+
+
+class UnplacedInfo(Value, frozen=True):
+    """A model, or that part of its rate, that found no place."""
+
+    model_id: ModelId
+    rate_rps: float | None
+    reason: str
+
+
+class ModelAdvice(Value, frozen=True):
+    """Measured and planned rate; `gpus`: what the model lacks, or (negative) leaves idle, in GPUs' worth."""
+
+    model_id: ModelId
+    rate_rps: float
+    planned_rps: float | None
+    gpus: float = 0.0
+
+
+class PlanReport(Value, frozen=True):
+    """What the controller does: `state` steady | planning | moving, and why; `gpus_advised` of `gpus` in all.
+
+    `lately`: what it did last, oldest first.
+    """
+
+    state: str
+    reason: str
+    gpus: int
+    gpus_advised: int
+    models: Listed[ModelAdvice]
+    moves_done: int
+    moves_failed: int
+    unplaced: Listed[UnplacedInfo] = ()
+    lately: Listed[str] = ()
+
+
+class StatusAsked(Message, frozen=True, tag=60):
+    """Operator -> any role's control socket."""
+
+
+class StatusListed(Message, frozen=True, tag=61):
+    """The answer: identity, what the role knows, and counters by name (`bytes_in`, `bytes_out`, `requests_dropped`, …)."""
+
+    role_id: str
+    pid: int
+    slices: Listed[SliceReport]
+    models: Listed[ModelInfo]
+    counters: dict[str, float]
+    gpus: Listed[GpuReport] = ()
+    plan: PlanReport | None = None
+
+
+class ModelsAdd(Message, frozen=True, tag=62):
+    """Operator -> scheduler: serve these too. `document`: a JSON list of sections as in the file's `models`."""
+
+    request_no: int
+    document: str
+
+
+class ModelsRemove(Message, frozen=True, tag=63):
+    """Operator -> scheduler: serve these no more."""
+
+    request_no: int
+    model_ids: Listed[ModelId]
+
+
+class ModelSet(Message, frozen=True, tag=64):
+    """Operator -> scheduler: another SLO or declared rate; None leaves it as it is."""
+
+    request_no: int
+    model_id: ModelId
+    slo_ms: float | None = None
+    rate_rps: float | None = None
+
+
+class DrainAsked(Message, frozen=True, tag=65):
+    """Operator -> scheduler: plan without that node, or that GPU of it. `is_back`: plan with it again."""
+
+    request_no: int
+    node_id: NodeId
+    gpu: int | None = None
+    is_back: bool = False
+
+
+PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
+"""What an operator may ask for while everything serves."""
+
+
+class Changed(Message, frozen=True, tag=66):
+    """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
+
+    refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy);
+    partial: `unplaced` found no place; failed: rolled back.
+    """
+
+    request_no: int
+    status: str
+    code: str = ""
+    reason: str = ""
+    started: int = 0
+    ended: int = 0
+    kept: int = 0
+    unplaced: Listed[UnplacedInfo] = ()

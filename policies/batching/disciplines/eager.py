@@ -1,0 +1,24 @@
+"""Eager batching: a batch goes whenever a slice is free (Symphony section 2.2; its timeout 0)."""
+
+from __future__ import annotations
+
+from policies.batching.base import NEVER_MS
+from policies.batching.disciplines.deferred import never
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.moments import Table
+
+
+def no_hold(cost: Table) -> Table:
+    """Hold nothing."""
+    return [NEVER_MS] * len(cost)
+
+
+EAGER = SendRule(reason="eager", hold=no_hold, timeout_ms=never, gathers_unready=False)
+
+
+class Eager(Central):
+    """One central queue per model, the most urgent one first at every free slice."""
+
+    def __init__(self, *, is_window_drop: bool = False, is_lowest_id: bool = True) -> None:
+        super().__init__(EAGER, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

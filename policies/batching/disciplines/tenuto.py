@@ -1,0 +1,247 @@
+"""Tenuto's own discipline: it holds a batch only while holding pays (ADR 0030).
+
+Deferral with a timeout per model, planned for all models together every 100 ms (`policies/batching/holding.py`). While slices are
+plentiful, models are held nearly as long as deferral holds them, so that GPUs stay idle and can be released; a
+request in a cluster with next to nothing to do goes at once. As far as requests are found to *lose by waiting*, i.e. to be
+dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
+go earlier, those first whose holding saves the least. Heads are given up to protect the batch size at which
+the slices just carry the load, and by models that lose more than others not at all.
+
+How long a hold must be follows from what batches cost: the work of opening them is counted, not taken from the rate alone,
+for a burst fills its batches without being held.
+
+Where full deferral is what carries the load, a few idle slices are a *reserve*: a batch that could still grow leaves
+them to those that cannot, and goes when one more is idle or it has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fabric.ids import ModelId
+from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
+from policies.batching.disciplines.deferred import frontrun_hold
+from policies.batching.holding import plan_holds, plan_reserves, prospect
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
+from policies.batching.matchmaking.pools import Pool, Slice
+from policies.batching.matchmaking.send_rule import SendRule
+
+PLAN_EVERY_MS = 100.0
+LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
+_MEMORY = 0.04  # of the newest count: the last 2.5 s
+_NOTHING_MS = 1e-9  # a count that is forgotten
+# Of what was expected: whoever gathers twenty times as many as that is not held anyway
+_OPENING_RATIO_MIN = 0.05
+
+
+def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
+    """A model of which nothing is known yet is not held."""
+    return 0.0
+
+
+TENUTO = SendRule(reason="held", hold=frontrun_hold, timeout_ms=at_once)
+
+
+@dataclass(slots=True)
+class WaitLosses:
+    """The part of the requests that lost by waiting for a slice: counted, and forgotten exponentially."""
+
+    share: float = 0.0
+    requests: int = 0
+    lost: float = 0.0
+
+    def roll(self, memory: float) -> float:
+        """Take over what was counted since the last time."""
+        if self.requests:
+            self.share += memory * (self.lost / self.requests - self.share)
+            self.requests, self.lost = 0, 0.0
+        return self.share
+
+
+@dataclass(slots=True)
+class ModelCounts:
+    """What one model lost, and what opening its batches cost beside what its plan expects.
+
+    Counted over the batches that found a slice at once: who waits gathers more, however requests arrive. What such a batch leaves
+    behind goes at once too, and counts, so where slices are short the openings fall behind what is expected under Poisson arrivals as well.
+    """
+
+    losses: WaitLosses = field(default_factory=WaitLosses)
+    opening_ms: float = 0.0  # of one batch: beta
+    expected_ms_per_request: float = 0.0
+    openings_ms: float = 0.0
+    expected_ms: float = 0.0
+
+    def roll(self, memory: float) -> None:
+        """Take over the losses counted since the last time, and forget a part of what is known."""
+        self.losses.roll(memory)
+        self.openings_ms *= 1.0 - memory
+        self.expected_ms *= 1.0 - memory
+        if self.expected_ms < _NOTHING_MS:
+            self.openings_ms = self.expected_ms = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """Models that share slices, directly or through others."""
+
+    model_ids: list[ModelId]
+    slices: int = 0
+    pools: list[Pool[Candidate]] = field(default_factory=list)
+    wait_losses: WaitLosses = field(default_factory=WaitLosses)
+
+
+class Tenuto(Central):
+    """`drop`: window or simple forces one of the usual rules; None protects what is planned."""
+
+    # 3 ms for each percent. From 30 to 3000 ms the goodput of mixes in overload differs by 1 %; without it a model may
+    # fall to a third of what it got at capacity (ADR 0011).
+    CREDIT_MS = 300.0
+
+    def __init__(self, *, drop: str | None = None, is_lowest_id: bool = True) -> None:
+        super().__init__(TENUTO, is_window_drop=drop != "simple", is_lowest_id=is_lowest_id)
+        self._plans_target = drop is None
+        self._plan_at_ms = 0.0
+        self._groups: list[Group] = []
+        self._group_of: dict[ModelId, Group] = {}
+        self._counts: dict[ModelId, ModelCounts] = {}
+        self._is_regrouped = True
+
+    def add_model(self, model: BatchModel, now_ms: float) -> None:
+        """See `Discipline`."""
+        self._counts.setdefault(model.model_id, ModelCounts())
+        self._is_regrouped = True
+        super().add_model(model, now_ms)
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        self._counts.pop(model_id, None)
+        self._group_of.pop(model_id, None)
+        self._is_regrouped = True
+        return super().remove_model(model_id, now_ms)
+
+    def _dispatch(
+        self,
+        candidate: Candidate,
+        slice_: Slice,
+        size: int,
+        ready_at_ms: float,
+        now_ms: float,
+        out: list[Decision],
+    ) -> None:
+        if now_ms >= self._plan_at_ms:
+            self._plan(now_ms)
+        counts = self._counts.get(candidate.model.model.model_id)
+        if counts is not None:
+            counts.losses.requests += size
+            if candidate.wanted_at_ms >= now_ms:
+                counts.openings_ms += counts.opening_ms
+                counts.expected_ms += counts.expected_ms_per_request * size
+            elif size < candidate.size_max:
+                left = candidate.model.queue.count - candidate.skip_count - size
+                counts.losses.lost += LEFT_BEHIND * left
+        super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
+
+    def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
+        lost = sum(run.count for run in runs)
+        counts = self._counts.get(state.model.model_id)
+        if counts is not None:
+            counts.losses.requests += lost
+            counts.losses.lost += lost
+        super()._give_up(state, runs, now_ms, out)
+
+    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
+        self._is_regrouped = True  # also where only the number of slices has changed
+        super()._repool(model_ids, now_ms, out)
+
+    def _plan(self, now_ms: float) -> None:
+        """Set every model's hold and target from the rates as they are."""
+        self._plan_at_ms = now_ms + PLAN_EVERY_MS
+        if self._is_regrouped:
+            self._regroup()
+        for group in self._groups:
+            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's counts are not.
+            all_counts = [self._counts[model_id] for model_id in group.model_ids]
+            group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
+            group.wait_losses.lost = sum(counts.losses.lost for counts in all_counts)
+            mean = group.wait_losses.roll(_MEMORY)
+            openings_ms = sum(counts.openings_ms for counts in all_counts)
+            expected_ms = sum(counts.expected_ms for counts in all_counts)
+            opening_ratio = (
+                min(1.0, max(_OPENING_RATIO_MIN, openings_ms / expected_ms)) if expected_ms else 1.0
+            )
+            for counts in all_counts:
+                counts.roll(_MEMORY)
+            asked: list[tuple[ModelState, float]] = []
+            for model_id, counts in zip(group.model_ids, all_counts, strict=True):
+                state = self._models[model_id]
+                rate_rps = state.rate.rate_rps(now_ms)
+                if rate_rps and state.candidates[0].table[1] > 0:
+                    asked.append((state, rate_rps))
+                else:
+                    counts.opening_ms = counts.expected_ms_per_request = 0.0
+                    self._follow(
+                        state, ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False), now_ms
+                    )
+            prospects = [
+                prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
+                for state, rate_rps in asked
+            ]
+            lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
+            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio)
+            reserves = plan_reserves(
+                prospects, group.slices, [pool.size for pool in group.pools], opening_ratio
+            )
+            for pool, reserve in zip(group.pools, reserves, strict=True):
+                if reserve < pool.reserve and pool.early:
+                    self._arm(pool, now_ms)  # what is spare now goes to those who would like it
+                pool.reserve = reserve
+            for (state, _), one, hold in zip(asked, prospects, holds, strict=True):
+                counts = self._counts[state.model.model_id]
+                counts.opening_ms = one.beta_ms
+                counts.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
+                timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
+                target = hold.target if self._plans_target else 0
+                self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+
+    def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
+        """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
+        is_new_target = state.plan is None or plan.target != state.plan.target
+        state.follow(plan)
+        if is_new_target:
+            for candidate in state.candidates:
+                if candidate.is_waiting:
+                    self._queue_anew(candidate, now_ms)
+
+    def _regroup(self) -> None:
+        self._is_regrouped = False
+        before = self._group_of
+        self._group_of = {}
+        pools = {
+            id(pool): pool
+            for state in self._models.values()
+            for one in state.candidates
+            for pool in one.pools
+        }
+        for pool in pools.values():
+            merged = Group([])
+            for class_ in pool.classes:
+                model_id = class_.model_id
+                group = self._group_of.get(model_id)
+                if group is None:
+                    merged.model_ids.append(model_id)
+                    self._group_of[model_id] = merged
+                elif group is not merged:
+                    merged.model_ids.extend(group.model_ids)
+                    merged.slices += group.slices
+                    merged.pools.extend(group.pools)
+                    self._group_of.update(dict.fromkeys(group.model_ids, merged))
+            merged.slices += pool.size
+            merged.pools.append(pool)
+        self._groups = list({id(group): group for group in self._group_of.values()}.values())
+        for group in self._groups:
+            group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
+            known = [before[model_id].wait_losses.share for model_id in group.model_ids if model_id in before]
+            group.wait_losses.share = max(known, default=0.0)

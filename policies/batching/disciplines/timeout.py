@@ -1,0 +1,33 @@
+"""Timeout batching (Symphony sections 2.2 and 3.4): a batch goes when its first request has waited long enough.
+
+As in Symphony's implementation never after the batch's latest moment, so a timeout that is too long makes it the
+variant that always waits until the last moment, not one that loses whole batches (ADR 0010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.batching.base import NEVER_MS
+from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.moments import Table
+
+
+def latest_hold(cost: Table) -> Table:
+    """Hold n requests until they must go; a full batch never."""
+    return [*cost[:-2], NEVER_MS]
+
+
+class Timeout(Central):
+    """`timeout_ms(slo_ms)`: how long the first request of a batch waits at most."""
+
+    def __init__(
+        self,
+        timeout_ms: Callable[[float], float],
+        *,
+        is_window_drop: bool = True,
+        is_lowest_id: bool = True,
+    ) -> None:
+        rule = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
+        super().__init__(rule, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)

@@ -1,0 +1,1 @@
+"""What `deferred`, `eager`, `timeout` and `tenuto` share: candidates of models matched with pools of slices."""

@@ -1,0 +1,216 @@
+"""The central matchmaker (Symphony algorithm 1 and appendix D): every model's candidate against every free slice.
+
+Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
+there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
+head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it serves the waiting candidate with the smallest
+latest (in `tenuto` less its model's credit for what it has lost). A candidate that is overtaken by time while it
+waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could be done about it
+before, and the outcome is the same.
+
+The model timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
+again. So most arrivals only add to a count. An event costs O(log models + log slices + pools of the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop
+
+from fabric.ids import FrontendId, ModelId, SliceId
+from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
+from policies.batching.matchmaking.matchmaker import Matchmaker
+from policies.batching.matchmaking.model_state import ModelState
+from policies.batching.matchmaking.pools import Pool
+from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.matchmaking.slice_pools import SlicePools
+
+NOTHING: tuple[Decision, ...] = ()
+
+
+class Central(Matchmaker):
+    """Deferred, eager and timeout scheduling in one: they differ in `rule` (Symphony sections 3.2 and 3.4).
+
+    `is_window_drop`: heads may be given up to protect the target size, else only what is expired.
+    `is_lowest_id`: take the lowest order among the free slices, else the one that has idled longest.
+    """
+
+    def __init__(self, rule: SendRule, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
+        super().__init__(rule, is_window_drop=is_window_drop)
+        self._models: dict[ModelId, ModelState] = {}
+        self._fleet = SlicePools(is_lowest=is_lowest_id)
+
+    def set_guard_ms(self, guard_ms: float) -> None:
+        """The measured p99 of dispatch lateness: batches are sent so much before frontrun from now on."""
+        self._guard_ms = guard_ms
+
+    def add_model(self, model: BatchModel, now_ms: float) -> None:
+        """See `Discipline`."""
+        state = self._models.get(model.model_id)
+        if state is None:
+            state = self._models[model.model_id] = ModelState(model)
+        self._reset(state, now_ms)
+        state.model = model
+        state.candidates = []  # their tables hold the old delay
+        state.set_pools(self._fleet.pools_of(model.model_id), self._rule)
+        self._start_over(state, now_ms)
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        state = self._models.pop(model_id, None)
+        if state is None:
+            return NOTHING
+        runs = state.queue.pop(state.queue.count)
+        state.armed_at_ms = NEVER_MS
+        self._reset(state, now_ms)
+        return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
+
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`. Replacing a table by one up to 10 % faster than its class costs next to nothing."""
+        out: list[Decision] = []
+        self._repool(self._fleet.put(slice_), now_ms, out)
+        pool = self._fleet.slices[slice_.slice_id].pool
+        if pool is not None and (pool.waiting or pool.early):
+            self._serve(pool, now_ms, out)
+        return out
+
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        out: list[Decision] = []
+        self._repool({one for slice_id in slice_ids for one in self._fleet.drop(slice_id)}, now_ms, out)
+        return out
+
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        slice_ = self._fleet.slices.get(slice_id)
+        if slice_ is None or slice_.free_at_ms == free_at_ms:
+            return NOTHING
+        pool = slice_.pool
+        assert pool is not None
+        pool.free_from(slice_, free_at_ms)
+        if not pool.waiting and not pool.early:
+            return NOTHING
+        out: list[Decision] = []
+        self._serve(pool, now_ms, out)
+        return out
+
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`. The run belongs to the discipline from now on."""
+        state = self._models[model_id]
+        count = run.count
+        rate = state.rate
+        if now_ms < rate.due_at_ms:  # `add`, written out: every single request pays for these lines
+            rate.counted += count
+        else:
+            rate.add(count, now_ms)
+        queue = state.queue
+        waiting = queue.count
+        deadline_at_ms = run.deadline_at_ms
+        candidate = state.sole
+        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate and run.ready_at_ms <= now_ms:
+            queue.runs.append(run)
+            queue.tail_at_ms = deadline_at_ms
+            queue.count = count = waiting + count
+            if count < candidate.size_max:
+                if candidate.hold_deadline_at_ms - candidate.hold[count] >= candidate.alarm_at_ms:
+                    return QUIET
+            elif candidate.alarm_at_ms == -NEVER_MS:
+                return QUIET
+            index = len(queue.runs) - 1
+        else:
+            state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)
+            index = queue.push(run)
+            if index == 0:
+                state.drops.add(0, now_ms)  # both meters cover the same time
+                self._reset(state, now_ms)
+        out: list[Decision] = []
+        for candidate in state.candidates:
+            if index <= candidate.skip_runs and candidate.skip_runs:
+                if candidate.is_waiting:
+                    self._leave(candidate, now_ms)
+                candidate.reset(self._guard_ms)
+            elif index < len(queue.runs) - 1 and candidate.is_waiting:
+                candidate.alarm_at_ms = NEVER_MS  # amid the queue it may change which heads are in the way
+            if candidate.awaits_inputs and run.ready_at_ms > now_ms:
+                continue  # not ready in time to change much
+            if self._grow(candidate, now_ms, out):
+                self._advance(state, now_ms, out)
+                break
+        return out or NOTHING
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+
+    def withdraw(
+        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+    ) -> None:
+        """See `Discipline`."""
+        state = self._models.get(model_id)
+        if state is not None and state.queue.withdraw(frontend_id, first_seq, count):
+            self._start_over(state, now_ms)
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """See `Discipline`."""
+        forgotten: dict[ModelId, int] = {}
+        for model_id, state in self._models.items():
+            if count := state.queue.forget(frontend_id):
+                forgotten[model_id] = count
+                self._start_over(state, now_ms)
+        return forgotten
+
+    def tick(self, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        timers = self._timers
+        out: list[Decision] = []
+        while timers and timers[0][0] <= now_ms:
+            at_ms, _, target = heappop(timers)
+            if at_ms != target.armed_at_ms:
+                continue  # armed anew since
+            target.armed_at_ms = NEVER_MS
+            if isinstance(target, Pool):
+                self._serve(target, now_ms, out)
+            elif isinstance(target, ModelState):
+                self._review_credit(target, now_ms)
+            elif target.model.sole is None or self._step(target, now_ms, out):
+                self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
+        return out or NOTHING
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """See `Discipline`."""
+        timers = self._timers
+        while timers:
+            if timers[0][0] == timers[0][2].armed_at_ms:
+                return timers[0][0]
+            heappop(timers)
+        return None
+
+    def queued(self, model_id: ModelId) -> int:
+        """See `Discipline`."""
+        state = self._models.get(model_id)
+        return 0 if state is None else state.queue.count
+
+    def _start_over(self, state: ModelState, now_ms: float) -> None:
+        """Something else than an arrival changed: look again at the next tick, which is due at once."""
+        self._reset(state, now_ms)
+        if state.queue.count:
+            for candidate in state.candidates:
+                self._arm(candidate, now_ms)
+
+    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
+        """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
+        states = [self._models[model_id] for model_id in sorted(model_ids) if model_id in self._models]
+        for state in states:
+            self._reset(state, now_ms)
+            state.set_pools(self._fleet.pools_of(state.model.model_id), self._rule)
+            self._reset(state, now_ms)
+        self._is_gathering = True
+        for state in states:
+            self._advance(state, now_ms, out)
+        self._is_gathering = False
+        pools = {id(pool): pool for state in states for one in state.candidates for pool in one.pools}
+        for pool in pools.values():
+            if pool.waiting or pool.early:
+                self._serve(pool, now_ms, out)

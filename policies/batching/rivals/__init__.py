@@ -1,0 +1,1 @@
+"""What `fixed`, `nexus`, `clockwork` and `shepherd` share: models, slices, waiting requests and timers."""

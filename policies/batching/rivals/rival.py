@@ -1,0 +1,325 @@
+"""What the rival disciplines have in common: models, slices, lines of waiting requests, timers.
+
+They are here to be compared with, and because some placements assume them; they are written to be read beside
+their papers, and unlike the central matchmaker some look at every model or slice per batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from fabric.ids import FrontendId, ModelId, SliceId
+from policies.batching.base import (
+    NEVER_MS,
+    BatchModel,
+    BatchSlice,
+    Decision,
+    Dispatch,
+    Drop,
+    RequestRun,
+)
+from policies.batching.moments import EPSILON_MS, exec_at_ms, exec_table
+from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
+from policies.batching.run_queue import RunQueue
+
+NOTHING: tuple[Decision, ...] = ()
+
+
+class Rival(ABC):
+    """Keeps the books; a subclass says where a request lines up and what a free slice does."""
+
+    def __init__(self) -> None:
+        self._models: dict[ModelId, RivalModel] = {}
+        self._slices: dict[SliceId, RivalSlice] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._serial = 0
+
+    # ------------------------------------------------------------ what a rival decides
+
+    @abstractmethod
+    def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
+        """A run whose inputs are ready wants to be served."""
+
+    @abstractmethod
+    def _slice_due(self, slice_: RivalSlice, now_ms: float, out: list[Decision]) -> None:
+        """A slice is free, or will be within the delay of its models."""
+
+    def _fleet_changed(self, now_ms: float, out: list[Decision]) -> None:  # noqa: B027  not every rival cares
+        """Models or slices have come or gone."""
+
+    # ------------------------------------------------------------ Discipline
+
+    def set_guard_ms(self, guard_ms: float) -> None:  # noqa: B027  of the shape of `Discipline`
+        """No rival has a guard."""
+
+    def add_model(self, model: BatchModel, now_ms: float) -> None:
+        """See `Discipline`."""
+        known = self._models.get(model.model_id)
+        if known is not None:
+            known.model = model
+            return
+        state = RivalModel(model, lambda at_ms, out: self._ready(state, at_ms, out))
+        self._models[model.model_id] = state
+        for slice_ in self._slices.values():
+            if model.model_id in slice_.hosted:
+                state.hosts[slice_.slice_id] = slice_
+        self._model_added(state, now_ms)
+
+    def _model_added(self, state: RivalModel, now_ms: float) -> None:  # noqa: B027  not every rival cares
+        """A model is new; its slices are known already."""
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        state = self._models.pop(model_id, None)
+        if state is None:
+            return NOTHING
+        runs = [run for _, _, run in sorted(state.unready)]
+        for line in state.lines:
+            runs += line.queue.pop(line.queue.count)
+            line.expiry.armed_at_ms = NEVER_MS
+        state.unready.clear()
+        state.ready.armed_at_ms = NEVER_MS
+        out: list[Decision] = [Drop(model_id, runs, is_expired=False)] if runs else []
+        self._fleet_changed(now_ms, out)
+        return out
+
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        out: list[Decision] = []
+        known = self._slices.get(slice_.slice_id)
+        if known is not None and known.hosted.keys() == {model.model_id for model in slice_.hosted}:
+            self._set_tables(known, slice_)
+            self._free_from(known, slice_.free_at_ms, now_ms)
+        else:
+            displaced = self._forget(slice_.slice_id)
+            added = RivalSlice(slice_, lambda at_ms, out: self._slice_due(added, at_ms, out))
+            self._slices[slice_.slice_id] = added
+            for model in slice_.hosted:
+                if (state := self._models.get(model.model_id)) is not None:
+                    state.hosts[added.slice_id] = added
+            self._set_tables(added, slice_)
+            self._free_from(added, slice_.free_at_ms, now_ms)
+            self._fleet_changed(now_ms, out)
+            self._line_up_again(displaced, now_ms, out)
+        out.extend(self.tick(now_ms))
+        return out
+
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        out: list[Decision] = []
+        displaced = [one for slice_id in slice_ids for one in self._forget(slice_id)]
+        self._fleet_changed(now_ms, out)
+        self._line_up_again(displaced, now_ms, out)
+        for state in self._models.values():
+            for line in state.lines:
+                # What was left to a faster slice may have to run elsewhere, or nowhere.
+                self._look_again(line, now_ms)
+        return out
+
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        slice_ = self._slices.get(slice_id)
+        if slice_ is None or slice_.free_at_ms == free_at_ms:
+            return NOTHING
+        self._free_from(slice_, free_at_ms, now_ms)
+        return self.tick(now_ms)
+
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        state = self._models[model_id]
+        if run.ready_at_ms > now_ms:
+            if run.deadline_at_ms < run.ready_at_ms + state.alone_ms(None):
+                return [Drop(model_id, [run], is_expired=True)]
+            state.serial += 1
+            heappush(state.unready, (run.ready_at_ms, state.serial, run))
+            self._arm(state.ready, state.unready[0][0])
+            return NOTHING
+        out: list[Decision] = []
+        self._line_up(state, run, now_ms, out)
+        return out or NOTHING
+
+    def arrive_again(
+        self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
+    ) -> Sequence[Decision]:
+        """See `Discipline`."""
+        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+
+    def withdraw(
+        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+    ) -> None:
+        """See `Discipline`."""
+        state = self._models.get(model_id)
+        if state is None:
+            return
+        for line in state.lines:
+            if line.queue.withdraw(frontend_id, first_seq, count):
+                self._look_again(line, now_ms)
+        waiting = RunQueue()
+        for _, _, run in state.unready:
+            waiting.push(run)
+        if waiting.withdraw(frontend_id, first_seq, count):
+            state.unready = []
+            for run in waiting.runs:
+                state.serial += 1
+                heappush(state.unready, (run.ready_at_ms, state.serial, run))
+
+    def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
+        """See `Discipline`."""
+        forgotten: dict[ModelId, int] = {}
+        for model_id, state in self._models.items():
+            unready = [entry for entry in state.unready if entry[2].frontend_id == frontend_id]
+            count = sum(run.count for _, _, run in unready)
+            for line in state.lines:
+                if gone := line.queue.forget(frontend_id):
+                    count += gone
+                    self._look_again(line, now_ms)
+            if unready:
+                state.unready = [entry for entry in state.unready if entry[2].frontend_id != frontend_id]
+                heapify(state.unready)
+            if count:
+                forgotten[model_id] = count
+        return forgotten
+
+    def tick(self, now_ms: float) -> Sequence[Decision]:
+        """See `Discipline`."""
+        out: list[Decision] = []
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            at_ms, _, timer = heappop(timers)
+            if at_ms == timer.armed_at_ms:
+                timer.armed_at_ms = NEVER_MS
+                timer.act(now_ms, out)
+        return out or NOTHING
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """See `Discipline`."""
+        timers = self._timers
+        while timers:
+            if timers[0][0] == timers[0][2].armed_at_ms:
+                return timers[0][0]
+            heappop(timers)
+        return None
+
+    def queued(self, model_id: ModelId) -> int:
+        """See `Discipline`."""
+        state = self._models.get(model_id)
+        if state is None:
+            return 0
+        unready = sum(run.count for _, _, run in state.unready)
+        return unready + sum(line.queue.count for line in state.lines)
+
+    # ------------------------------------------------------------ for subclasses
+
+    def _arm(self, timer: Timer, at_ms: float) -> None:
+        if at_ms != timer.armed_at_ms and at_ms < NEVER_MS:
+            self._serial += 1
+            heappush(self._timers, (at_ms, self._serial, timer))
+        timer.armed_at_ms = at_ms
+
+    def _look_again(self, line: Line, now_ms: float) -> None:
+        """Something else than an arrival or an end has changed for it; the next tick, due at once, sees to that."""
+        if line.queue.count:
+            self._arm(line.expiry, now_ms)
+
+    def _new_line(self, state: RivalModel, home: RivalSlice | None) -> Line:
+        line = Line(state, home, lambda at_ms, out: self._expire(line, at_ms, out))
+        state.lines.append(line)
+        return line
+
+    def _drop_line(self, line: Line) -> list[RequestRun]:
+        """Take a line away; its requests come back."""
+        line.model.lines.remove(line)
+        line.expiry.armed_at_ms = NEVER_MS
+        return line.queue.pop(line.queue.count)
+
+    def _push(self, line: Line, run: RequestRun) -> None:
+        """Queue a run and watch over its deadline."""
+        if line.queue.push(run) == 0:
+            at_ms = run.deadline_at_ms - line.model.alone_ms(line.home) + EPSILON_MS
+            if at_ms < line.expiry.armed_at_ms:
+                self._arm(line.expiry, at_ms)
+
+    def _expire(self, line: Line, now_ms: float, out: list[Decision]) -> None:
+        """Drop what can no longer finish even alone, and watch over the next one."""
+        queue = line.queue
+        alone_ms = line.model.alone_ms(line.home)
+        if dropped := queue.drop_before(now_ms + alone_ms):
+            out.append(Drop(line.model.model_id, dropped, is_expired=True))
+        if queue.runs:
+            self._arm(line.expiry, max(now_ms, queue.runs[0].deadline_at_ms - alone_ms) + EPSILON_MS)
+
+    def _send(
+        self, line: Line, slice_: RivalSlice, size: int, reason: str, now_ms: float, out: list[Decision]
+    ) -> Dispatch:
+        """Send the first `size` requests of a line, and look at the slice again when it is nearly free."""
+        state = line.model
+        arrived_at_ms = line.queue.runs[0].arrived_at_ms
+        exec_ms = slice_.tables[state.model_id][size]
+        start_at_ms = exec_at_ms(now_ms, state.lead_ms(size), now_ms, slice_.free_at_ms)
+        runs = line.queue.pop(size)
+        dispatch = Dispatch(
+            slice_.slice_id,
+            state.model_id,
+            runs,
+            size,
+            start_at_ms,
+            min(run.deadline_at_ms for run in runs) - exec_ms,
+            exec_ms,
+            max(0.0, now_ms - arrived_at_ms),
+            reason,
+        )
+        out.append(dispatch)
+        self._free_from(slice_, start_at_ms + exec_ms, now_ms)
+        return dispatch
+
+    def _free_from(self, slice_: RivalSlice, free_at_ms: float, now_ms: float) -> None:
+        slice_.free_at_ms = free_at_ms
+        leads_ms = [
+            state.lead_ms(1)
+            for model_id in slice_.hosted
+            if (state := self._models.get(model_id)) is not None
+        ]
+        self._arm(slice_.free, max(now_ms, free_at_ms - min(leads_ms, default=0.0)))
+
+    # ------------------------------------------------------------ own business
+
+    def _set_tables(self, slice_: RivalSlice, given: BatchSlice) -> None:
+        slice_.order = given.order
+        for model in given.hosted:
+            known = slice_.hosted.get(model.model_id)
+            if known is None or known.exec_ms is not model.exec_ms:
+                slice_.tables[model.model_id] = exec_table(model.exec_ms)
+            slice_.hosted[model.model_id] = model
+
+    def _ready(self, state: RivalModel, now_ms: float, out: list[Decision]) -> None:
+        unready = state.unready
+        while unready and unready[0][0] <= now_ms:
+            _, _, run = heappop(unready)
+            self._line_up(state, run, now_ms, out)
+        if unready:
+            self._arm(state.ready, unready[0][0])
+
+    def _forget(self, slice_id: SliceId) -> list[tuple[RivalModel, RequestRun]]:
+        """Take a slice away; what had lined up for it alone comes back."""
+        slice_ = self._slices.pop(slice_id, None)
+        if slice_ is None:
+            return []
+        slice_.free.armed_at_ms = NEVER_MS
+        displaced: list[tuple[RivalModel, RequestRun]] = []
+        for model_id in slice_.hosted:
+            state = self._models.get(model_id)
+            if state is None:
+                continue
+            state.hosts.pop(slice_id, None)
+            for line in [line for line in state.lines if line.home is slice_]:
+                displaced += [(state, run) for run in self._drop_line(line)]
+        return displaced
+
+    def _line_up_again(
+        self, displaced: list[tuple[RivalModel, RequestRun]], now_ms: float, out: list[Decision]
+    ) -> None:
+        for state, run in displaced:
+            self._line_up(state, run, now_ms, out)

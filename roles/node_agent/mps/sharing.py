@@ -1,0 +1,211 @@
+"""The agent's doing about MPS: guards started and taken over, daemons asked, clients ended through them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fabric.ids import NodeId
+from fabric.messages import GpuInfo, SliceSpec
+from roles.config.cluster import NodeConfig
+from roles.node_agent.background import Background
+from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
+from roles.node_agent.mps.control import (
+    BINARY,
+    LegacyControl,
+    MpsControl,
+    MpsError,
+    MpsMissing,
+    MpsPlace,
+    check_gpu,
+    client_environment,
+    device_environment,
+    end_client,
+)
+from roles.node_agent.mps.daemons import MPS, TIME_SHARING, guard_name
+from roles.runtime.children import Processes
+from roles.runtime.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
+
+log = logging.getLogger("tenuto")
+
+MIG = "mig"
+OUTLIVE_MS = 30_000.0
+"""How long workers serve on without an agent, where the node says so (design section 2)."""
+AFTER_WORKERS_MS = 3_000.0
+
+
+@dataclass(slots=True, frozen=True)
+class ClientEnded:
+    """A worker's work on its GPU was ended, or could not be (`problem`): now its process gets its signal."""
+
+    worker_id: str
+    number: signal.Signals
+    problem: str
+
+
+Answer = DaemonChecked | GpusSampled | ClientEnded
+
+
+@dataclass(slots=True, frozen=True)
+class SharingOptions:
+    """`binary`: NVIDIA's control program. `control`: how one speaks to a GPU's daemon through it."""
+
+    binary: str = BINARY
+    control: Callable[[MpsPlace, str, float], MpsControl] = LegacyControl
+    answer_ms: float = (
+        5_000.0  # of a check; a busy host may take its time, and to be wrong costs every worker there
+    )
+    end_ms: float = 1_500.0  # of each of the three questions it takes to end a client
+
+
+class Sharing:
+    """How the GPUs of a node are shared. `plans` has the NVIDIA ones only."""
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        gpus: Sequence[GpuInfo],
+        run_dir: Path,
+        options: SharingOptions,
+        outlive_ms: float = 0.0,
+    ) -> None:
+        self._node_id: NodeId = node.node_id
+        # A little longer than the workers: they are its clients.
+        self._outlive_ms = outlive_ms + AFTER_WORKERS_MS if outlive_ms else 0.0
+        self._gpus = {gpu.gpu: gpu for gpu in gpus if gpu.device == "cuda"}
+        self._places = {gpu: MpsPlace.of(run_dir, node.host, gpu) for gpu in self._gpus}
+        self._options = options
+        self._clients: dict[str, int] = {}
+        self.plans: Mapping[int, SharingPlan] = {
+            gpu: self._plan(info, is_wanted=node.mps) for gpu, info in self._gpus.items()
+        }
+        for gpu, plan in self.plans.items():
+            if plan.reason and node.mps:
+                log.warning("gpu_without_shares gpu=%d sharing=%s reason=%r", gpu, plan.mode, plan.reason)
+
+    def _plan(self, info: GpuInfo, *, is_wanted: bool) -> SharingPlan:
+        if info.is_mig:
+            return SharingPlan(MIG, "MIG is on: its partitions are left as they are")
+        if not is_wanted:
+            return SharingPlan(TIME_SHARING, "the configuration says mps: false")
+        try:
+            has_shares = check_gpu(info)
+            if shutil.which(self._options.binary) is None:
+                raise MpsMissing(f"{self._options.binary} is not on the PATH")
+            self._places[info.gpu].make()
+        except MpsError as error:
+            return SharingPlan(TIME_SHARING, f"no MPS: {error}")
+        reason = (
+            ""
+            if has_shares
+            else f"no shares below compute capability 7.0 (this is {info.compute_capability})"
+        )
+        return SharingPlan(MPS, reason, has_shares)
+
+    # ------------------------------------------------------------ daemons
+
+    def take_over(self, processes: Processes, own: ProcessIdentity) -> list[int]:
+        """The guards of a former agent that still run are controlled by this one from now on: their GPUs."""
+        taken = []
+        for gpu, plan in self.plans.items():
+            place = self._places[gpu]
+            record = read_record(place.record_file)
+            guard = identity_in(record, "guard")
+            if plan.mode != MPS or guard is None or record.get("uid") != self._gpus[gpu].uid:
+                continue
+            write_record(place.owner_file, {"owner": own})
+            if processes.adopt(guard_name(self._node_id, gpu), guard):
+                taken.append(gpu)
+        return taken
+
+    def start(self, gpu: int, processes: Processes, own: ProcessIdentity) -> None:
+        """Start a GPU's guard, which waits for the end of a former one that was not taken over."""
+        place = self._places[gpu]
+        former = identity_in(read_record(place.record_file), "guard")
+        if former is not None:
+            send_signal(former, signal.SIGTERM)
+        name = guard_name(self._node_id, gpu)
+        try:
+            write_record(place.owner_file, {"owner": own})
+        except OSError as error:
+            processes.refuse(name, error)
+            return
+        command = [sys.executable, "-m", "roles.node_agent.mps.guard", str(place.directory)]
+        command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
+        processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
+
+    def check(self, gpu: int, aside: Background[Answer]) -> None:
+        """Ask for a sign of life."""
+        control = self._control(gpu, self._options.answer_ms)
+
+        def ask() -> DaemonChecked:
+            try:
+                return DaemonChecked(gpu, "", tuple(control.servers()))
+            except MpsError as error:
+                return DaemonChecked(gpu, str(error))
+
+        aside.run(ask)
+
+    def release(self, processes: Processes) -> None:
+        """Leave the guards to themselves, when this agent ends out of order: they see it and end in order."""
+        for gpu in self._gpus:
+            processes.release(guard_name(self._node_id, gpu))
+
+    def remove(self) -> None:
+        """Take the files away, after the last daemon."""
+        for place in self._places.values():
+            shutil.rmtree(place.directory, ignore_errors=True)
+            if place.directory.parent.is_dir() and not any(place.directory.parent.iterdir()):
+                place.directory.parent.rmdir()
+
+    # ------------------------------------------------------------ clients
+
+    def environment(self, spec: SliceSpec, *, is_mps: bool) -> dict[str, str]:
+        """For the worker of a slice of a real GPU; empty for any other."""
+        info = self._gpus.get(spec.gpu)
+        if info is None or spec.device != "cuda":
+            return {}
+        variables = device_environment(info)
+        if is_mps:
+            has_shares = self.plans[spec.gpu].has_shares
+            variables |= client_environment(self._places[spec.gpu], info, spec, has_shares=has_shares)
+        return variables
+
+    def joined(self, worker_id: str, gpu: int) -> None:
+        """That worker is a client of the GPU's daemon."""
+        self._clients[worker_id] = gpu
+
+    def left(self, worker_id: str) -> None:
+        """That worker has ended; nothing if it was none."""
+        self._clients.pop(worker_id, None)
+
+    def gpu_of(self, worker_id: str) -> int | None:
+        """Whose client it is; None: nobody's."""
+        return self._clients.get(worker_id)
+
+    def end_client(
+        self, worker_id: str, pid: int | None, number: signal.Signals, aside: Background[Answer]
+    ) -> bool:
+        """End its work on the GPU, then `ClientEnded` comes; False: it has none, so signal it right away."""
+        gpu = self._clients.get(worker_id)
+        if gpu is None or pid is None:
+            return False
+        control = self._control(gpu, self._options.end_ms)
+
+        def end() -> ClientEnded:
+            try:
+                end_client(control, pid)
+            except MpsError as error:
+                return ClientEnded(worker_id, number, str(error))
+            return ClientEnded(worker_id, number, "")
+
+        aside.run(end)
+        return True
+
+    def _control(self, gpu: int, limit_ms: float) -> MpsControl:
+        return self._options.control(self._places[gpu], self._options.binary, limit_ms / 1e3)

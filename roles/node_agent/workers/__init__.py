@@ -1,0 +1,1 @@
+"""The worker processes of a node: started, watched, blamed, adopted, ended."""

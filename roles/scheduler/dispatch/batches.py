@@ -1,0 +1,360 @@
+"""Batches in flight: a discipline's decisions become messages, and each `Done` becomes news for the discipline.
+
+A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
+second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
+third, so a worker that hangs costs two batches and not a queue of them. A `Done` that never comes from a worker
+that is alive is given up `OVERDUE_AFTER_MS` after its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+
+from fabric.ids import BatchId, FrontendId, ModelId, PeerId
+from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
+from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
+from roles.runtime.core import Send
+from roles.scheduler.counters import Counters
+from roles.scheduler.directory_updates import DirectoryUpdates
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.fleet import Fleet, Flight, SliceRecord
+from roles.scheduler.loads import new_tallies
+
+BATCHES_PER_SLICE = 2
+OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
+
+_NOTHING: Sequence[Send] = ()
+_NO_DECISIONS: Sequence[Decision] = ()
+
+
+class Batches:
+    """Who runs what now. Every list it answers is the caller's."""
+
+    def __init__(
+        self,
+        discipline: Discipline,
+        fleet: Fleet,
+        estimates: Estimates,
+        updates: DirectoryUpdates,
+        run_time_watch: RunTimeWatch | None,
+    ) -> None:
+        """`run_time_watch` hears of every run, if there is one."""
+        self.counters = Counters()
+        self.overdue_at_ms = NEVER_MS
+        """When a `Done` may have been waited for long enough; inf: none is."""
+        self.tallies = new_tallies()
+        self._run_time_watch = run_time_watch
+        self._discipline = discipline
+        self._fleet = fleet
+        self._estimates = estimates
+        self._updates = updates
+        self.flights: dict[BatchId, Flight] = {}
+        """Those that have not ended; whoever looks must not change them."""
+        self._next_batch = BatchId(1)
+        self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
+        self._preempted: list[Flight] = []  # while decisions are carried out
+
+    # ------------------------------------------------------------ decisions -> messages
+
+    def carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
+        """What the decisions mean for workers and frontends, and those that follow from what became of them."""
+        actions: list[Send] = []
+        while decisions:
+            following: Sequence[Decision] = _NO_DECISIONS
+            for decision in decisions:
+                if type(decision) is Dispatch:
+                    if more := self._dispatch(decision, now_ms, actions):
+                        following = [*following, *more]
+                elif type(decision) is Drop:
+                    self._drop(decision, actions)
+                else:
+                    assert not isinstance(decision, Dispatch | Drop)
+                    self._preempt(self._fleet.slices[decision.slice_id], actions)
+            decisions = following or (self._arrive_again(now_ms) if self._preempted else _NO_DECISIONS)
+        return actions
+
+    def offer(self, record: SliceRecord, now_ms: float, free_at_ms: float | None = None) -> list[Send]:
+        """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it."""
+        if free_at_ms is None:
+            free_at_ms = free_from_ms(record, now_ms)
+        slice_ = self._estimates.slice_(record, free_at_ms)
+        if slice_.hosted:
+            return self.carry_out(self._discipline.add_slice(slice_, now_ms), now_ms)
+        return self.carry_out(self._discipline.remove_slices((slice_.slice_id,), now_ms), now_ms)
+
+    def withdraw(self, records: Sequence[SliceRecord], now_ms: float) -> list[Send]:
+        """Slices get no more batches. All of them leave before the discipline decides anything."""
+        slice_ids = [record.spec.slice_id for record in records]
+        return self.carry_out(self._discipline.remove_slices(slice_ids, now_ms), now_ms)
+
+    def give_up_unserved(self, model_ids: Iterable[ModelId], now_ms: float) -> list[Send]:
+        """What waits for a model that nothing hosts any more gets its answer now, not at its deadline."""
+        actions: list[Send] = []
+        for model_id in dict.fromkeys(model_ids):
+            is_asked_for = model_id in self._fleet.replicas and self._discipline.queued(model_id)
+            if is_asked_for and not self._fleet.is_served(model_id):
+                reason = f"no ready slice hosts {model_id}"
+                actions += self.retire(model_id, "NoReplica", reason, now_ms)
+                self._discipline.add_model(self._estimates.model(model_id), now_ms)
+        return actions
+
+    def retire(self, model_id: ModelId, code: str, reason: str, now_ms: float) -> list[Send]:
+        """The discipline forgets a model; what of it waits is refused so."""
+        decisions: list[Decision] = []
+        actions: list[Send] = []
+        for decision in self._discipline.remove_model(model_id, now_ms):
+            if isinstance(decision, Drop) and decision.model_id == model_id:
+                self.tallies[model_id].refused += sum(run.count for run in decision.runs)
+                for peer, runs in by_frontend(decision.runs).items():
+                    actions += dropped(peer, model_id, runs, code, reason)
+            else:
+                decisions.append(decision)
+        return actions + self.carry_out(decisions, now_ms)
+
+    def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
+        """Nothing of it is worth a batch any more."""
+        for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
+            self.tallies[model_id].withdrawn += count
+
+    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> Sequence[Decision]:
+        slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
+        frontend_ids = self._fleet.frontend_ids
+        record = self._fleet.slices[slice_id]
+        worker, incarnation = record.worker, record.incarnation
+        assert worker is not None, "the discipline knows ready slices only"
+        batch_id = self._next_batch
+        batch_size = dispatch.batch_size
+        start_in_ms = max(dispatch.start_at_ms - now_ms, 0.0)
+        parts: list[Part] = []
+        grants: list[Send] = []
+        for peer, runs in by_frontend(dispatch.runs).items():
+            grant = Grant(
+                batch_id,
+                slice_id,
+                incarnation,
+                model_id,
+                len(parts),
+                runs,
+                batch_size,
+                start_in_ms,
+                dispatch.waited_ms,
+                dispatch.reason,
+            )
+            grants.append(Send(peer, grant))
+            # Only who is listed has requests queued, and whoever is lost takes them along at that moment.
+            parts.append(Part(frontend_ids[peer], runs))
+        self._next_batch = BatchId(batch_id + 1)
+        flights = record.flights
+        granted = tuple(parts)
+        flight = self.flights[batch_id] = Flight(
+            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs
+        )
+        flights.append(flight)
+        record.batches += 1
+        record.requests += batch_size
+        counters = self.counters
+        counters.batches_sent += 1
+        counters.requests_granted += batch_size
+        self.tallies[model_id].granted += batch_size
+        latest_in_ms = dispatch.latest_at_ms - now_ms
+        if latest_in_ms < start_in_ms:
+            latest_in_ms = start_in_ms
+        last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
+        lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
+        expires_in_ms = lost_at_ms - exec_ms - now_ms
+        if expires_in_ms < latest_in_ms:
+            expires_in_ms = latest_in_ms
+        if self._updates.is_behind:
+            actions += self._updates.publish()
+        run_batch = RunBatch(
+            batch_id, slice_id, incarnation, model_id, granted, start_in_ms, latest_in_ms, expires_in_ms
+        )
+        actions.append(Send(worker, run_batch))
+        actions += grants
+        end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
+        heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id))
+        self.overdue_at_ms = self._overdue[0][0]
+        if len(flights) < BATCHES_PER_SLICE:
+            return _NO_DECISIONS
+        return self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
+
+    def _drop(self, drop: Drop, actions: list[Send]) -> None:
+        count = sum(run.count for run in drop.runs)
+        self.tallies[drop.model_id].dropped += count
+        if drop.is_expired:
+            self.counters.requests_expired += count
+            code, reason = "DeadlineExceeded", "could no longer finish within its budget"
+        else:
+            self.counters.requests_dropped += count
+            code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
+        for peer, runs in by_frontend(drop.runs).items():
+            actions += dropped(peer, drop.model_id, runs, code, reason)
+
+    def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
+        """Stop what was sent there last, if it is still under way. What is before it will end soon."""
+        if not record.flights:
+            return
+        flight = record.flights.pop()
+        del self.flights[flight.batch_id]
+        worker = record.worker
+        assert worker is not None, "the discipline knows ready slices only"
+        actions.append(Send(worker, PreemptBatch(flight.batch_id, record.spec.slice_id)))
+        self._preempted.append(flight)
+
+    def _arrive_again(self, now_ms: float) -> list[Decision]:
+        """What was preempted waits again, unless nobody wants it or serves it any more."""
+        decisions: list[Decision] = []
+        flights, self._preempted = self._preempted, []
+        for flight in flights:
+            model_id = flight.model_id
+            runs = [run for run in flight.runs if PeerId(run.frontend_id) in self._fleet.frontend_ids]
+            if model_id in self._fleet.replicas:
+                self.tallies[model_id].returned += sum(run.count for run in runs)
+                decisions += self._discipline.arrive_again(model_id, runs, now_ms)
+            elif runs:
+                decisions.append(Drop(model_id, runs, is_expired=False))
+        return decisions
+
+    # ------------------------------------------------------------ the ends of batches
+
+    def done(self, peer: PeerId, message: Done, late_ms: float, now_ms: float) -> Sequence[Send]:
+        """A worker says how a batch ended."""
+        del peer
+        flight = self.flights.pop(message.batch_id, None)
+        if flight is None:
+            return _NOTHING  # of a lost slice, or preempted: its requests have gone their way
+        record = flight.record
+        flights = record.flights
+        flights.remove(flight)
+        self._note_run(message, flight)
+        actions = self._give_back(message, flight) if message.missing else None
+        if record.is_draining:
+            return actions or _NOTHING
+        # What still waits there started when this one ended.
+        free_at_ms = now_ms - late_ms
+        # All that was neither the run nor the wait for it: of the grant, the inputs, and the end's telling.
+        way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
+        for other in flights:
+            free_at_ms += other.exec_ms
+        if free_at_ms < now_ms:
+            free_at_ms = now_ms
+        if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
+            following = self.offer(record, now_ms, free_at_ms)
+        else:
+            if message.status == "expired" and message.transfer_ms:
+                self._learn_late(message, flight.model_id, way_ms, now_ms)
+            decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
+            if not decisions:
+                return actions or _NOTHING
+            following = self.carry_out(decisions, now_ms)
+        return following if actions is None else actions + following
+
+    def lose(self, record: SliceRecord) -> None:
+        """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""
+        for flight in record.flights:
+            del self.flights[flight.batch_id]
+            self.counters.batches_lost += 1
+        record.flights.clear()
+
+    def give_up_overdue(self, now_ms: float) -> list[Send]:
+        """Wait no longer for what is overdue by now."""
+        actions: list[Send] = []
+        overdue = self._overdue
+        while overdue and (overdue[0][0] <= now_ms or overdue[0][1] not in self.flights):
+            flight = self.flights.pop(heappop(overdue)[1], None)
+            if flight is not None:
+                self.counters.batches_lost += 1
+                record = flight.record
+                record.flights.remove(flight)
+                if not record.is_draining:
+                    free_at_ms = free_from_ms(record, now_ms)
+                    decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
+                    actions += self.carry_out(decisions, now_ms)
+        self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
+        return actions
+
+    def _note_run(self, message: Done, flight: Flight) -> None:
+        share_percent = flight.record.spec.share_percent
+        busy_ms = message.exec_ms if share_percent is None else message.exec_ms * share_percent / 100
+        self.tallies[flight.model_id].busy_gpu_ms += busy_ms
+        if self._run_time_watch is not None and message.ran and message.status == "ok":
+            self._run_time_watch.note(flight.record, flight.model_id, message.ran, message.exec_ms)
+
+    def _give_back(self, message: Done, flight: Flight) -> list[Send]:
+        actions: list[Send] = []
+        granted = {PeerId(run.frontend_id) for run in flight.runs}
+        for part in message.missing:
+            found = self._fleet.frontends.get(part.frontend_id)
+            if found is None or found[0] not in granted:
+                continue  # it is gone, or another incarnation, which has other requests under these seqs
+            count = sum(run.count for run in part.runs)
+            self.counters.requests_returned += count
+            self.tallies[flight.model_id].returned += count
+            reason = (
+                "its slice was late" if message.status == "expired" else "its inputs did not come in time"
+            )
+            actions.append(Send(found[0], Returned(message.batch_id, flight.model_id, part.runs, reason)))
+        return actions
+
+    def _learn_late(self, message: Done, model_id: ModelId, waited_ms: float, now_ms: float) -> None:
+        """No inputs came in time: else nothing would be learned where all are sent too late, and all go on so."""
+        size = sum(run.count for part in message.missing for run in part.runs)
+        if (
+            size
+            and model_id in self._fleet.replicas
+            and self._estimates.learn_late(model_id, waited_ms, size)
+        ):
+            self._discipline.add_model(self._estimates.model(model_id), now_ms)
+
+    def _learn(self, message: Done, flight: Flight, way_ms: float, now_ms: float) -> bool:
+        """Take the measured times; True when l(b) of that slice has to be replaced."""
+        model_id = flight.model_id
+        is_served = model_id in self._fleet.replicas
+        if is_served and self._estimates.learn_way(model_id, way_ms, message.ran):
+            self._discipline.add_model(self._estimates.model(model_id), now_ms)
+        return self._estimates.learn_speed(flight.record, model_id, message)
+
+
+def free_from_ms(record: SliceRecord, now_ms: float) -> float:
+    """When a slice may be given another batch, as far as that is known now."""
+    if len(record.flights) >= BATCHES_PER_SLICE:
+        return NEVER_MS
+    return now_ms + sum(flight.exec_ms for flight in record.flights)
+
+
+def dropped(
+    peer: PeerId, model_id: ModelId, runs: tuple[SeqRun, ...], code: str, reason: str
+) -> Iterator[Send]:
+    """What a frontend is told of requests that will not run."""
+    for told in split_runs(runs):
+        yield Send(peer, Dropped(model_id, told, code, reason))
+
+
+def by_frontend(runs: Sequence[RequestRun]) -> dict[PeerId, tuple[SeqRun, ...]]:
+    """The seqs of each frontend, neighbours joined: first, end, first, end, … while they are gathered."""
+    gathered: dict[FrontendId, list[int]] = {}
+    name = runs[0].frontend_id
+    first_seq = end_seq = runs[0].first_seq
+    for run in runs:
+        if run.first_seq == end_seq and run.frontend_id == name:
+            end_seq += run.count
+            continue
+        _join(gathered.setdefault(name, []), first_seq, end_seq)
+        name, first_seq = run.frontend_id, run.first_seq
+        end_seq = first_seq + run.count
+    if not gathered:
+        return {PeerId(name): (SeqRun(first_seq, end_seq - first_seq),)}
+    _join(gathered.setdefault(name, []), first_seq, end_seq)
+    return {
+        PeerId(name): tuple([SeqRun(seqs[k], seqs[k + 1] - seqs[k]) for k in range(0, len(seqs), 2)])
+        for name, seqs in gathered.items()
+    }
+
+
+def _join(seqs: list[int], first_seq: int, end_seq: int) -> None:
+    if seqs and seqs[-1] == first_seq:
+        seqs[-1] = end_seq
+    else:
+        seqs += (first_seq, end_seq)

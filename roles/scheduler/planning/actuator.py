@@ -1,0 +1,121 @@
+"""What a controller can do to the cluster that is served: slices and models come and go.
+
+Each step leaves the scheduler consistent; messages are gathered until `take`.
+"""
+
+from __future__ import annotations
+
+from fabric.ids import ModelId, NodeId, PeerId
+from fabric.messages import AnyMessage, DesiredSlices, NewSlice, ReplicaHint
+from policies.batching.base import Discipline
+from roles.runtime.core import Send
+from roles.scheduler.directory_updates import DirectoryUpdates
+from roles.scheduler.dispatch.batches import Batches
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.fleet import Fleet, SliceRecord
+
+
+class Actuator:
+    """Changes fleet, beliefs and discipline together."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        batches: Batches,
+        estimates: Estimates,
+        updates: DirectoryUpdates,
+        discipline: Discipline,
+        run_time_watch: RunTimeWatch,
+    ) -> None:
+        self._fleet = fleet
+        self._batches = batches
+        self._estimates = estimates
+        self._updates = updates
+        self._discipline = discipline
+        self._run_time_watch = run_time_watch
+        self._actions: list[Send] = []
+        self._touched: set[NodeId] = set()
+
+    def take(self) -> list[Send]:
+        """What all of it means for others, in order: first the directory, then what nodes should host."""
+        actions, self._actions = self._actions, []
+        if self._updates.is_behind and self._touched:
+            actions.extend(self._updates.publish())
+        for node_id in sorted(self._touched):
+            peer = self._fleet.nodes.get(node_id)
+            if peer is not None:  # else it hears when it says hello
+                actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(node_id))))
+        self._touched.clear()
+        return actions
+
+    def send(self, peer: PeerId, message: AnyMessage) -> None:
+        """Send a message."""
+        self._actions.append(Send(peer, message))
+
+    def queued(self, model_id: ModelId) -> int:
+        """How many requests of the model wait."""
+        return self._discipline.queued(model_id)
+
+    # ------------------------------------------------------------ slices
+
+    def start(self, slice_: NewSlice, order: int) -> None:
+        """A slice should exist. It is scheduled on when its worker says that it is ready."""
+        self._fleet.add_slice(SliceRecord(slice_.spec, slice_.node_id, order, slice_.hints))
+        self._touched.add(slice_.node_id)
+
+    def hint(self, record: SliceRecord, hints: tuple[ReplicaHint, ...], now_ms: float) -> None:
+        """What the plan says of a slice; it serves on."""
+        former = record.targets
+        record.hints = hints
+        if record.targets != former and record.is_ready and not record.is_draining:
+            self._put(record, now_ms)
+
+    def drain(self, record: SliceRecord, now_ms: float) -> None:
+        """No more batches for it; those it has come to their end."""
+        if record.is_draining:
+            return
+        record.is_draining = True
+        self._actions.extend(self._batches.withdraw((record,), now_ms))
+
+    def end(self, record: SliceRecord, now_ms: float) -> None:
+        """It should not exist any more."""
+        self.drain(record, now_ms)
+        self._batches.lose(record)
+        self._fleet.forget_slice(record)
+        self._run_time_watch.forget(record.spec.slice_id)
+        self._touched.add(record.node_id)
+        hosted = (replica.model_id for replica in record.replicas)
+        self._actions.extend(self._batches.give_up_unserved(hosted, now_ms))
+
+    # ------------------------------------------------------------ models
+
+    def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None, now_ms: float) -> None:
+        """Serve a model, or serve it under another SLO or priority (None: as it is)."""
+        if not self._estimates.put_model(model_id, slo_ms, priority):
+            return
+        is_new = model_id not in self._fleet.replicas
+        self._fleet.put_model(model_id, slo_ms)
+        self._updates.note_change(now_ms)
+        self._discipline.add_model(self._estimates.model(model_id), now_ms)
+        if is_new:  # slices that hosted it before it was removed may still be there
+            self._put_hosts(model_id, now_ms)
+
+    def remove_model(self, model_id: ModelId, now_ms: float) -> None:
+        """Serve it no more. What waits is refused now, what runs is answered."""
+        refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)
+        self._actions.extend(refusals)
+        self._estimates.forget_model(model_id)
+        self._fleet.forget_model(model_id)
+        self._put_hosts(model_id, now_ms)
+        self._actions.extend(self._updates.publish())
+
+    def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
+        for record in self._fleet.slices.values():
+            hosts = any(replica.model_id == model_id for replica in record.replicas)
+            if hosts and record.is_ready and not record.is_draining:
+                self._put(record, now_ms)
+
+    def _put(self, record: SliceRecord, now_ms: float) -> None:
+        """The discipline's picture of a slice anew."""
+        self._actions.extend(self._batches.offer(record, now_ms))

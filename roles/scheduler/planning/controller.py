@@ -1,0 +1,478 @@
+"""Dynamic placement: the plan follows models, GPUs and rates while everything serves (design section 6).
+
+One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
+(`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
+
+- an operator adds, removes or sets models, or drains a GPU;
+- GPUs went or came (`usable_gpus.py`);
+- a measured rate has drifted (`loads.py`, `planned_rates.py`; gpulet's thresholds and period);
+- a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
+
+A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fabric.ids import ModelId, PeerId, SliceId
+from fabric.messages import (
+    Changed,
+    CurrentSlice,
+    DrainAsked,
+    GpuRef,
+    KeptSlice,
+    ModelAdvice,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    MoveInfo,
+    PlanAsked,
+    PlanChange,
+    PlanMade,
+    PlanReport,
+    UnplacedInfo,
+    replaced,
+)
+from policies.placement.common.base import WHOLE_PERCENT
+from roles.runtime.core import PLANNER
+from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.fleet import Fleet
+from roles.scheduler.loads import Loads
+from roles.scheduler.planning.actuator import Actuator
+from roles.scheduler.planning.desired_state import (
+    BUSY,
+    INVALID_CONFIG,
+    ChangeRefused,
+    ControllerSettings,
+    Desired,
+)
+from roles.scheduler.planning.moves import MoveState, RunningMove
+from roles.scheduler.planning.planned_rates import PlannedRates
+from roles.scheduler.planning.slice_names import SliceNames
+from roles.scheduler.planning.usable_gpus import GpuPresence
+
+LOOK_EVERY_MS = 500.0  # iGniter's half second
+LOADS_EVERY_MS = 1_000.0
+MOVING_EVERY_MS = 20.0  # how soon a drained slice is noticed
+NUDGE_MS = 1.0
+REPLAN_EVERY_MS = 20_000.0  # gpulet's period, for rates
+REST_AFTER_FAILURE_MS = 30_000.0
+GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
+GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
+CHANGES_MAX = 16
+LATELY_MAX = 16
+UNLOGGED_MAX = 256
+
+
+@dataclass(slots=True)
+class _Task:
+    """A reason to plan, until its moves are over. `change` with its operator, where it is one's."""
+
+    why: str
+    desired: Desired
+    peer: PeerId | None
+    change: PlanChange | None
+    grown: tuple[SliceId, float] | None
+    before: Desired
+    slo_before_ms: float
+    follow_rps: Mapping[ModelId, float]
+    unplaced_before: frozenset[ModelId]
+
+
+class Controller:
+    """See the module. Its messages are in `actuator`; `due_at_ms` is when it wants its next `tick`."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        fleet: Fleet,
+        actuator: Actuator,
+        loads: Loads,
+        run_time_watch: RunTimeWatch,
+        names: SliceNames,
+    ) -> None:
+        self.due_at_ms = 0.0
+        self.unlogged: deque[str] = deque(maxlen=UNLOGGED_MAX)
+        """What it did since somebody looked, for a log."""
+        self._fleet = fleet
+        self._actuator = actuator
+        self._loads = loads
+        self._run_time_watch = run_time_watch
+        self.settled = 0
+        """How many reasons to plan were dealt with, one way or the other."""
+        self._presence = GpuPresence(settings.desired.gpus)
+        self._is_rate_blind = settings.is_rate_blind
+        self._desired = settings.desired
+        self._rates = PlannedRates(settings.desired.declared_rps, loads)
+        self._changes: deque[tuple[PeerId, PlanChange]] = deque()
+        self._task: _Task | None = None
+        self._asked_number = 0
+        self._is_planning = False
+        self._made = PlanMade(0, unplaced=settings.unplaced)
+        self._moves: list[RunningMove] = []
+        self._are_gpus_changed = False
+        self._replan_at_ms: float | None = None
+        self._rests_until_ms = 0.0
+        self._grown_until_ms: dict[GpuRef, float] = {}
+        self._look_at_ms = 0.0
+        self._loads_at_ms = 0.0
+        self._moves_done = self._moves_failed = 0
+        self._lately: deque[str] = deque(maxlen=LATELY_MAX)
+        self._names = names
+
+    # ------------------------------------------------------------ events
+
+    def tick(self, now_ms: float) -> None:
+        """Look at loads, GPUs and promises, and go on with what is under way."""
+        if self._look_at_ms <= now_ms:
+            self._look_at_ms = now_ms + LOOK_EVERY_MS
+            if self._loads_at_ms <= now_ms:
+                self._loads_at_ms = now_ms + LOADS_EVERY_MS
+                if self._replan_at_ms is None:
+                    self._replan_at_ms = now_ms + REPLAN_EVERY_MS
+                gpus = len(set(self._desired.gpus) - self._out)
+                self._loads.look(self._fleet.replicas, self._actuator.queued, gpus, now_ms)
+                if self._presence.look(self._fleet, now_ms):
+                    self._are_gpus_changed = True
+        self._go_on(now_ms)
+
+    def nudge(self, now_ms: float) -> None:
+        """Slices have changed: go on in a moment, in which others of the same node may change too."""
+        if self._moves:
+            self.due_at_ms = min(self.due_at_ms, now_ms + NUDGE_MS)
+
+    def asked(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
+        """An operator wants something changed. It is answered when that is over."""
+        if len(self._changes) >= CHANGES_MAX:
+            reason = f"{CHANGES_MAX} changes wait for their turn already"
+            self._actuator.send(peer, Changed(change.request_no, "refused", BUSY, reason))
+            return
+        self._changes.append((peer, change))
+        self._go_on(now_ms)
+
+    def planned(self, made: PlanMade, now_ms: float) -> None:
+        """The planner has answered."""
+        if self._is_planning and made.number == self._asked_number and self._task is not None:
+            self._is_planning = False
+            self._accept(self._task, made, now_ms)
+            self._go_on(now_ms)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing is under way."""
+        return self._task is None
+
+    def settings(self) -> ControllerSettings:
+        """To go on from here in another process, when nothing is under way."""
+        hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
+        return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
+
+    def report(self, now_ms: float) -> PlanReport:
+        """For people."""
+        gpus = len(set(self._desired.gpus) - self._out)
+        advice = self._loads.advice(now_ms)
+        rates = self._loads.rates_rps()
+        state = "steady" if self._task is None else "planning" if self._is_planning else "moving"
+        models = tuple(
+            ModelAdvice(
+                model_id,
+                rates.get(model_id, 0.0),
+                self._rates.placed_rps(model_id),
+                advice.models.get(model_id, 0.0),
+            )
+            for model_id in self._fleet.replicas
+        )
+        return PlanReport(
+            state,
+            "" if self._task is None else self._task.why,
+            gpus,
+            advice.gpus or gpus,
+            models,
+            self._moves_done,
+            self._moves_failed,
+            self._made.unplaced,
+            tuple(self._lately),
+        )
+
+    @property
+    def _out(self) -> frozenset[GpuRef]:
+        return self._desired.drained | self._presence.absent
+
+    def _note(self, text: str) -> None:
+        self.unlogged.append(text)
+        self._lately.append(text[:500])
+
+    def _go_on(self, now_ms: float) -> None:
+        """With what is under way; or begin with what is next."""
+        if self._moves:
+            self._move_on(now_ms)
+        if self._task is None:
+            self._next(now_ms)
+        self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if self._moves else self._look_at_ms)
+
+    # ------------------------------------------------------------ reasons to plan
+
+    def _next(self, now_ms: float) -> None:
+        while self._changes and self._task is None:
+            self._begin_change(*self._changes.popleft(), now_ms)
+        if self._task is not None or now_ms < self._rests_until_ms:
+            return
+        if self._are_gpus_changed:
+            self._are_gpus_changed = False
+            gone = ", ".join(sorted(f"{ref.node_id}/gpu{ref.gpu}" for ref in self._presence.absent))
+            self._ask(f"GPUs went or came (away: {gone or 'none'})", self._desired)
+        elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
+            drifted = self._rates.drifted(self._desired)
+            if drifted:
+                self._replan_at_ms = now_ms + REPLAN_EVERY_MS
+                self._ask(f"the rate of {', '.join(drifted)} has drifted", self._desired)
+        if self._task is None:
+            self._grow_broken(now_ms)
+
+    def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
+        desired = self._desired.changed(change)
+        if isinstance(desired, ChangeRefused):
+            self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
+            return
+        if isinstance(
+            change, ModelsRemove
+        ):  # its requests are refused from now on, whatever the plan will be
+            for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
+                self._actuator.remove_model(model_id, now_ms)
+                self._rates.forget(model_id)
+            self._desired = desired
+        self._ask(_described(change), desired, peer, change)
+
+    def _grow_broken(self, now_ms: float) -> None:
+        broken = self._run_time_watch.broken(now_ms)
+        for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
+            record = self._fleet.slices.get(slice_id)
+            if record is None or not record.is_ready or record.is_draining or self._task is not None:
+                continue
+            gpu = GpuRef(record.node_id, record.spec.gpu)
+            share = record.spec.share_percent or WHOLE_PERCENT
+            free = WHOLE_PERCENT - sum(
+                other.spec.share_percent or WHOLE_PERCENT
+                for other in self._fleet.slices.values()
+                if other.node_id == gpu.node_id and other.spec.gpu == gpu.gpu
+            )
+            if now_ms < self._grown_until_ms.get(gpu, 0.0):
+                continue
+            self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
+            late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
+            if free <= 0:
+                self._note(f"{late}: its GPU has no share left")
+                continue
+            grown = share + min(GROWTH_PERCENT, free)
+            why = f"{late}: {grown:g} % instead of {share:g} %"
+            self._ask(why, self._desired, grown=(slice_id, grown))
+
+    # ------------------------------------------------------------ one plan
+
+    def _ask(
+        self,
+        why: str,
+        desired: Desired,
+        peer: PeerId | None = None,
+        change: PlanChange | None = None,
+        grown: tuple[SliceId, float] | None = None,
+    ) -> None:
+        place_rps, follow_rps = self._rates.target(desired, self._desired)
+        task = self._task = _Task(
+            why,
+            desired,
+            peer,
+            change,
+            grown,
+            self._desired,
+            self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
+            follow_rps,
+            frozenset(_models_of(self._made.unplaced)),
+        )
+        self._asked_number += 1
+        self._is_planning = True
+        self._note(f"planning: {task.why}")
+        current = tuple(
+            CurrentSlice(
+                slice_id,
+                record.node_id,
+                record.spec.gpu,
+                record.spec.share_percent,
+                record.hints,
+                sum(model.memory_bytes for model in record.spec.models),
+            )
+            for slice_id, record in self._fleet.slices.items()
+        )
+        out = sorted(task.desired.drained | self._presence.absent, key=lambda ref: (ref.node_id, ref.gpu))
+        rates = {str(model_id): rate_rps for model_id, rate_rps in place_rps.items()}
+        asked = PlanAsked(
+            self._asked_number, task.desired.document, task.desired.base_dir, current, rates, tuple(out)
+        )
+        if task.grown is not None:
+            asked = replaced(asked, grown=task.grown[0], share_percent=task.grown[1])
+        self._actuator.send(PLANNER, asked)
+
+    def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
+        reason = made.reason or self._objection(task, made)
+        if reason:
+            status = "failed" if isinstance(task.change, ModelsRemove) else "refused"
+            self._give_up(task, status, INVALID_CONFIG, reason, now_ms)
+            return
+        if isinstance(task.change, ModelsAdd):
+            task.desired = _with_declared(task.desired, task.change, made)
+        self._desired, self._made = task.desired, made
+        for spec, priority in zip(made.models, made.priorities, strict=True):
+            self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
+        for kept in made.kept:
+            record = self._fleet.slices.get(kept.slice_id)
+            if record is not None:
+                self._actuator.hint(record, kept.hints, now_ms)
+        if task.grown is None:
+            self._rates.settle(made.rates_rps, task.follow_rps)
+        self._moves = [self._running(move) for move in made.moves]
+        if not self._moves:
+            self._finish(task, now_ms)
+
+    def _objection(self, task: _Task, made: PlanMade) -> str:
+        """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
+        if task.change is not None or self._are_gpus_changed or self._presence.absent:
+            return ""
+        hosted = {
+            model.model_id for move in made.moves for start in move.starts for model in start.spec.models
+        }
+        hosted |= {hint.model_id for kept in made.kept for hint in kept.hints}
+        lost = [
+            model_id for model_id, count in self._fleet.replicas.items() if count and model_id not in hosted
+        ]
+        return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
+
+    def _running(self, move: MoveInfo) -> RunningMove:
+        return RunningMove(
+            move, [self._names.named(start) for start in move.starts], self._names.order_of, self._names.named
+        )
+
+    # ------------------------------------------------------------ moves
+
+    def _move_on(self, now_ms: float) -> None:
+        task = self._task
+        assert task is not None, "moves belong to a task"
+        while True:
+            waves = [move.move.wave for move in self._moves if not move.is_over]
+            if not waves:
+                break
+            has_failed = any(move.stage is MoveState.FAILED for move in self._moves)
+            if has_failed and not any(move.is_begun and not move.is_over for move in self._moves):
+                break
+            before = [move.stage for move in self._moves]
+            for move in self._moves:
+                if move.move.wave == min(waves) and not move.is_over and (move.is_begun or not has_failed):
+                    self._advance(move, now_ms)
+            if [move.stage for move in self._moves] == before:
+                return
+        self._finish(task, now_ms)
+
+    def _advance(self, move: RunningMove, now_ms: float) -> None:
+        stage = move.stage
+        move.advance(self._fleet, self._actuator, now_ms)
+        if move.stage is stage:
+            return
+        starts = ", ".join(start.spec.slice_id for start in move.starts) or "nothing"
+        ends = ", ".join(move.move.ends) or "nothing"
+        match move.stage:
+            case MoveState.DONE:
+                self._moves_done += 1
+                self._note(f"moved: {starts} for {ends}")
+            case MoveState.FAILED:
+                self._moves_failed += 1
+                self._note(f"rolled back: {starts} for {ends}: {move.reason}")
+            case MoveState.ROLLING_BACK:
+                self._note(f"a move fails: {move.reason}")
+
+    def _finish(self, task: _Task, now_ms: float) -> None:
+        moves, self._moves = self._moves, []
+        failed = [move for move in moves if move.stage is not MoveState.DONE]
+        if failed:
+            reason = next((move.reason for move in failed if move.reason), "")
+            self._give_up(task, "failed", "MoveFailed", reason, now_ms)
+            return
+        self._task = None
+        self.settled += 1
+        started = sum(len(move.starts) for move in moves)
+        ended = sum(len(move.move.ends) for move in moves)
+        kept, unplaced = len(self._made.kept), self._made.unplaced
+        self._note(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
+        if task.peer is not None and task.change is not None:
+            fresh = {*_models_of(unplaced)} - task.unplaced_before | {*_models_of(unplaced)} & _names_in(
+                task.change
+            )
+            status = "partial" if fresh else "ok"
+            answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced)
+            self._actuator.send(task.peer, answer)
+
+    def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
+        """Nothing came of it: what was wanted before is wanted again."""
+        self._task = None
+        self.settled += 1
+        if status == "failed" or task.change is None:
+            self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
+        self._note(f"given up: {task.why}: {reason}")
+        self._undo(task, now_ms)
+        if task.peer is not None and task.change is not None:
+            self._actuator.send(task.peer, Changed(task.change.request_no, status, code, reason))
+
+    def _undo(self, task: _Task, now_ms: float) -> None:
+        change = task.change
+        if self._desired is not task.desired:
+            return  # nothing was begun
+        if isinstance(change, ModelsAdd):
+            hosted = {
+                model.model_id for record in self._fleet.slices.values() for model in record.spec.models
+            }
+            unplaced = set(_models_of(self._made.unplaced))
+            gone = [model_id for model_id in _names_in(change) if model_id not in hosted | unplaced]
+            for model_id in gone:
+                self._actuator.remove_model(model_id, now_ms)
+            self._desired = self._desired.without(gone)
+        elif isinstance(change, ModelSet):
+            self._desired = task.before
+            self._actuator.put_model(change.model_id, task.slo_before_ms, None, now_ms)
+        elif isinstance(change, DrainAsked):
+            self._desired = task.before
+
+
+def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:
+    return (one.model_id for one in unplaced)
+
+
+def _names_in(change: PlanChange) -> set[ModelId]:
+    """The models that a change is about."""
+    match change:
+        case ModelsAdd(document=document):
+            return {ModelId(section["name"]) for section in json.loads(document)}
+        case ModelSet(model_id=model_id):
+            return {model_id}
+        case _:
+            return set()
+
+
+def _with_declared(desired: Desired, change: ModelsAdd, made: PlanMade) -> Desired:
+    """The rates that added sections declare, as they were read."""
+    added = {m: made.rates_rps[m] for m in _names_in(change) if m in made.rates_rps}
+    return replace(desired, declared_rps={**desired.declared_rps, **added})
+
+
+def _described(change: PlanChange) -> str:
+    match change:
+        case ModelsAdd():
+            return "models are added"
+        case ModelsRemove(model_ids=model_ids):
+            return f"{', '.join(model_ids)} is removed"
+        case ModelSet(model_id=model_id):
+            return f"{model_id} is set"
+        case DrainAsked(node_id=node_id, gpu=gpu, is_back=is_back):
+            where = node_id if gpu is None else f"{node_id}/gpu{gpu}"
+            return f"{where} is {'taken back' if is_back else 'drained'}"

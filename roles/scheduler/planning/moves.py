@@ -1,0 +1,177 @@
+"""A move, carried out: start new, wait until it is warm, switch, drain old (gpulet's reorganisation).
+
+ starting --all firsts ready--> stopping first --all others ready--> draining --all ends gone--> done
+     |                                |
+     +-------- a start failed --------+--> rolling back --all starts gone--> failed
+
+Ready is what the worker says when every batch bucket is warm. The new slices get batches from that moment; the
+old ones get none from the moment at which all new ones are ready, and end when their last batch has. Where there is no
+memory for both (`after`), old slices end first, once those starts that need not wait are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import MoveInfo, NewSlice, SliceSpec, SliceState
+from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.planning.actuator import Actuator
+
+START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
+DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
+LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
+
+Named = Callable[[NewSlice], NewSlice]
+OrderOf = Callable[[NodeId, SliceSpec], int]
+
+
+class MoveState(Enum):
+    """Where a move is."""
+
+    STARTING = "starting"
+    DRAINING = "draining"
+    ROLLING_BACK = "rolling back"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class _Draining:
+    record: SliceRecord
+    since_ms: float
+    idle_since_ms: float | None = None
+
+
+class RunningMove:
+    """One move. `starts` have their names; `reason` says why it failed."""
+
+    def __init__(self, move: MoveInfo, starts: Sequence[NewSlice], order_of: OrderOf, rename: Named) -> None:
+        self.move = move
+        self.stage = MoveState.STARTING
+        self.reason = ""
+        self.starts = tuple(starts)
+        self._order_of = order_of
+        self._rename = rename
+        self._begun: dict[SliceId, NewSlice] = {}
+        self._draining: dict[SliceId, _Draining] = {}
+        self._stopped: list[NewSlice] = []
+        """Slices that ended before what comes in their place was there; for a roll-back."""
+        self._began_at_ms: float | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was done."""
+        return self._began_at_ms is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.stage in (MoveState.DONE, MoveState.FAILED)
+
+    def advance(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        """Do what can be done now; to be called whenever a slice may have changed."""
+        if self._began_at_ms is None:
+            self._began_at_ms = now_ms
+        if self.stage is MoveState.STARTING:
+            self._start(fleet, actuator, now_ms)
+        self._end_drained(fleet, actuator, now_ms)
+        if self.stage is MoveState.STARTING:  # room may have been made just now
+            self._start(fleet, actuator, now_ms)
+        if self.stage is MoveState.DRAINING and not self._draining:
+            self.stage = MoveState.DONE
+        if self.stage is MoveState.ROLLING_BACK and not self._draining:
+            for old in self._stopped:
+                renamed = self._rename(old)
+                actuator.start(renamed, self._order_of(renamed.node_id, renamed.spec))
+            self.stage = MoveState.FAILED
+
+    def give_up(self, reason: str, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        """Undo it: what was started ends, what runs stays."""
+        self.reason = reason
+        self.stage = MoveState.ROLLING_BACK
+        for slice_id in self._begun:
+            record = fleet.slices.get(slice_id)
+            if record is not None:
+                self._drain(record, actuator, now_ms)
+
+    # ------------------------------------------------------------ starting
+
+    def _start(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        for start in self.starts:
+            slice_id = start.spec.slice_id
+            if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
+                self._begun[slice_id] = start
+                actuator.start(start, self._order_of(start.node_id, start.spec))
+        problem = self._problem(fleet, now_ms)
+        if problem:
+            self.give_up(problem, fleet, actuator, now_ms)
+            return
+        ready = {slice_id for slice_id in self._begun if _is_ready(fleet, slice_id)}
+        firsts = {start.spec.slice_id for start in self.starts if not start.after}
+        if firsts <= ready:
+            for slice_id in {one for start in self.starts for one in start.after}:
+                record = fleet.slices.get(slice_id)
+                if record is not None and not record.is_draining:
+                    self._drain(record, actuator, now_ms)
+                    was = NewSlice(record.node_id, record.spec, record.hints)
+                    self._stopped.append(was)
+        if len(ready) == len(self.starts):
+            self.stage = MoveState.DRAINING
+            for slice_id in self.move.ends:
+                record = fleet.slices.get(slice_id)
+                if record is not None:
+                    self._drain(record, actuator, now_ms)
+
+    def _problem(self, fleet: Fleet, now_ms: float) -> str:
+        for slice_id in self._begun:
+            record = fleet.slices.get(slice_id)
+            if record is None:
+                return f"slice {slice_id} is gone"
+            if record.state == SliceState.FAILED:
+                return f"slice {slice_id} failed: {record.reason}"
+            for out in record.left_out:
+                if not self._is_left_out_already(fleet, out.model_id):
+                    return f"slice {slice_id} cannot host {out.model_id}: {out.reason}"
+        assert self._began_at_ms is not None, "only `advance` calls this"
+        if now_ms - self._began_at_ms > START_LIMIT_MS:
+            return f"not ready within {START_LIMIT_MS / 1e3:g} s"
+        return ""
+
+    def _is_left_out_already(self, fleet: Fleet, model_id: ModelId) -> bool:
+        """Whether the move loses nothing by it: nobody serves the model, and where it should be it is left out."""
+        others = (one for slice_id, one in fleet.slices.items() if slice_id not in self._begun)
+        return not fleet.replicas.get(model_id) and any(
+            out.model_id == model_id for record in others for out in record.left_out
+        )
+
+    # ------------------------------------------------------------ draining
+
+    def _drain(self, record: SliceRecord, actuator: Actuator, now_ms: float) -> None:
+        actuator.drain(record, now_ms)
+        self._draining.setdefault(record.spec.slice_id, _Draining(record, now_ms))
+
+    def _end_drained(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        for slice_id, draining in list(self._draining.items()):
+            record = draining.record
+            if fleet.slices.get(slice_id) is not record:
+                del self._draining[slice_id]
+                continue
+            if not record.flights or not record.is_ready:
+                if draining.idle_since_ms is None:
+                    draining.idle_since_ms = now_ms
+            else:
+                draining.idle_since_ms = None
+            is_quiet = draining.idle_since_ms is not None and (
+                not record.is_ready or now_ms - draining.idle_since_ms >= LINGER_MS
+            )
+            if is_quiet or now_ms - draining.since_ms > DRAIN_LIMIT_MS:
+                actuator.end(record, now_ms)
+                del self._draining[slice_id]
+
+
+def _is_ready(fleet: Fleet, slice_id: SliceId) -> bool:
+    record = fleet.slices.get(slice_id)
+    return record is not None and record.is_ready
