@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from roles.gpu_worker.events import AgentGone
-from roles.runtime.sources import Source
+from roles.runtime.loop.sources import Source
 
 ALARM_AFTER_MS = 5_000.0
 

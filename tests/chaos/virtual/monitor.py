@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from roles.gpu_worker.executors.base import Job
 
 if TYPE_CHECKING:
     from tests.chaos.virtual.network import Wire
-    from tests.chaos.virtual.processes import Process, SchedulerProcess, WorkerProcess
+    from tests.chaos.virtual.processes import FrontendProcess, Process, SchedulerProcess, WorkerProcess
     from tests.chaos.virtual.world import World
 
 GRACE_MS: Final = 50.0
@@ -50,7 +51,9 @@ class Monitor:
     def asked(self, number: int, client: Process, frontend: Process, budget_ms: float) -> None:
         """A client sent it; its answer is due, and looked for."""
         world = self._world
-        one = self._asked[number] = Asked(number, client, frontend, world.now_ms, budget_ms, frontend.slept_ms)
+        one = self._asked[number] = Asked(
+            number, client, frontend, world.now_ms, budget_ms, frontend.slept_ms
+        )
         world.at(self._due_at_ms(one), lambda: self._look(one))
 
     def not_asked(self) -> None:
@@ -86,7 +89,9 @@ class Monitor:
         deadline_at_ms = one.asked_at_ms + one.budget_ms + frontend.slept_ms - one.slept_ms
         path = self._world.network.path(one.client.place, frontend.place)
         runs_at_ms = max(frontend.resumed_at_ms, one.client.resumed_at_ms, path.cut_until_ms)
-        if one.asked_at_ms < max(frontend.resumed_at_ms, path.cut_until_ms):  # of a client's first messages nobody knows how long they waited
+        if one.asked_at_ms < max(
+            frontend.resumed_at_ms, path.cut_until_ms
+        ):  # of a client's first messages nobody knows how long they waited
             runs_at_ms += one.budget_ms
         return max(deadline_at_ms, runs_at_ms) + GRACE_MS + 2 * self._world.client_way_ms
 
@@ -137,7 +142,9 @@ class Monitor:
         for frontend in world.frontends_alive():
             pending = len(frontend.shell._core._pending)
             if len(frontend.shell._payloads) > pending + 64:
-                raise Violated(f"{frontend.place} keeps {len(frontend.shell._payloads)} payloads for {pending}")
+                raise Violated(
+                    f"{frontend.place} keeps {len(frontend.shell._payloads)} payloads for {pending}"
+                )
         scheduler = world.scheduler
         if scheduler is not None:
             core = scheduler.core
@@ -151,7 +158,7 @@ class Monitor:
             return problem
         return ""
 
-    def _problems(self):  # type: ignore[no-untyped-def]
+    def _problems(self) -> Iterator[str]:
         world = self._world
         scheduler = world.scheduler
         if scheduler is None:
@@ -186,12 +193,18 @@ class Monitor:
             yield from self._of_worker(worker)
         yield from self._of_links(scheduler)
 
-    def _of_frontend(self, frontend):  # type: ignore[no-untyped-def]
+    def _of_frontend(self, frontend: FrontendProcess) -> Iterator[str]:
         core, shell = frontend.shell._core, frontend.shell
         pending = core._pending
         if not core._is_linked:
             yield f"{frontend.place} is not linked"
-        kept = [pending._by_client, pending._bytes_by_client, pending._by_seq, pending._by_slice, core._decoding]
+        kept = [
+            pending._by_client,
+            pending._bytes_by_client,
+            pending._by_seq,
+            pending._by_slice,
+            core._decoding,
+        ]
         if len(pending) or any(kept) or pending.size_bytes:
             yield f"{frontend.place} keeps {len(pending)} requests, {kept}"
         if len(shell._payloads):
@@ -199,7 +212,7 @@ class Monitor:
         if any(model.replicas == 0 for model in core.models):
             yield f"{frontend.place} knows no replica of a model"
 
-    def _of_worker(self, worker):  # type: ignore[no-untyped-def]
+    def _of_worker(self, worker: WorkerProcess) -> Iterator[str]:
         core = worker.shell._core
         if len(core._early) or len(worker.shell._payloads):
             yield f"{worker.place} keeps {len(core._early)} early inputs, {len(worker.shell._payloads)} payloads"
@@ -207,11 +220,9 @@ class Monitor:
             if len(slice_.queue):
                 yield f"{slice_.spec.slice_id} has {len(slice_.queue)} batches"
 
-    def _of_links(self, scheduler: SchedulerProcess):  # type: ignore[no-untyped-def]
+    def _of_links(self, scheduler: SchedulerProcess) -> Iterator[str]:
         world = self._world
-        living = {
-            str(wire.name) for wire in world.network.wires if not wire.near.owner.is_dead and wire.name
-        }
+        living = {str(wire.name) for wire in world.network.wires if not wire.near.owner.is_dead and wire.name}
         watched = {str(peer) for peer in scheduler.source._liveness._watched}
         if watched - living:
             yield f"the scheduler watches {sorted(watched - living)}, who are dead"

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from fabric import frames
@@ -36,7 +37,7 @@ class Timeline(Protocol):
 
     now_ms: float
 
-    def at(self, at_ms: float, callback: Callable[[], None]) -> None:
+    def at(self, at_ms: float, callback: Callable[[], object]) -> None:
         """Call back at that moment."""
         ...
 
@@ -546,9 +547,7 @@ class Network:
 
     def between(self, one: str, other: str) -> list[Wire]:
         """The connections between two places, in a fixed order."""
-        found = [
-            wire for wire in self.wires if {wire.near.owner.place, wire.far.owner.place} == {one, other}
-        ]
+        found = [wire for wire in self.wires if {wire.near.owner.place, wire.far.owner.place} == {one, other}]
         return sorted(found, key=lambda wire: (wire.near.owner.place, wire.name, wire.far.addresses))
 
     def cut(self, one: str, other: str, for_ms: float) -> None:
@@ -564,9 +563,7 @@ class Network:
                         end.owner.wake(item.arrives_at_ms)
                 heapq.heapify(end.inbox)
             if for_ms > GIVEN_UP_AFTER_MS:
-                self.time.at(
-                    now_ms + GIVEN_UP_AFTER_MS, lambda wire=wire: wire.break_off(is_all_lost=True)
-                )
+                self.time.at(now_ms + GIVEN_UP_AFTER_MS, partial(wire.break_off, is_all_lost=True))
 
     def kill(self, owner: Owner) -> None:
         """A process is gone: the kernel closes what it had."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from fabric.clock import Clock
-from fabric.ids import FrontendId, Incarnation, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
+from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
 from fabric.link import Received
 from fabric.messages import Answer, Infer, PlanAsked, Refusal, RunBatch, SliceSpec
 from fabric.outbox import Outbox
@@ -25,14 +24,14 @@ from roles.gpu_worker.shell import WorkerOptions, WorkerShell
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
 from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
-from roles.runtime.drive import Driver, Role
 from roles.runtime.environment import RunDir
-from roles.runtime.local_scheduler import LocalScheduler
+from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.sources import LinkSource, WatchedLinkSource
 from roles.runtime.process import RunFile, remove_run_file, write_run_file
 from roles.runtime.process_events import ProcessExited, StopAsked
-from roles.runtime.sources import LinkSource, WatchedLinkSource
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.planning import make_plan
+from roles.scheduler.planning.make_plan import make_plan
 from roles.simulator.hardware import SimulatedNode
 from tests.chaos.virtual.network import VirtualServer, VirtualTransport, _End
 
@@ -254,7 +253,9 @@ class SchedulerProcess(Process):
         if isinstance(message, PlanAsked):
             assert action.peer == PLANNER
             plan = Heard(PLANNER, make_plan(message))
-            self.world.at(self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan)))
+            self.world.at(
+                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan))
+            )
             return
         if isinstance(message, RunBatch):
             self.world.monitor.commanded(self, action.peer)
@@ -500,7 +501,7 @@ class ClientProcess(Process):
         for place in range(world.frontends):
             address = RunDir(world.run_dir).ipc_address(f"{frontend_id(place)}.client")
             link = self.transport.connect(own, PeerId(frontend_id(place)), [address])
-            link.on_hang_up = lambda place=place: self._cut_off(place)
+            link.on_hang_up = partial(self._cut_off, place)
             self._links.append(link)
 
     def ask(self, request: int, place: int, model_id: ModelId, budget_ms: float) -> bool:

@@ -65,7 +65,11 @@ class Script:
 
     def text(self) -> str:
         """One line of YAML."""
-        written = {"seed": self.seed, "shape": asdict(self.shape), "faults": [asdict(one) for one in self.faults]}
+        written = {
+            "seed": self.seed,
+            "shape": asdict(self.shape),
+            "faults": [asdict(one) for one in self.faults],
+        }
         line = yaml.safe_dump(written, default_flow_style=True, sort_keys=False, width=1 << 20)
         return str(line).strip()
 
@@ -115,7 +119,9 @@ def _fault(rng: random.Random) -> Fault:
         case _:
             who, whom = rng.choice(_PAIRS)
             who, whom = f"{who}:{rng.randrange(3)}", f"{whom}:{rng.randrange(3)}"
-            for_ms = {"cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)), "delay": 400.0}.get(kind, 0.0)
+            for_ms = {"cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)), "delay": 400.0}.get(
+                kind, 0.0
+            )
     return Fault(at_ms, kind, who, whom, for_ms)
 
 

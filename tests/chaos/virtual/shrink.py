@@ -35,7 +35,9 @@ def failure_of(script: Script) -> Failure | None:
         play(script)
     except Exception as error:  # noqa: BLE001  whatever a role raises is a finding
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return Failure(f"{type(error).__name__}: {error}", f"{last.filename.rpartition('/')[2]}:{last.lineno}")
+        return Failure(
+            f"{type(error).__name__}: {error}", f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+        )
     return None
 
 

@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from roles.runtime.environment import RunDir
 from roles.runtime.process_events import StopAsked
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.desired_state import ControllerSettings, controller_settings
+from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.simulation import hardware_of
@@ -68,7 +68,7 @@ class World:
         self.network = Network(self, random.Random(f"{script.seed}/network"), self._delays)
         self.monitor = Monitor(self)
         self._clocks = random.Random(f"{script.seed}/clocks")
-        self._happening: list[tuple[float, int, Callable[[], None]]] = []
+        self._happening: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
         self._replaced: set[Process] = set()
         self._incarnations = count(1)
@@ -78,7 +78,7 @@ class World:
 
     # ------------------------------------------------------------ for the processes
 
-    def at(self, at_ms: float, callback: Callable[[], None]) -> None:
+    def at(self, at_ms: float, callback: Callable[[], object]) -> None:
         """Call back at that moment."""
         heapq.heappush(self._happening, (max(at_ms, self.now_ms), next(self._order), callback))
 
@@ -113,7 +113,7 @@ class World:
             began_ms = self.now_ms
             self._load(began_ms)
             for fault in self.script.faults:
-                self.at(began_ms + fault.at_ms, lambda fault=fault: self._strike(fault))
+                self.at(began_ms + fault.at_ms, partial(self._strike, fault))
             self._run_until(began_ms + FAULTY_MS + 200.0)
             self._settle()
             self._probe()
@@ -143,10 +143,12 @@ class World:
             for _ in range(burst):
                 self.at(
                     at_ms,
-                    lambda c=client, f=frontend, m=model_id, b=budget_ms: self._ask(c, f, m, b),
+                    partial(self._ask, client, frontend, model_id, budget_ms),
                 )
 
-    def _ask(self, client_number: int, frontend_number: int, model_id: ModelId, budget_ms: float) -> int | None:
+    def _ask(
+        self, client_number: int, frontend_number: int, model_id: ModelId, budget_ms: float
+    ) -> int | None:
         client, frontend = self.clients[client_number], self.by_number.get(frontend_number)
         if client is None or client.is_stopped:
             return None
@@ -344,7 +346,12 @@ def _document(shape: Shape) -> dict[str, Any]:
         ],
         "cluster": {
             "nodes": [
-                {"host": chr(97 + node), "gpus": shape.gpus, "memory_gb": 1, "workers_outlive_agent": shape.outlives}
+                {
+                    "host": chr(97 + node),
+                    "gpus": shape.gpus,
+                    "memory_gb": 1,
+                    "workers_outlive_agent": shape.outlives,
+                }
                 for node in range(shape.nodes)
             ],
             "frontends": shape.frontends,
