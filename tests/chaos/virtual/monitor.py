@@ -196,6 +196,16 @@ class Monitor:
     def _of_frontend(self, frontend: FrontendProcess) -> Iterator[str]:
         core, shell = frontend.shell._core, frontend.shell
         pending = core._pending
+        scheduler = self._world.scheduler
+        assert scheduler is not None
+        ready = {
+            (record.spec.slice_id, record.incarnation)
+            for record in scheduler.core._fleet.slices.values()
+            if record.is_ready
+        }
+        known = {(one.slice_id, one.incarnation) for one in core._known._slices.values()}
+        if known != ready:
+            yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
         if not core._is_linked:
             yield f"{frontend.place} is not linked"
         kept = [

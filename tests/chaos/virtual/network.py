@@ -128,6 +128,12 @@ class Wire:
                 end.inbox = [item for item in end.inbox if item.order not in lost]
                 heapq.heapify(end.inbox)
             heard_at_ms = now_ms + self.path.delay_ms
+            if kept and isinstance(end, VirtualPayloads):  # which may read the next connection first
+                wait_ms = network.draws.choice((0.0, 40.0)) * network.draws.random()
+                for item in coming[:kept]:
+                    item.arrives_at_ms += wait_ms
+                heapq.heapify(end.inbox)
+                end.owner.wake(coming[kept - 1].arrives_at_ms)
             if kept:
                 heard_at_ms = max(heard_at_ms, coming[kept - 1].arrives_at_ms)
             if not end.owner.is_dead:

@@ -22,7 +22,7 @@ KINDS: Final = {
     "slow": 1,
 }
 """With how often each is drawn. docs/testing.md says what they mean."""
-FAULTY_MS: Final = 1_500.0
+FAULTY_MS: Final = 1_000.0
 BATCHINGS: Final = ("tenuto", "deferred", "eager", "clockwork", "nexus", "shepherd")
 
 
@@ -47,6 +47,8 @@ class Shape:
     clients: int = 1
     models: int = 1
     batching: str = "tenuto"
+    is_up: bool = True
+    """Whether all is well before anything goes wrong; else that begins with the first start."""
     outlives: bool = False
     replans: bool = False
     delay_ms: float = 0.2
@@ -91,20 +93,24 @@ def draw(seed: int) -> Script:
         clients=rng.choice((1, 2)),
         models=rng.choice((1, 1, 2)),
         batching=rng.choice(("tenuto",) * 4 + BATCHINGS),
+        is_up=rng.random() < 0.75,
         outlives=rng.random() < 0.3,
         replans=rng.random() < 0.25,
         delay_ms=rng.choice((0.05, 0.3, 2.0)),
         start_ms=rng.choice((20.0, 80.0, 200.0)),
-        rate_rps=rng.choice((15.0, 30.0, 60.0)),
+        rate_rps=rng.choice((10.0, 25.0, 50.0)),
         slo_ms=rng.choice((40.0, 100.0, 300.0)),
     )
-    count = rng.choice((1, 1, 2, 2, 3, 4, 6))
-    faults = sorted((_fault(rng) for _ in range(count)), key=lambda one: one.at_ms)
+    count = rng.choice((1, 1, 2, 2, 3, 4, 6, 8))
+    from_ms, span_ms = 20.0, FAULTY_MS
+    if rng.random() < 0.5:  # one upon the other
+        from_ms, span_ms = rng.uniform(20.0, FAULTY_MS - 200.0), rng.choice((5.0, 50.0, 200.0))
+    faults = sorted((_fault(rng, from_ms, span_ms) for _ in range(count)), key=lambda one: one.at_ms)
     return Script(seed, shape, tuple(faults))
 
 
-def _fault(rng: random.Random) -> Fault:
-    at_ms = round(rng.uniform(20.0, FAULTY_MS), 1)
+def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
+    at_ms = round(min(from_ms + rng.random() * span_ms, FAULTY_MS), 1)
     kind = rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
     who, whom, for_ms = _one(rng), "", 0.0
     match kind:
@@ -113,7 +119,8 @@ def _fault(rng: random.Random) -> Fault:
         case "pause":
             for_ms = rng.choice((20.0, 120.0, 500.0, 900.0, 2_200.0))
         case "sleep":
-            for_ms = rng.choice((100.0, 2_500.0, 60_000.0))
+            who = rng.choice(_HOSTED)
+            for_ms = rng.choice((100.0, 1_000.0, 4_000.0))
         case "slow":
             who, for_ms = f"agent:{rng.randrange(3)}", rng.choice((100.0, 600.0))
         case _:
@@ -133,6 +140,10 @@ _PAIRS: Final = (
     ("frontend", "worker"),
     ("client", "frontend"),
 )
+
+
+_HOSTED: Final = ("scheduler:0", "frontend:0", "frontend:1", "agent:0", "agent:1", "worker:0", "worker:1")
+"""No clients: of one whose clock stood still, its frontend takes what it says for late for up to a minute."""
 
 
 def _one(rng: random.Random) -> str:

@@ -130,7 +130,8 @@ class World:
         for number in range(self.shape.frontends):
             self.by_number[number] = FrontendProcess(self, number)
         self.clients = [ClientProcess(self, number) for number in range(self.shape.clients)]
-        self._wait_until_settled(BOOT_WITHIN_MS, "it does not come up")
+        if self.shape.is_up:
+            self._wait_until_settled(BOOT_WITHIN_MS, "it does not come up")
 
     def _load(self, began_ms: float) -> None:
         draws = random.Random(f"{self.script.seed}/load")
