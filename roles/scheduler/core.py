@@ -286,8 +286,11 @@ class SchedulerCore:
             status = alive.get(record.spec.slice_id)
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
-        actions = self._slices_down(gone, SliceState.LOST, "its node agent started anew", now_ms)
+        # The hello may be older than what a worker said meanwhile by its own link: that is told, and says it again.
+        hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
+        actions = self._slices_down(gone, SliceState.LOST, "its node agent does not know it", now_ms)
         self._slices_changed(now_ms)
+        actions.extend(Send(host, self._fleet.directory()) for host in hosts)
         actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
