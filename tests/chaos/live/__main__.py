@@ -28,13 +28,16 @@ from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluste
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import ClusterReport, look
 from tests.chaos.live.faults import Fault, Hand, document, draw, free_port
+from tests.chaos.live.hosts import ClientHost, client_host
 from tests.chaos.live.relay import Relay
+from tests.chaos.live.starvation import Waits
 from tests.integration.proc import processes_naming, zombies_of
 
 CLOCK: Final = MonotonicClock()
 GRACE_MS: Final = 50.0
 RECOVERS_WITHIN_MS: Final = 30_000.0
 MODELS: Final = 2
+KEY_FILE: Final = "client-chaos.key"
 BUDGET_MS: Final = 300.0
 RATE_RPS: Final = 40.0
 """Of each of four clients, on two cores."""
@@ -82,33 +85,87 @@ def main() -> int:
 
 
 def play(run: Run, for_ms: float, disk: Path | None) -> None:
-    """One run."""
+    """One run. With an even seed some clients are on another host, and all that come by TCP have keys."""
     before = tempfile.tempdir
     tempfile.tempdir = None if disk is None else str(disk)
+    hosts = client_host(run.left_out) if run.seed % 2 == 0 else contextlib.nullcontext()
     try:
-        with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as directory:
-            config = Path(directory) / "cluster.json"
+        with hosts as host, tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as directory:
             port = free_port()
-            config.write_text(document(MODELS, port), encoding="utf-8")
-            relays = [Relay(port + number, run.seed) for number in range(2)]
+            server = "127.0.0.1" if host is None else host.server
+            config = _written(Path(directory), f"tcp://{server}:{port}", has_keys=host is not None)
+            relays = [Relay((server, port + number), run.seed) for number in range(2)]
+            run_dir: Path | None = None
             try:
                 with temporary_cluster(config, ["--apart"]) as cluster:
-                    _play_on(run, cluster, relays, for_ms, disk)
+                    run_dir = cluster.run_dir
+                    hand = Hand(cluster.run_dir, relays, host, run.seed, disk)
+                    key = config.parent / KEY_FILE if host is not None else None
+                    _play_on(run, cluster, hand, _clients(cluster, relays, host), key, for_ms)
             except FabricError as error:
                 run.wrong.append(f"the cluster did not come up or did not last: {error}")
             finally:
                 for relay in relays:
                     relay.close()
-            _look_for_leaks(run, cluster.run_dir)
+            if run_dir is not None:
+                _look_for_leaks(run, run_dir)
     finally:
         tempfile.tempdir = before
 
 
+def _written(directory: Path, client: str, *, has_keys: bool) -> Path:
+    """The cluster's file, and the keys that it names."""
+    config = directory / "cluster.json"
+    keys = directory / "keys" if has_keys else None
+    config.write_text(document(MODELS, client, keys), encoding="utf-8")
+    if keys is not None:
+        for command in (
+            ["create", str(keys), "--config", str(config)],
+            ["add", str(keys), "client/chaos", "--out", str(directory / KEY_FILE)],
+        ):
+            subprocess.run(
+                [sys.executable, "-m", "roles.cli", "keys", *command],
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
+    return config
+
+
+def _clients(
+    cluster: TemporaryCluster, relays: list[Relay], host: ClientHost | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Who asks whom, and which way: on this host and, if there is one, on the other."""
+    here, there = [], []
+    for number, relay in enumerate(relays):
+        name = f"frontend-{number}"
+        direct = [one for one in cluster.endpoints["client"] if one.startswith("ipc") and name in one]
+        here += [
+            {"addresses": [f"tcp://127.0.0.1:{relay.port}"], "frontend": name, "via": "relay"},
+            {"addresses": direct, "frontend": name, "via": ""},
+        ]
+        if host is not None:
+            port = relay.target[1]
+            there.append({"addresses": [f"tcp://{host.server}:{port}"], "frontend": name, "via": "host"})
+    return {"here": here} if host is None else {"here": here, "there": there}
+
+
 def _play_on(
-    run: Run, cluster: TemporaryCluster, relays: list[Relay], for_ms: float, disk: Path | None
+    run: Run,
+    cluster: TemporaryCluster,
+    hand: Hand,
+    clients: dict[str, list[dict[str, Any]]],
+    key: Path | None,
+    for_ms: float,
 ) -> None:
-    hand = Hand(cluster.run_dir, relays, run.seed, disk)
-    with _load(run, cluster, relays) as load:
+    prefixes = {"here": _in_another_time(run), "there": [] if hand.host is None else hand.host.prefix}
+    with contextlib.ExitStack() as stack:
+        loads = [
+            (stack.enter_context(_load(run, prefixes[where], own, key)), skew_of(prefixes[where]))
+            for where, own in clients.items()
+        ]
+        own = {f"load {number}": load.pid for number, (load, _) in enumerate(loads)}
+        waits = stack.enter_context(Waits(lambda: _pids(cluster) | own))
         _wait(1_000.0)
         pids = _pids(cluster)
         had = {role: _descriptors(pid) for role, pid in pids.items()}
@@ -122,11 +179,12 @@ def _play_on(
         hand.go_on(CLOCK.now_ms(), is_over=True)
         report = _recovered(run, cluster)
         _wait(for_ms - (CLOCK.now_ms() - began_ms), hand)
-        fates = _end(load)
+        fates = [(_end(load), skew_ms) for load, skew_ms in loads]
     if cluster_pid_is_gone(cluster):
         run.wrong.append("`tenuto up` has ended")
         return
-    _judge(run, fates)
+    for number, (one, skew_ms) in enumerate(fates):
+        _judge(run, one, skew_ms, waits, f"load {number}")
     if report is not None:
         _look_at_counters(run, look(cluster.run_dir))
     for role, pid in _pids(cluster).items():
@@ -178,23 +236,18 @@ def _recovered(run: Run, cluster: TemporaryCluster) -> ClusterReport | None:
 
 
 @contextlib.contextmanager
-def _load(run: Run, cluster: TemporaryCluster, relays: list[Relay]) -> Iterator[subprocess.Popen[bytes]]:
-    clients = []
-    for number, relay in enumerate(relays):
-        name = f"frontend-{number}"
-        direct = [one for one in cluster.endpoints["client"] if one.startswith("ipc") and name in one]
-        clients += [
-            {"addresses": [f"tcp://127.0.0.1:{relay.port}"], "frontend": name, "is_relayed": True},
-            {"addresses": direct, "frontend": name, "is_relayed": False},
-        ]
+def _load(
+    run: Run, prefix: list[str], clients: list[dict[str, Any]], key: Path | None
+) -> Iterator[subprocess.Popen[bytes]]:
     told = {
         "seed": run.seed,
         "rate_rps": RATE_RPS,
         "clients": clients,
         "models": {f"m{number}": BUDGET_MS for number in range(MODELS)},
+        "key_file": None if key is None else str(key),
     }
-    command = [*_in_another_time(run), sys.executable, "-m", "tests.chaos.live.load", json.dumps(told)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  ours
+    command = [*prefix, sys.executable, "-m", "tests.chaos.live.load", json.dumps(told)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -221,11 +274,16 @@ def _in_another_time(run: Run) -> list[str]:
     if run.seed % 2:
         return []
     try:
-        subprocess.run([*prefix, "true"], check=True, capture_output=True, timeout=10)  # noqa: S603  ours
+        subprocess.run([*prefix, "true"], check=True, capture_output=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         run.left_out.append("clocks that do not agree (time namespaces are not permitted)")
         return []
     return prefix
+
+
+def skew_of(prefix: list[str]) -> float:
+    """What the clock of a process with that prefix is ahead."""
+    return SKEW_S * 1e3 if "--monotonic" in prefix else 0.0
 
 
 def _end(load: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -240,8 +298,9 @@ def _end(load: subprocess.Popen[bytes]) -> dict[str, Any]:
     )
 
 
-def _judge(run: Run, fates: dict[str, Any]) -> None:
-    run.counts = fates["counts"]
+def _judge(run: Run, fates: dict[str, Any], skew_ms: float, waits: Waits, load: str) -> None:
+    for name, count in fates["counts"].items():
+        run.counts[name] = run.counts.get(name, 0) + count
     if not run.counts.get("answer"):
         run.wrong.append("no request was answered")
     for name in ("unanswered", "the load did not end", "the load said nothing"):
@@ -250,20 +309,19 @@ def _judge(run: Run, fates: dict[str, Any]) -> None:
     internal = run.counts.get("Internal", 0)
     if internal:
         run.wrong.append(f"{internal} requests ended as Internal")
-    skew_ms = 0.0 if run.seed % 2 or run.left_out else SKEW_S * 1e3
     for one in fates["late"]:
-        if one["late_ms"] > GRACE_MS and not _is_excused(run, one, skew_ms):
-            asked_ms = one["asked_at_ms"] - skew_ms
+        asked_ms, ended_ms = one["asked_at_ms"] - skew_ms, one["ended_at_ms"] - skew_ms
+        starved_ms = sum(waits.waited_ms(name, asked_ms, ended_ms) for name in (one["frontend"], load))
+        if one["late_ms"] > GRACE_MS + starved_ms and not _is_excused(run, one, asked_ms, ended_ms):
             run.wrong.append(
-                f"asked of {one['frontend']} at {asked_ms / 1e3:.2f} s: {one['fate']} {one['late_ms']:.0f} ms too late"
+                f"asked of {one['frontend']} via {one['via'] or 'ipc'} at {asked_ms / 1e3:.2f} s: {one['fate']} {one['late_ms']:.0f} ms too late"
             )
 
 
-def _is_excused(run: Run, one: dict[str, Any], skew_ms: float) -> bool:
+def _is_excused(run: Run, one: dict[str, Any], asked_ms: float, ended_ms: float) -> bool:
     """Its frontend did not run, or nobody could reach it: no clock of a process that stands still can answer."""
-    asked_ms, ended_ms = one["asked_at_ms"] - skew_ms, one["ended_at_ms"] - skew_ms
     for at_ms, fault, _ in run.done:
-        concerns = fault.role == one["frontend"] or fault.kind in {"stall", "slow", "corrupt", "reset"}
+        concerns = fault.role == one["frontend"] or (fault.via and fault.via == one["via"])
         # A lost frontend is found out by silence, for up to 2 s; its connections are made anew in half a second.
         if concerns and asked_ms < at_ms + fault.for_ms + 2_500.0 and at_ms < ended_ms:
             return True
@@ -311,8 +369,8 @@ def _look_for_leaks(run: Run, run_dir: Path) -> None:
 def small_disk(run: Run) -> Iterator[Path | None]:
     """A disk of a few MB for the run directory, where mounting is permitted."""
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as directory:
-        mounted = subprocess.run(  # noqa: S603  ours
-            ["mount", "-t", "tmpfs", "-o", SMALL_DISK, "none", directory],  # noqa: S607
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", SMALL_DISK, "none", directory],
             capture_output=True,
             check=False,
         )
@@ -323,7 +381,7 @@ def small_disk(run: Run) -> Iterator[Path | None]:
         try:
             yield Path(directory)
         finally:
-            subprocess.run(["umount", "-l", directory], capture_output=True, check=False)  # noqa: S603, S607
+            subprocess.run(["umount", "-l", directory], capture_output=True, check=False)
 
 
 def _wait(for_ms: float, hand: Hand | None = None) -> None:

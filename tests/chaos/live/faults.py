@@ -16,6 +16,7 @@ from typing import Final
 from fabric.errors import FabricError
 from fabric.messages import AnyMessage
 from roles.runtime.run_directory import run_files
+from tests.chaos.live.hosts import ClientHost
 from tests.chaos.live.relay import Relay
 from tests.hostile import Hostile
 from tests.integration.raw_zmtp import connect, header, shake_hands
@@ -32,6 +33,9 @@ KINDS: Final = {
     "corrupt": 2,
     "reset": 2,
     "fill": 1,
+    "drop": 2,
+    "reject": 1,
+    "lose": 1,
 }
 ROLES: Final = ("scheduler-0", "frontend-0", "frontend-1", "node-local", "worker")
 FILL_MS: Final = 1_500.0
@@ -45,6 +49,13 @@ class Fault:
     kind: str
     role: str = ""
     for_ms: float = 0.0
+
+    @property
+    def via(self) -> str:
+        """Which clients' way it is about; empty: none."""
+        if self.kind in {"stall", "slow", "corrupt", "reset"}:
+            return "relay"
+        return "host" if self.kind in {"drop", "reject", "lose"} else ""
 
 
 def draw(seed: int, until_ms: float) -> list[Fault]:
@@ -61,7 +72,7 @@ def draw(seed: int, until_ms: float) -> list[Fault]:
             if kind != "stop" and killed.setdefault(role, 0) >= KILLS_MAX:
                 continue
             killed[role] = killed.get(role, 0) + (kind != "stop")
-        if kind in {"stop", "stall", "slow"}:
+        if kind in {"stop", "stall", "slow", "drop", "reject", "lose"}:
             for_ms = draws.choice((50.0, 300.0, 1_200.0, 2_500.0))
         if kind == "fill":
             for_ms = FILL_MS
@@ -73,9 +84,17 @@ def draw(seed: int, until_ms: float) -> list[Fault]:
 class Hand:
     """Does it. `report` hears what was done, or could not be."""
 
-    def __init__(self, run_dir: Path, relays: Sequence[Relay], seed: int, small_disk: Path | None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        relays: Sequence[Relay],
+        host: ClientHost | None,
+        seed: int,
+        small_disk: Path | None,
+    ) -> None:
         self._run_dir = run_dir
         self._relays = relays
+        self.host = host
         self._draws = random.Random(f"{seed}/hand")
         self._small_disk = small_disk
         self._stopped: dict[int, float] = {}
@@ -105,6 +124,8 @@ class Hand:
                 for relay in self._relays:
                     getattr(relay, fault.kind)()
                 return f"clients by TCP: {fault.kind}"
+            case "drop" | "reject" | "lose":
+                return "" if self.host is None else self.host.wrong(fault.kind, fault.for_ms, now_ms)
             case "fill":
                 return self._fill(now_ms + fault.for_ms)
             case _:
@@ -116,6 +137,8 @@ class Hand:
             del self._stopped[pid]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+        if self.host is not None:
+            self.host.go_on(now_ms, is_over=is_over)
         if self._filler is not None and (is_over or self._filler[1] <= now_ms):
             self._filler[0].unlink(missing_ok=True)
             self._filler = None
@@ -195,13 +218,14 @@ def _workers(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def document(models: int, port: int) -> str:
+def document(models: int, client: str, keys: Path | None) -> str:
     """The cluster's file."""
     profile = {"alpha_ms": 1.0, "beta_ms": 8.0, "max_batch": 16}
-    return json.dumps(
-        {
-            "models": [{"name": f"m{number}", "slo_ms": 200, "profile": profile} for number in range(models)],
-            "cluster": {"nodes": [{"host": "local", "gpus": 2, "memory_gb": 16}], "frontends": 2},
-            "listen": {"client": f"tcp://127.0.0.1:{port}"},
-        }
-    )
+    written: dict[str, object] = {
+        "models": [{"name": f"m{number}", "slo_ms": 200, "profile": profile} for number in range(models)],
+        "cluster": {"nodes": [{"host": "local", "gpus": 2, "memory_gb": 16}], "frontends": 2},
+        "listen": {"client": client},
+    }
+    if keys is not None:
+        written["security"] = {"keys": str(keys)}
+    return json.dumps(written)

@@ -1,6 +1,6 @@
 """Open-loop load through the SDK, as a process of its own: it says of each request what became of it, and how late.
 
-    python -m tests.chaos.live.load '{"clients": [{"addresses": [...], "frontend": "frontend-0"}], "models": {"m0": 150}, ...}'
+    python -m tests.chaos.live.load '{"clients": [{"addresses": [...], "frontend": "frontend-0", "via": "relay"}], "models": {"m0": 150}, ...}'
 
 It ends when its stdin closes, after the last answer, and prints one JSON document. Moments are those of the host's monotonic
 clock, so that the driver can tell which faults a request met.
@@ -20,8 +20,8 @@ from typing import Any
 import click
 import numpy as np
 
-from fabric.clock import MonotonicClock
 from fabric.client import Client, ClientOptions
+from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, RequestError
 
 LAG_EVERY_S = 0.01
@@ -47,7 +47,7 @@ async def play(told: dict[str, Any], fates: Fates, stop: asyncio.Event) -> None:
     key = told.get("key_file")
     options = ClientOptions(connect_timeout_ms=30_000.0, key_file=None if key is None else Path(key))
 
-    async def ask(client: Client, frontend: str, model: str, budget_ms: float, size: int) -> None:
+    async def ask(client: Client, place: dict[str, Any], model: str, budget_ms: float, size: int) -> None:
         asked_at_ms = clock.now_ms()
         lag_ms = fates.lag_ms
         try:
@@ -59,7 +59,12 @@ async def play(told: dict[str, Any], fates: Fates, stop: asyncio.Event) -> None:
         ended_at_ms = clock.now_ms()
         late_ms = ended_at_ms - asked_at_ms - budget_ms - max(lag_ms, fates.lag_ms)
         if late_ms > 0 and len(fates.late) < LATE_KEPT:
-            one = {"frontend": frontend, "asked_at_ms": asked_at_ms, "ended_at_ms": ended_at_ms}
+            one = {
+                "frontend": place["frontend"],
+                "via": place["via"],
+                "asked_at_ms": asked_at_ms,
+                "ended_at_ms": ended_at_ms,
+            }
             fates.late.append(one | {"late_ms": late_ms, "fate": fate})
 
     async def watch_lag() -> None:
@@ -81,7 +86,7 @@ async def play(told: dict[str, Any], fates: Fates, stop: asyncio.Event) -> None:
         while not stop.is_set():
             model, budget_ms = draws.choice(list(told["models"].items()))
             size = draws.choice((4, 4, 4, 40_000))
-            task = asyncio.create_task(ask(client, place["frontend"], model, budget_ms, size))
+            task = asyncio.create_task(ask(client, place, model, budget_ms, size))
             asked.add(task)
             task.add_done_callback(asked.discard)
             due_s = max(due_s + draws.expovariate(told["rate_rps"]), asyncio.get_running_loop().time() - 0.5)

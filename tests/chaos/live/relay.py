@@ -21,8 +21,8 @@ _AT_ONCE = 65_536
 class Relay:
     """Listens at `port`, on loopback, and leads to `target`. All methods but `close` are for the driver's thread."""
 
-    def __init__(self, target: int, seed: int) -> None:
-        self._target = target
+    def __init__(self, target: tuple[str, int], seed: int) -> None:
+        self.target = target
         self._draws = random.Random(seed)
         self._clock = MonotonicClock()
         self._stalled_until_ms = 0.0
@@ -79,7 +79,7 @@ class Relay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
         except OSError:
             writer.transport.abort()
             return
@@ -91,11 +91,16 @@ class Relay:
             for end in (writer, far_writer):
                 end.transport.abort()
 
+    async def _stall(self) -> None:
+        wait_ms = self._stalled_until_ms - self._clock.now_ms()
+        if wait_ms > 0:
+            await asyncio.sleep(wait_ms / 1e3)
+            await self._stall()
+
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while piece := await reader.read(_AT_ONCE):
-                while (wait_ms := self._stalled_until_ms - self._clock.now_ms()) > 0:
-                    await asyncio.sleep(wait_ms / 1e3)
+                await self._stall()
                 if self._clock.now_ms() < self._slow_until_ms:
                     await asyncio.sleep(0.01)
                 if self._corrupt:

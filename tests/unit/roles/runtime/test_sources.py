@@ -56,7 +56,7 @@ def test_who_is_lost_is_told_of_before_what_comes_by_its_next_connection() -> No
         own.send(PEER, StatusAsked())
         peer = network.link(PEER)
         peer.send(OWN, StatusAsked())
-        first, second = source.take(10, clock.at_ms)  # type: ignore[attr-defined]
+        first, second = source.take(10, clock.at_ms)
         assert first in (PEER, Lost(PEER, UNROUTABLE))
         assert second in (StatusAsked(), Heard(PEER, StatusAsked()))
 

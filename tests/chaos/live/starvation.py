@@ -1,0 +1,69 @@
+"""How long the kernel let processes wait for a core: on a busy host that is no fault of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from fabric.clock import MonotonicClock
+
+SAMPLE_EVERY_S = 0.025
+
+
+class Waits:
+    """Samples while the block lasts. `pids` says by name who is watched now; a name's processes follow each other."""
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._pids = pids
+        self._clock = MonotonicClock()
+        self._at_ms: dict[str, list[float]] = {}
+        self._waited_ms: dict[str, list[float]] = {}
+        self._of_former: dict[str, tuple[int, float]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample_on, name="waits", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def waited_ms(self, name: str, from_ms: float, to_ms: float) -> float:
+        """How long the threads of that name waited in this span, and a little around it."""
+        at_ms, waited_ms = self._at_ms.get(name, []), self._waited_ms.get(name, [])
+        if not at_ms:
+            return 0.0
+        first = max(bisect_right(at_ms, from_ms) - 1, 0)
+        last = min(bisect_left(at_ms, to_ms), len(at_ms) - 1)
+        return waited_ms[last] - waited_ms[first]
+
+    def _sample_on(self) -> None:
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            for name, pid in self._pids().items():
+                self._note(name, pid, _waited_ms(pid))
+
+    def _note(self, name: str, pid: int, own_ms: float) -> None:
+        """Sums never fall, whoever has the name now."""
+        told = self._waited_ms.setdefault(name, [])
+        former_pid, base_ms = self._of_former.get(name, (pid, 0.0))
+        if former_pid != pid:
+            base_ms = told[-1] if told else 0.0
+        self._of_former[name] = pid, base_ms
+        told.append(max(base_ms + own_ms, told[-1] if told else 0.0))
+        self._at_ms.setdefault(name, []).append(self._clock.now_ms())
+
+
+def _waited_ms(pid: int) -> float:
+    """All its threads, since they began (Documentation/scheduler/sched-stats.rst: the second number, ns)."""
+    waited_ns = 0
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                waited_ns += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    return waited_ns / 1e6
