@@ -30,7 +30,7 @@ from roles.runtime.running_cluster import ClusterReport, look
 from tests.chaos.live.faults import Fault, Hand, document, draw, free_port
 from tests.chaos.live.hosts import ClientHost, client_host
 from tests.chaos.live.relay import Relay
-from tests.chaos.live.starvation import Waits
+from tests.chaos.live.starvation import HOST, Waits
 from tests.integration.proc import processes_naming, zombies_of
 
 CLOCK: Final = MonotonicClock()
@@ -311,7 +311,7 @@ def _judge(run: Run, fates: dict[str, Any], skew_ms: float, waits: Waits, load: 
         run.wrong.append(f"{internal} requests ended as Internal")
     for one in fates["late"]:
         asked_ms, ended_ms = one["asked_at_ms"] - skew_ms, one["ended_at_ms"] - skew_ms
-        starved_ms = sum(waits.waited_ms(name, asked_ms, ended_ms) for name in (one["frontend"], load))
+        starved_ms = sum(waits.waited_ms(name, asked_ms, ended_ms) for name in (one["frontend"], load, HOST))
         if one["late_ms"] > GRACE_MS + starved_ms and not _is_excused(run, one, asked_ms, ended_ms):
             run.wrong.append(
                 f"asked of {one['frontend']} via {one['via'] or 'ipc'} at {asked_ms / 1e3:.2f} s: {one['fate']} {one['late_ms']:.0f} ms too late"
