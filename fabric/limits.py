@@ -21,6 +21,8 @@ from typing import Annotated, Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    RUN_REQUESTS_MAX,
+    TOLD_REQUESTS_MAX,
     Changed,
     Done,
     Envelope,
@@ -43,8 +45,6 @@ REASON_CHARS_MAX: Final = 2_000  # an exception's text: clipped by the sender, s
 PATH_CHARS_MAX: Final = 4_096
 DOCUMENT_CHARS_MAX: Final = 8 << 20  # a configuration with a table for each of thousands of models
 DURATION_MAX_MS: Final = 1e9  # eleven days; nobody serves at such an SLO
-REQUESTS_MAX: Final = 65_536  # in one run or batch
-REQUESTS_LISTED_MAX: Final = 1 << 20  # in all runs of one message
 RATE_MAX_RPS: Final = 1e9
 SMALLEST_MS: Final = sys.float_info.min  # of what is divided by
 INTEGER_MAX: Final = 1 << 53  # what a double still counts exactly, should a peer be written in JavaScript
@@ -52,12 +52,12 @@ INTEGER_MAX: Final = 1 << 53  # what a double still counts exactly, should a pee
 Struct = Message | Value | Envelope
 
 INTEGER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
-    "count": (1, REQUESTS_MAX),
-    "batch_size_max": (1, REQUESTS_MAX),
-    "batch_size": (0, REQUESTS_MAX),
-    "ran": (0, REQUESTS_MAX),
-    "part": (0, REQUESTS_MAX),
-    "gpu": (0, REQUESTS_MAX),
+    "count": (1, RUN_REQUESTS_MAX),
+    "batch_size_max": (1, RUN_REQUESTS_MAX),
+    "batch_size": (0, RUN_REQUESTS_MAX),
+    "ran": (0, RUN_REQUESTS_MAX),
+    "part": (0, RUN_REQUESTS_MAX),
+    "gpu": (0, RUN_REQUESTS_MAX),
 }
 FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "span_ms": (0.0, 1.001),  # 1 ms, and the rounding of a sender that split exactly there
@@ -206,8 +206,8 @@ def _are_runs(runs: tuple[SeqRun, ...]) -> bool:
         min(firsts) >= 0
         and max(firsts) <= INTEGER_MAX
         and min(counts) >= 1
-        and max(counts) <= REQUESTS_MAX
-        and sum(counts) <= REQUESTS_LISTED_MAX
+        and max(counts) <= RUN_REQUESTS_MAX
+        and sum(counts) <= TOLD_REQUESTS_MAX
     )
 
 

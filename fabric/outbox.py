@@ -13,7 +13,7 @@ from fabric import frames
 from fabric.codec import are_too_long
 from fabric.ids import PeerId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage
+from fabric.messages import PARCELS_MAX, AnyMessage
 
 GATHERED_BYTES_MAX: Final = 1 << 20
 """Of tensors that travel together; a large tensor gains nothing by company."""
@@ -30,17 +30,17 @@ class Sending(Protocol):
 class _Gathered:
     """What goes to one peer as one."""
 
-    __slots__ = ("_header_size", "_size", "_tensors", "packed")
+    __slots__ = ("_header_size", "_size", "packed")
 
     def __init__(self) -> None:
         self.packed: list[Packed] = []
-        self._size = self._header_size = self._tensors = 0
+        self._size = self._header_size = 0
 
     def has_room(self, more: Packed) -> bool:
         return (
             len(self.packed) < PARCELS_MAX
             and self._size + more.size <= GATHERED_BYTES_MAX
-            and self._tensors + len(more.parcel.tensors) <= TENSORS_MAX
+            # So short a header does not describe as many tensors as a message may have.
             and not are_too_long(self._header_size + len(more.header))
         )
 
@@ -48,7 +48,6 @@ class _Gathered:
         self.packed.append(more)
         self._size += more.size
         self._header_size += len(more.header)
-        self._tensors += len(more.parcel.tensors)
 
 
 class Outbox:

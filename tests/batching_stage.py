@@ -123,7 +123,7 @@ class Stage:
 
     def withdraw(self, name: str, first_seq: int, count: int, frontend: str = "f") -> None:
         model_id, frontend_id = ModelId(name), FrontendId(frontend)
-        self.discipline.withdraw(model_id, frontend_id, first_seq, count, self.now_ms)
+        self.discipline.withdraw(model_id, frontend_id, [(first_seq, count)], self.now_ms)
         for seq in range(first_seq, first_seq + count):
             if self.fates.get((model_id, frontend_id, seq)) == "waiting":
                 self.fates[model_id, frontend_id, seq] = "withdrawn"

@@ -20,6 +20,7 @@ from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    ChangedSlice,
     DesiredSlices,
     Directory,
     Done,
@@ -30,6 +31,7 @@ from fabric.messages import (
     GpuRef,
     Grant,
     KeptSlice,
+    LeftOut,
     ModelsAdd,
     ModelSet,
     ModelSpec,
@@ -240,11 +242,12 @@ class Cluster:
             worker.tables[model_id] = table[: max(1, int(share * len(table)))]
         self._announce(slice_id)
 
-    def _announce(self, slice_id: SliceId) -> None:
+    def _announce(self, slice_id: SliceId, broken: Sequence[ModelId] = ()) -> None:
         node_id, spec = self.wanted[slice_id]
         worker = self.workers[slice_id]
         replicas = tuple(ReplicaInfo(one, len(table), table) for one, table in worker.tables.items())
-        ready = SliceReady(slice_id, worker.incarnation, node_id, spec.gpu, ("ipc:///w",), replicas)
+        left_out = tuple(LeftOut(slice_id, one, "no") for one in broken if one not in worker.tables)
+        ready = SliceReady(slice_id, worker.incarnation, node_id, spec.gpu, ("ipc:///w",), replicas, left_out)
         self.hear(worker.peer, ready)
 
     def slice_goes(self, slice_id: SliceId, state: str) -> None:
@@ -301,6 +304,7 @@ class Cluster:
         models = [ModelId(section["name"]) for section in json.loads(asked.document)["models"]]
         current = [one.slice_id for one in asked.current]
         moves: list[MoveInfo] = []
+        changed: set[SliceId] = set()
         for wave in range(draw.randint(0, 2)):
             ends = tuple(draw.sample(current, min(len(current), draw.randint(0, 1))))
             current = [one for one in current if one not in ends]
@@ -311,7 +315,12 @@ class Cluster:
             starts = (
                 (NewSlice(gpu.node_id, spec, _hints(spec), after),) if hosted and draw.random() < 0.8 else ()
             )
-            moves.append(MoveInfo(wave, starts, ends))
+            staying = [one for one in current if one in self.wanted and one not in changed]
+            changes = tuple(
+                self._changed(one, models, draw) for one in staying if models and draw.random() < 0.4
+            )
+            changed |= {one.slice_id for one in changes}
+            moves.append(MoveInfo(wave, starts, ends, changes))
         self.hear(
             PLANNER,
             PlanMade(
@@ -325,11 +334,34 @@ class Cluster:
                         tuple(ReplicaHint(m.model_id, draw.choice((None, 2, 40)), 1.0) for m in spec.models),
                     )
                     for one, (_, spec) in self.wanted.items()
-                    if one in current
+                    if one in current and one not in changed
                 ),
                 tuple(moves),
             ),
         )
+
+    def _changed(self, slice_id: SliceId, models: Sequence[ModelId], draw: random.Random) -> ChangedSlice:
+        """That slice should serve on with other models."""
+        node_id, spec = self.wanted[slice_id]
+        hosted = draw.sample(models, draw.randint(1, len(models)))
+        later = self._spec(GpuRef(node_id, spec.gpu), slice_id, hosted)
+        return ChangedSlice(slice_id, later.models, _hints(later))
+
+    def slice_adapts(self, slice_id: SliceId, draw: random.Random) -> None:
+        """Its worker has loaded what was missing, or some of it, cannot load one, or has let go what nobody wants."""
+        worker = self.workers.get(slice_id)
+        if worker is None or slice_id not in self.wanted:
+            return
+        names = {model.model_id for model in self.wanted[slice_id][1].models}
+        if draw.random() < 0.7:
+            running = {batch.model_id for batch in worker.running.values()}
+            worker.tables = {
+                one: table for one, table in worker.tables.items() if one in names or one in running
+            }
+        missing = sorted(names - worker.tables.keys())
+        for model_id in draw.sample(missing, draw.randint(0, len(missing))):
+            worker.tables[model_id] = tuple(min(1e9, ms) for ms in SHAPES[self.shapes[model_id]])
+        self._announce(slice_id, tuple(one for one in missing if draw.random() < 0.1))
 
     def end(self, slice_id: SliceId, status: str) -> None:
         """A batch ends before its time, or otherwise than well."""

@@ -29,6 +29,8 @@ from fabric.messages.base import (
     ITEMS_MAX as ITEMS_MAX,
     PARTS_MAX as PARTS_MAX,
     REQUESTS_TOLD_MAX as REQUESTS_TOLD_MAX,
+    RUN_REQUESTS_MAX as RUN_REQUESTS_MAX,
+    TOLD_REQUESTS_MAX as TOLD_REQUESTS_MAX,
     Addresses as Addresses,
     Listed as Listed,
     Message as Message,
@@ -102,6 +104,7 @@ from fabric.messages.operator import (
     UnplacedInfo as UnplacedInfo,
 )
 from fabric.messages.planner import (
+    ChangedSlice as ChangedSlice,
     CurrentSlice as CurrentSlice,
     KeptSlice as KeptSlice,
     MoveInfo as MoveInfo,

@@ -15,6 +15,10 @@ ADDRESSES_MAX: Final = 16
 """Of one peer: a role has one per transport."""
 REQUESTS_TOLD_MAX: Final = 4_096
 """Runs that one message speaks of. A batch has no more requests; of what waits there may be more: see `split_runs`."""
+RUN_REQUESTS_MAX: Final = 65_536
+"""Requests in one run, or in a batch."""
+TOLD_REQUESTS_MAX: Final = 1 << 20
+"""Requests in all runs that one message speaks of."""
 PARTS_MAX: Final = 1_024
 """Of one batch: frontends that have requests in it."""
 ItemT = TypeVar("ItemT")
@@ -50,9 +54,19 @@ Runs = Annotated[tuple[SeqRun, ...], msgspec.Meta(max_length=REQUESTS_TOLD_MAX)]
 
 
 def split_runs(runs: tuple[SeqRun, ...]) -> Iterator[tuple[SeqRun, ...]]:
-    """As many at a time as a message may hold."""
-    for begin in range(0, len(runs), REQUESTS_TOLD_MAX):
-        yield runs[begin : begin + REQUESTS_TOLD_MAX]
+    """As many at a time as a message may hold: runs, requests in a run, and requests in all of them."""
+    told: list[SeqRun] = []
+    requests = 0
+    for run in runs:
+        for begin in range(0, run.count, RUN_REQUESTS_MAX):
+            count = min(RUN_REQUESTS_MAX, run.count - begin)
+            if len(told) == REQUESTS_TOLD_MAX or requests + count > TOLD_REQUESTS_MAX:
+                yield tuple(told)
+                told, requests = [], 0
+            told.append(run if count == run.count else SeqRun(run.first_seq + begin, count))
+            requests += count
+    if told:
+        yield tuple(told)
 
 
 class Part(Value, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fabric.ids import ModelId, SliceId
-from fabric.messages.base import Listed, Value
+from fabric.messages.base import Listed, Value, replaced
 from fabric.messages.tensors import ImagePreprocess, TensorInfo
 
 
@@ -86,6 +86,10 @@ class SliceSpec(Value, frozen=True):
     share_percent: float | None
     models: Listed[ModelSpec]
     interference: InterferenceSpec | None = None
+
+    def is_same_but_models(self, other: SliceSpec) -> bool:
+        """Whether a worker that serves one of the two can become the other: nothing but the models differs."""
+        return replaced(self, models=other.models) == other
 
 
 class ReplicaInfo(Value, frozen=True):

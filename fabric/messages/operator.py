@@ -110,7 +110,8 @@ class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 
     refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy);
-    partial: `unplaced` found no place; failed: rolled back.
+    partial: `unplaced` found no place; failed: rolled back. The numbers are of slices; `changed` ones serve on with
+    other models.
     """
 
     request_no: int
@@ -121,3 +122,4 @@ class Changed(Message, frozen=True, tag=66):
     ended: int = 0
     kept: int = 0
     unplaced: Listed[UnplacedInfo] = ()
+    changed: int = 0

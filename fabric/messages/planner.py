@@ -52,12 +52,24 @@ class NewSlice(Value, frozen=True):
     after: Listed[SliceId] = ()
 
 
+class ChangedSlice(Value, frozen=True):
+    """A slice that serves on, with these models in the end: what is new is loaded beside the others."""
+
+    slice_id: SliceId
+    models: Listed[ModelSpec]
+    hints: Listed[ReplicaHint]
+
+
 class MoveInfo(Value, frozen=True):
-    """All `starts` become ready, then the `ends` are drained. An earlier `wave` is over before it begins."""
+    """All `starts` become ready and `changes` load, then `ends` and what `changes` leave out are drained.
+
+    An earlier `wave` is over before it begins.
+    """
 
     wave: int
     starts: Listed[NewSlice]
     ends: Listed[SliceId]
+    changes: Listed[ChangedSlice] = ()
 
 
 class PlanAsked(Message, frozen=True, tag=70):

@@ -33,7 +33,7 @@ COPY_BELOW_BYTES: Final = (
 )  # below it a copy is cheaper than the book-keeping of a view
 RECEIVED_MAX: Final = 64
 """Messages that ZeroMQ reads ahead of us, from each peer: what is over that waits at its sender."""
-TURN_HEADER_BYTES: Final = 64 << 10
+TURN_HEADER_BYTES: Final = 32 << 10
 """One `receive` decodes no more than so many bytes of headers and one header: what it takes grows with them."""
 FLUSH_MS: Final = 100
 KEEPALIVE_S: Final = 2

@@ -147,9 +147,12 @@ class Discipline(Protocol):
         ...
 
     def withdraw(
-        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+        self, model_id: ModelId, frontend_id: FrontendId, spans: Sequence[tuple[int, int]], now_ms: float
     ) -> None:
-        """Forget these if they are still queued; silently nothing if they are not."""
+        """Forget these (first seq and count of each span) if they are still queued; silently nothing if they are not.
+
+        It costs a look at every run that is queued, however many spans there are.
+        """
         ...
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 
 from fabric.ids import FrontendId
 from policies.batching.base import RequestRun
@@ -91,21 +92,34 @@ class RunQueue:
             self.count -= share
         return taken
 
-    def withdraw(self, frontend_id: FrontendId, first_seq: int, count: int) -> int:
-        """Forget those of a frontend's requests that are here, and say how many. Costs a look at every run."""
-        end = first_seq + count
+    def withdraw(self, frontend_id: FrontendId, spans: Sequence[tuple[int, int]]) -> int:
+        """Forget those of a frontend's requests that are here, and say how many. Costs one look at every run.
+
+        `spans`: first seq and count of each, in any order.
+        """
+        firsts, ends = _disjoint(spans)
+        lowest, highest = (firsts[0], ends[-1]) if firsts else (0, 0)
         removed = 0
         kept: list[RequestRun] = []
         for run in self.runs:
-            overlap = min(end, run.first_seq + run.count) - max(first_seq, run.first_seq)
-            if run.frontend_id != frontend_id or overlap <= 0:
+            first = run.first_seq
+            if run.frontend_id != frontend_id or first >= highest or first + run.count <= lowest:
                 kept.append(run)
                 continue
-            removed += overlap
-            if run.first_seq < first_seq:
-                kept.append(cut(run, first_seq - run.first_seq))
-            if run.count > overlap:
-                cut(run, overlap)
+            left = run.count
+            index = bisect_right(ends, first)  # the first span that ends behind its beginning
+            while left and index < len(firsts) and firsts[index] < run.first_seq + left:
+                before = firsts[index] - run.first_seq
+                if before > 0:
+                    kept.append(cut(run, before))
+                    left -= before
+                gone = min(left, ends[index] - run.first_seq)
+                removed += gone
+                left -= gone
+                if left:
+                    cut(run, gone)
+                index += 1
+            if left:
                 kept.append(run)
         if removed:
             # A run whose tight end was taken out may now be looser than its neighbour.
@@ -170,6 +184,19 @@ def tight_count(run: RequestRun, deadline_at_ms: float) -> int:
     if run.span_ms < missing_ms:
         return run.count
     return min(run.count, max(1, math.ceil(missing_ms * (run.count - 1) / run.span_ms)))
+
+
+def _disjoint(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """First seqs and ends, ascending, of spans that may overlap."""
+    firsts: list[int] = []
+    ends: list[int] = []
+    for first, count in sorted(spans):
+        if ends and first <= ends[-1]:
+            ends[-1] = max(ends[-1], first + count)
+        else:
+            firsts.append(first)
+            ends.append(first + count)
+    return firsts, ends
 
 
 def _deadline_at_ms(run: RequestRun) -> float:

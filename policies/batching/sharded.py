@@ -120,11 +120,11 @@ class Sharded:
         return self._done(shard, self._inner[shard].arrive_again(model_id, runs, now_ms))
 
     def withdraw(
-        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+        self, model_id: ModelId, frontend_id: FrontendId, spans: Sequence[tuple[int, int]], now_ms: float
     ) -> None:
         """See `Discipline`."""
         shard = self._shard_of.get(model_id, 0)
-        self._inner[shard].withdraw(model_id, frontend_id, first_seq, count, now_ms)
+        self._inner[shard].withdraw(model_id, frontend_id, spans, now_ms)
         self._done(shard, ())
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:

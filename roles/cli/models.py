@@ -93,7 +93,9 @@ def _carry_out(change: Callable[[int], PlanChange], run_dir_option: Path | None,
         echo_json(_plain(answer))
     elif answer.status in ("ok", "partial"):
         click.echo(
-            f"{answer.started} slices started, {answer.ended} ended, {answer.kept} not touched", err=True
+            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
+            f" {answer.kept} not touched",
+            err=True,
         )
         for one in answer.unplaced:
             rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
-from fabric.limits import REQUESTS_MAX
-from fabric.messages import Arrivals
+from fabric.messages import RUN_REQUESTS_MAX, Arrivals
 from roles.frontend.margins import ReturnMargin
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.runs import AnnouncedRun
@@ -86,7 +85,7 @@ def cut_runs(
     tightest_ms = span_ms = 0.0
     for request in sorted(requests, key=lambda one: one.due_at_ms):
         budget_ms = path.budget_ms(request.due_at_ms - now_ms)
-        if run and (budget_ms - tightest_ms > SPAN_MAX_MS or len(run) == REQUESTS_MAX):
+        if run and (budget_ms - tightest_ms > SPAN_MAX_MS or len(run) == RUN_REQUESTS_MAX):
             yield run, tightest_ms, span_ms
             run = []
         if not run:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fabric.ids import BatchId, FrontendId
+from fabric.ids import BatchId, FrontendId, ModelId
 from fabric.messages import Inputs, Part, RunBatch
 from roles.gpu_worker.start_rules import may_start_at_ms, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
@@ -156,6 +156,11 @@ class BatchQueue:
         if self.running is not None and self.running.run.batch_id == batch_id:
             return self.running
         return next((batch for batch in self._waiting if batch.run.batch_id == batch_id), None)
+
+    def has(self, model_id: ModelId) -> bool:
+        """Whether a batch of the model has not ended."""
+        batches = self._waiting if self.running is None else [self.running, *self._waiting]
+        return any(batch.run.model_id == model_id for batch in batches)
 
     def add(self, batch: Batch) -> None:
         """Take a newly granted batch."""

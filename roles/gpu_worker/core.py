@@ -10,7 +10,8 @@ agent of this host adopts it by telling it what to host, or its time is over. Wh
 A run that takes many times what was promised has hung, and with it the device's thread: the process says which model it was
 and ends, to be started again. A model that cannot be loaded, or that the agent leaves out, leaves only itself out.
 
-A slice's life is the table in `slices.py`; all slices of a process share its incarnation.
+A slice's life is the table in `slices.py`; all slices of a process share its incarnation. How models come and go while
+their slice serves is in `model_changes.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from fabric.messages import (
     Directory,
     Host,
     Inputs,
-    LeftOut,
     Loading,
     Ping,
     Pong,
@@ -74,10 +74,12 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     LoadFailed,
+    ModelLoaded,
     RunAborted,
     RunFailed,
     Shrunk,
 )
+from roles.gpu_worker.model_changes import ModelChanges
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
 from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
@@ -95,6 +97,7 @@ LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
+WARMING_MS: Final = 30_000.0  # a run of another model, which warms up, may be before it on the device
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
@@ -107,10 +110,10 @@ class WorkerCore:
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
         self._registration = Registration(identity, self._slices)
+        self._changes = ModelChanges(self._registration, self._slices)
         self._early = EarlyInputs()
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
-        self._left_out: tuple[LeftOut, ...] = ()
         self._scheduler_addresses: tuple[str, ...] = ()
         self._hello_at_ms: float | None = -math.inf
         self._hello_until_ms: float | None = None
@@ -150,6 +153,8 @@ class WorkerCore:
                 return self._loaded(event, now_ms)
             case LoadFailed():
                 return self._load_failed(event)
+            case ModelLoaded():
+                return self._changes.loaded(event, now_ms)
             case DeviceBroken():
                 return self._break(event.reason)
             case RunAborted():
@@ -178,6 +183,7 @@ class WorkerCore:
             self._orphan_until_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
+            self._changes.due_at_ms,
             self._alarms[0][0] if self._alarms else None,
         )
         return min((moment for moment in moments if moment is not None), default=None)
@@ -187,7 +193,7 @@ class WorkerCore:
     def _heard_agent(self, message: AnyMessage, late_ms: float, now_ms: float) -> list[WorkerAction]:
         match message:
             case Host():
-                return self._host(message)
+                return self._host(message, now_ms)
             case Stop(grace_ms=grace_ms):
                 return self._stop(now_ms - late_ms + grace_ms, now_ms)
             case StatusAsked():
@@ -197,8 +203,8 @@ class WorkerCore:
             case _:
                 raise AssertionError("checked before")
 
-    def _host(self, host: Host) -> list[WorkerAction]:
-        """Host these slices and no others; one that is here already, just so, stays as it is."""
+    def _host(self, host: Host, now_ms: float) -> list[WorkerAction]:
+        """Host these slices and no others; one that is here already, but for its models, serves on."""
         if self._stop_by_ms is not None:
             return []
         self._hello_at_ms = None
@@ -209,9 +215,15 @@ class WorkerCore:
             self._registration.scheduler_gone()
             actions.append(JoinScheduler(host.scheduler_addresses))
         self._wanted = {spec.slice_id: spec for spec in host.slices}
-        self._left_out = host.left_out
+        self._changes.left_out = host.left_out
         for slice_ in list(self._slices.values()):
-            if self._wanted.get(slice_.spec.slice_id) != slice_.spec:
+            wanted = self._wanted.get(slice_.spec.slice_id)
+            if wanted == slice_.spec:
+                continue
+            if wanted is not None and slice_.may_become(wanted):
+                slice_.spec = wanted
+                actions += self._changes.adapt(slice_, now_ms)
+            else:
                 slice_.go_on(HostedTransition.UNWANTED)
                 actions += self._forget_if_drained(slice_)
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
@@ -243,8 +255,9 @@ class WorkerCore:
         return self._hello(now_ms)
 
     def _load(self, spec: SliceSpec) -> list[WorkerAction]:
-        left_out = {one.model_id: one for one in self._left_out if one.slice_id == spec.slice_id}
-        self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()))
+        left_out = {one.model_id: one for one in self._changes.left_out if one.slice_id == spec.slice_id}
+        tried = {model.model_id: model for model in spec.models}
+        self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()), tried=tried)
         return [
             LoadSlice(
                 replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out))
@@ -269,16 +282,18 @@ class WorkerCore:
             return self._load_failed(LoadFailed(event.slice_id, reason))
         slice_.has_loaded = True
         slice_.loading = None
-        slice_.replicas = event.replicas
+        slice_.replicas = {replica.model_id: replica for replica in event.replicas}
         slice_.left_out += event.left_out
         slice_.go_on(HostedTransition.LOADED)
         if slice_.state is HostedState.STOPPING:
             return self._forget_if_drained(slice_)
         to_agent = Send(AGENT, self._registration.slice_ready(slice_))
-        return [to_agent, *self._registration.loaded(slice_, now_ms)]
+        return [to_agent, *self._registration.loaded(slice_, now_ms), *self._changes.adapt(slice_, now_ms)]
 
     def _shrunk(self, event: Shrunk, now_ms: float) -> list[WorkerAction]:
-        slice_ = self._slices[event.slice_id]
+        slice_ = self._slices[
+            event.slice_id
+        ]  # its batch has not ended, so neither slice nor model is forgotten
         slice_.shrink(event.model_id, event.batch_size_max)
         self.counters["batch_sizes_shrunk"] += 1
         if slice_.state is not HostedState.READY:
@@ -301,12 +316,14 @@ class WorkerCore:
         for slice_ in self._slices.values():
             slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
+            loading = slice_.loading
             if slice_.queue.running is not None:
+                loading = None  # what loads beside a batch need not be what broke the device
                 actions += self._end_broken(slice_, slice_.queue.running, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._end_unlaunched(batch)
             slice_id = slice_.spec.slice_id
-            guilty = hung[1] if hung is not None and hung[0] == slice_id else slice_.loading
+            guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
             failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
             actions.append(Send(AGENT, failed))
         return [*actions, self._end(exit_code, reason)]
@@ -376,7 +393,7 @@ class WorkerCore:
         if slice_ is not None and batch is not None:
             actions = self._fit(batch, inputs, event.payload, now_ms)
             # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
-            after = self._advance(slice_, now_ms) if batch.is_complete else self._look_ahead(slice_)
+            after = self._advance(slice_, now_ms) if batch.is_complete else self._look_ahead(slice_, now_ms)
             return actions + after
         if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
             return []
@@ -397,7 +414,7 @@ class WorkerCore:
             if now_ms - running.overdue_at_ms < OWN_GAP_MS:
                 return self._hung(slice_, running)
             self._expect(slice_, running, now_ms)
-        return self._launch(slice_, now_ms) + self._look_ahead(slice_)
+        return self._launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)
 
     def _hung(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
@@ -432,15 +449,18 @@ class WorkerCore:
 
     def _expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
         """What runs ends within its limit from now on, or has hung."""
-        batch.overdue_at_ms = now_ms + slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
+        limit_ms = slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
+        batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if slice_.side_load is not None else 0.0)
 
-    def _look_ahead(self, slice_: HostedSlice) -> list[WorkerAction]:
-        """Put the next batch in place, set the slice's alarm, and let it go if nobody wants it any more."""
+    def _look_ahead(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """Put the next batch in place, set the slice's alarm, and let go what nobody wants any more."""
         actions = self._stage(slice_)
         alarm_at_ms = slice_.queue.wake_at_ms
         if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
             heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
         slice_.alarm_at_ms = alarm_at_ms
+        if slice_.is_letting_go:
+            actions += self._changes.adapt(slice_, now_ms)
         return actions + self._forget_if_drained(slice_)
 
     def _stage(self, slice_: HostedSlice) -> list[WorkerAction]:
@@ -471,7 +491,7 @@ class WorkerCore:
         actions = self._launch(slice_, now_ms)  # before the answers: the device has nothing to do meanwhile
         actions += [*answers, *release(event.outputs, *batch.payloads())]
         actions.append(Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms)))
-        return actions + self._look_ahead(slice_) + self._end_if_stopped(now_ms)
+        return actions + self._look_ahead(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -495,7 +515,7 @@ class WorkerCore:
             batch.rows = batch.rest.pop(0)
             if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
                 self.counters["runs_apart"] += 1
-                return [*actions, self._execute(slice_, batch, now_ms), *self._look_ahead(slice_)]
+                return [*actions, self._execute(slice_, batch, now_ms), *self._look_ahead(slice_, now_ms)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
             actions += answer_failure(batch, "DeadlineExceeded", reason)
         actions += self._end_failed(slice_, batch)
@@ -556,6 +576,8 @@ class WorkerCore:
         repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
             actions += self._registration.repeat(now_ms)
+        if self._changes.due_at_ms is not None and self._changes.due_at_ms <= now_ms:
+            actions += self._changes.give_up_overdue(now_ms)
         expired = self._early.take_expired(now_ms)
         if expired:
             self.counters["inputs_without_batch"] += len(expired)
@@ -593,6 +615,7 @@ class WorkerCore:
             return []
         slice_id = slice_.spec.slice_id
         del self._slices[slice_id]
+        self._changes.look_ahead()
         again = self._wanted.get(slice_id)
         return [UnloadSlice(slice_id), *(self._load(again) if again is not None else ())]
 

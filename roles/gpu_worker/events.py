@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fabric.ids import BatchId, FrontendId, SliceId
+from fabric.ids import BatchId, FrontendId, ModelId, SliceId
 from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
@@ -12,6 +12,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     LoadFailed,
+    ModelLoaded,
     RejectedRow,
     RunAborted,
     RunFailed,
@@ -61,6 +62,7 @@ WorkerEvent = (
     | LoadBegins
     | Loaded
     | LoadFailed
+    | ModelLoaded
     | RunFailed
     | Shrunk
     | RunAborted
@@ -83,6 +85,22 @@ class UnloadSlice:
     """Forget a slice on which nothing runs."""
 
     slice_id: SliceId
+
+
+@dataclass(slots=True, frozen=True)
+class LoadModel:
+    """Start to load the one model of `spec` beside what its slice serves."""
+
+    spec: SliceSpec
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class UnloadModel:
+    """Forget a model of which nothing runs, or give up loading it. Its slice serves on."""
+
+    slice_id: SliceId
+    model_id: ModelId
 
 
 @dataclass(slots=True, frozen=True)
@@ -159,6 +177,8 @@ WorkerAction = (
     Send
     | LoadSlice
     | UnloadSlice
+    | LoadModel
+    | UnloadModel
     | JoinScheduler
     | WatchAgent
     | KnowFrontends

@@ -84,7 +84,7 @@ class Registration:
             node_id=self.node_id,
             gpu=slice_.spec.gpu,
             addresses=self._identity.addresses,
-            replicas=slice_.replicas,
+            replicas=slice_.offered,
             left_out=slice_.left_out,
         )
 
@@ -93,7 +93,9 @@ class Registration:
         for slice_ in slices:
             slice_.introduced_at_ms = now_ms
             slice_.is_listed = False
-            messages.append(Send(SCHEDULER, self.slice_ready(slice_)))
+            ready = self.slice_ready(slice_)
+            slice_.announced = ready.replicas, ready.left_out
+            messages.append(Send(SCHEDULER, ready))
         said_at_ms = [slice_.introduced_at_ms for slice_ in self._ready_slices() if not slice_.is_listed]
         self.wake_at_ms = min(said_at_ms) + REPEAT_AFTER_MS if said_at_ms else None
         return messages

@@ -39,16 +39,18 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
+    LoadModel,
     LoadSlice,
     PushOutputs,
     Release,
     StageInputs,
+    UnloadModel,
     UnloadSlice,
     WatchAgent,
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded
+from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded, ModelLoaded
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
@@ -197,6 +199,8 @@ class WorkerShell:
         return event
 
     def _from_thread(self, event: ExecutorEvent) -> WorkerEvent:
+        if isinstance(event, ModelLoaded):
+            gc.freeze()  # without a look for garbage, which would stop those that are served
         if isinstance(event, Loaded):
             # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
             gc.collect()
@@ -242,6 +246,10 @@ class WorkerShell:
                 executor.load(spec)
             case UnloadSlice(slice_id):
                 self._executors.pop(slice_id).unload(slice_id)
+            case LoadModel(spec, number):
+                self._executors[spec.slice_id].load_model(spec, number)
+            case UnloadModel(slice_id, model_id):
+                self._executors[slice_id].unload_model(slice_id, model_id)
             case End():
                 self.end = action
 

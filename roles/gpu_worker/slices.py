@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fabric.ids import BatchId, ModelId
-from fabric.messages import LeftOut, ReplicaInfo, SliceSpec
+from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.batches import BatchQueue
 
 EMULATED: Final = "emulated"
@@ -50,20 +50,37 @@ NEXT: Final[Mapping[tuple[HostedState, HostedTransition], HostedState]] = {
 }
 
 
+@dataclass(slots=True, frozen=True)
+class SideLoad:
+    """A model that is being loaded beside what its slice serves, until it has taken too long."""
+
+    model: ModelSpec
+    number: int
+    until_ms: float
+
+
 @dataclass(slots=True)
 class HostedSlice:
-    """A slice in one of these states."""
+    """A slice in one of these states. `spec`: what it should be; its models may change while it serves."""
 
     spec: SliceSpec
     state: HostedState = HostedState.LOADING
     has_loaded: bool = False
     """The executor's load has ended, one way or the other."""
     reason: str = ""
-    replicas: tuple[ReplicaInfo, ...] = ()
+    replicas: dict[ModelId, ReplicaInfo] = field(default_factory=dict)
+    """What is loaded, wanted or not."""
     left_out: tuple[LeftOut, ...] = ()
     """Models it should host and does not."""
+    tried: dict[ModelId, ModelSpec] = field(default_factory=dict)
+    """Models that are loaded or left out, as they were specified then."""
     loading: ModelId | None = None
     """What the device was loading when it was last heard of, until all is loaded."""
+    side_load: SideLoad | None = None
+    is_letting_go: bool = False
+    """Whether a replica waits for its last batches, to be unloaded."""
+    announced: tuple[tuple[ReplicaInfo, ...], tuple[LeftOut, ...]] = ((), ())
+    """What the scheduler was told last that it hosts, and leaves out."""
     queue: BatchQueue = field(default_factory=BatchQueue)
     introduced_at_ms: float = -math.inf
     """When the scheduler was told last."""
@@ -85,33 +102,42 @@ class HostedSlice:
         """Whether inputs go anywhere: an emulated device only counts them."""
         return self.spec.device != EMULATED
 
+    @property
+    def offered(self) -> tuple[ReplicaInfo, ...]:
+        """The replicas that batches may be granted for, in the order of the specification."""
+        unwanted = self.unwanted()
+        return tuple(
+            self.replicas[model.model_id]
+            for model in self.spec.models
+            if model.model_id in self.replicas and model.model_id not in unwanted
+        )
+
+    def unwanted(self) -> list[ModelId]:
+        """Models that were tried and should not be here any more, or otherwise than they are."""
+        wanted = {model.model_id: model for model in self.spec.models}
+        return [model_id for model_id, model in self.tried.items() if wanted.get(model_id) != model]
+
+    def may_become(self, spec: SliceSpec) -> bool:
+        """Whether it can be that without an end: nothing but its models differs."""
+        lives = self.state in (HostedState.LOADING, HostedState.READY)
+        return lives and self.spec.is_same_but_models(spec)
+
     def shrink(self, model_id: ModelId, batch_size_max: int) -> None:
         """Batches of a model larger than that are not worth granting any more."""
-        self.replicas = tuple(
-            ReplicaInfo(
-                one.model_id,
-                batch_size_max,
-                one.exec_ms[:batch_size_max],
-                one.inputs,
-                one.outputs,
-                one.image,
-                one.memory_bytes,
-            )
-            if one.model_id == model_id
-            else one
-            for one in self.replicas
-        )
+        one = self.replicas[model_id]
+        exec_ms = one.exec_ms[:batch_size_max]
+        self.replicas[model_id] = replaced(one, batch_size_max=batch_size_max, exec_ms=exec_ms)
 
     def run_limit_ms(self, model_id: ModelId, batch_size: int) -> float:
         """A run that takes longer has hung: as the model's configuration says, or many times its l(b)."""
-        said_ms = next(one.run_limit_ms for one in self.spec.models if one.model_id == model_id)
+        said_ms = self.tried[model_id].run_limit_ms
         return said_ms or max(HUNG_AFTER_TIMES * self.exec_ms(model_id, batch_size), HUNG_AFTER_MS)
 
     def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
         """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""
-        times = next(one.exec_ms for one in self.replicas if one.model_id == model_id)
+        times = self.replicas[model_id].exec_ms
         return times[min(batch_size, len(times)) - 1] if times else 0.0
 
     def hosts(self, model_id: ModelId) -> bool:
-        """Whether the model is loaded here."""
-        return any(replica.model_id == model_id for replica in self.replicas)
+        """Whether batches of the model may be granted."""
+        return model_id in self.replicas and self.tried[model_id] in self.spec.models

@@ -4,8 +4,9 @@ The scheduler says which slices should exist (`DesiredSlices`); the agent makes 
 of a real device gets a process of its own, so that a fault stays there; emulated slices cost a timer each and
 share processes, up to `EMULATED_PER_PROCESS` in one.
 
-- A changed specification under the same slice id is an end and a start; the new process waits for the end of
-  the old one, whose memory it may need. Moves without a gap use two ids (a differ's business).
+- A slice whose specification changes in its models only serves on: its worker is told, and loads and lets go.
+- Any other change of a specification under the same slice id is an end and a start; the new process waits for the
+  end of the old one, whose memory it may need. Moves without a gap use two ids (a differ's business).
 - An emulated slice that is no longer wanted while its process still serves others is reported as stopped at
   once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
   again, always get a new process: the neighbours never notice, and there is one way to start.
@@ -244,19 +245,23 @@ class NodeAgentCore:
             return
         self._wanted = {spec.slice_id: spec for spec in message.slices}
         self._reports.compare(self._wanted)
-        self._workers.keep_suspects(self._wanted)
+        self._workers.want(self._wanted)
         self._sum_shares()
         for worker in self._workers:
             self._drop_unwanted(worker, now_ms)
         self._start_missing(now_ms)
 
     def _drop_unwanted(self, worker: Worker, now_ms: float) -> None:
-        dropped = [slice_id for slice_id, spec in worker.slices.items() if self._wanted.get(slice_id) != spec]
-        for slice_id in dropped:
-            del worker.slices[slice_id]
-            if slice_id in self._wanted:
+        changed = [slice_id for slice_id, spec in worker.slices.items() if self._wanted.get(slice_id) != spec]
+        for slice_id in changed:
+            former, wanted = worker.slices.pop(slice_id), self._wanted.get(slice_id)
+            if wanted is None:
+                continue
+            if former.is_same_but_models(wanted):
+                worker.slices[slice_id] = wanted
+            else:
                 self._reports.report(slice_id, SliceState.STOPPED, "its specification changed")
-        if dropped and worker.slices:
+        if changed and worker.slices:
             self._workers.tell_what_to_host(worker)
         self._workers.end_if_unwanted(worker, now_ms)
 

@@ -69,11 +69,15 @@ class GpusSampled:
 
 @dataclass(slots=True, frozen=True)
 class Spawn:
-    """Start a worker process for these slices (they are of one device), as a client of MPS or not."""
+    """Start a worker process for these slices (they are of one device), as a client of MPS or not.
+
+    `beside`: the other slices of its GPU, if it is a client of MPS.
+    """
 
     worker_id: str
     slices: tuple[SliceSpec, ...]
     is_mps: bool = False
+    beside: tuple[SliceSpec, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

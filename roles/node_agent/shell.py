@@ -15,7 +15,7 @@ from fabric.errors import ConfigError
 from fabric.ids import new_incarnation, peer_id, role_id_of_node
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import SliceSpec, StatusListed
+from fabric.messages import StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.background import Background
@@ -176,8 +176,8 @@ class _Agent:
                 self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
                 self._link.send(peer, message)  # refused: it is ending, or its time limit will end it
-            case Spawn(worker_id, slices, is_mps):
-                self._spawn(worker_id, slices, is_mps=is_mps)
+            case Spawn():
+                self._spawn(action)
             case Terminate(worker_id):
                 self._end(worker_id, signal.SIGTERM)
             case Kill(name, at_once=True):
@@ -196,9 +196,10 @@ class _Agent:
             case Warn(text):
                 log.warning(text)
 
-    def _spawn(self, worker_id: str, slices: Sequence[SliceSpec], *, is_mps: bool) -> None:
+    def _spawn(self, spawn: Spawn) -> None:
+        worker_id, slices, is_mps = spawn.worker_id, spawn.slices, spawn.is_mps
         command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._worker_key]
-        environment = self._sharing.environment(slices[0], is_mps=is_mps)
+        environment = self._sharing.environment(slices[0], spawn.beside, is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"
         self._processes.spawn(worker_id, command, environment)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from fabric.ids import FrontendId, PeerId, SliceId
+from fabric.ids import PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
@@ -83,6 +83,7 @@ class SchedulerCore:
         self._updates = DirectoryUpdates(self._fleet)
         run_time_watch = None if planning is None else RunTimeWatch()
         self._batches = Batches(discipline, self._fleet, self._estimates, self._updates, run_time_watch)
+        self._withdrawals = self._batches.withdrawals
         self._counters = self._batches.counters
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
         self._guard = LatenessGuard(settings.guard_ms)
@@ -191,6 +192,8 @@ class SchedulerCore:
             at_ms = wake_at_ms
         if self._updates.due_at_ms < at_ms:
             at_ms = self._updates.due_at_ms
+        if self._withdrawals.due_at_ms < at_ms:
+            at_ms = self._withdrawals.due_at_ms
         if self.controller is not None and self.controller.due_at_ms < at_ms:
             at_ms = self.controller.due_at_ms
         self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
@@ -219,17 +222,13 @@ class SchedulerCore:
     def _on_withdraw(self, peer: PeerId, message: Withdraw, late_ms: float, now_ms: float) -> Sequence[Send]:
         del late_ms
         if message.model_id in self._replicas:
-            queued = self._discipline.queued(message.model_id)
-            for run in message.runs:
-                self._discipline.withdraw(
-                    message.model_id, FrontendId(peer), run.first_seq, run.count, now_ms
-                )
-            gone = queued - self._discipline.queued(message.model_id)
-            self._batches.tallies[message.model_id].withdrawn += gone
+            self._withdrawals.take(peer, message, now_ms)
         return _NOTHING
 
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
         actions: list[Send] = []
+        if self._withdrawals.due_at_ms <= now_ms:
+            self._withdrawals.look(now_ms)
         wake_at_ms = self._discipline.wake_at_ms
         if wake_at_ms is not None and wake_at_ms <= now_ms:
             if self._guard.observe(now_ms - wake_at_ms):

@@ -21,6 +21,7 @@ from fabric.messages import (
     GpuSharing,
     LeftOut,
     ModelInfo,
+    ModelSpec,
     NodeHello,
     Part,
     ReplicaHint,
@@ -30,6 +31,7 @@ from fabric.messages import (
     SliceReport,
     SliceSpec,
     SliceState,
+    replaced,
 )
 from policies.batching.base import RequestRun
 from roles.scheduler.dispatch.corrections import SpeedCorrection
@@ -83,6 +85,8 @@ class SliceRecord:
     hosting: Hosting = _HOSTS_NOTHING
     left_out: tuple[LeftOut, ...] = ()
     """Models that its worker, when it was last ready, could not host."""
+    leaving: frozenset[ModelId] = frozenset()
+    """Models that it hosts still, and of which it gets no more batches."""
     batches: int = 0
     requests: int = 0
     is_draining: bool = False
@@ -160,6 +164,22 @@ class Fleet:
         """Another slice that should exist."""
         self.slices[record.spec.slice_id] = record
 
+    def respecify(self, record: SliceRecord, models: tuple[ModelSpec, ...]) -> None:
+        """A slice should host these models from now on. Replicas of others are as good as gone."""
+        record.spec = replaced(record.spec, models=models)
+        names = {model.model_id for model in models}
+        record.leaving &= names
+        record.left_out = tuple(out for out in record.left_out if out.model_id in names)
+        if not record.is_ready:
+            return
+        record.reason = _reason_of(record.left_out)
+        stay = tuple(one for one in record.replicas if one.model_id in names)
+        if stay != record.replicas:
+            self._count(record, -1)
+            record.hosting = self._hosting(stay)
+            self._count(record, +1)
+            self.version += 1
+
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
         if record.is_ready:
@@ -212,19 +232,25 @@ class Fleet:
         record = self.slices.get(message.slice_id)
         if record is None:
             return None
+        names = {model.model_id for model in record.spec.models}  # others it has not let go yet
+        replicas = tuple(one for one in message.replicas if one.model_id in names)
+        left_out = tuple(out for out in message.left_out if out.model_id in names)
         if record.is_ready:
-            if record.incarnation == message.incarnation and record.replicas == message.replicas:
+            said = record.replicas, record.left_out
+            if record.incarnation == message.incarnation and said == (replicas, left_out):
                 return None
-            # The next incarnation was quicker than the news of the last one's end, or batches got smaller.
+            # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
             self._count(record, -1)
-        record.left_out = message.left_out
+        # Of what is new, and of another process, the worker says itself how fast it is.
+        same = set(record.replicas) & set(replicas) if record.incarnation == message.incarnation else ()
+        same_ids = {replica.model_id for replica in same}
+        record.speeds = {one: speed for one, speed in record.speeds.items() if one in same_ids}
+        record.left_out = left_out
         record.state = SliceState.READY
-        without = "; ".join(f"without {one.model_id}: {one.reason}" for one in record.left_out)
-        record.reason = without[:LEFT_OUT_CHARS_MAX]
+        record.reason = _reason_of(record.left_out)
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
-        record.hosting = self._hosting(message.replicas)
-        record.speeds = {}  # the worker says itself how fast it is
+        record.hosting = self._hosting(replicas)
         self._count(record, +1)
         self.version += 1
         return record
@@ -335,3 +361,8 @@ class Fleet:
         for replica in record.replicas:
             if replica.model_id in self.replicas:
                 self.replicas[replica.model_id] += step
+
+
+def _reason_of(left_out: Iterable[LeftOut]) -> str:
+    """Why a ready slice hosts less than it should."""
+    return "; ".join(f"without {one.model_id}: {one.reason}" for one in left_out)[:LEFT_OUT_CHARS_MAX]

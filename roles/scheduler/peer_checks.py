@@ -65,6 +65,9 @@ from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
+FRONTEND_NAME_BYTES_MAX: Final = (
+    64  # so that a batch of 4,096 runs from so many frontends fits into one header
+)
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
@@ -151,6 +154,9 @@ class SchedulerPeerChecks(PeerChecks):
 
     def _frontend_hello(self, peer: PeerId, hello: FrontendHello) -> None:
         require_identity(peer, hello.frontend_id, hello.incarnation)
+        size = len(hello.frontend_id.encode())
+        if size > FRONTEND_NAME_BYTES_MAX:
+            raise RemoteProtocolError(f"a frontend's name of {size} bytes", OUT_OF_RANGE)
         frontends = self._fleet.frontends
         if len(frontends) >= FRONTENDS_MAX and hello.frontend_id not in frontends:
             raise RemoteProtocolError(f"there are {len(frontends)} frontends already", TOO_MANY)
@@ -193,12 +199,15 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
     planned: Mapping[str, int] = {model.model_id: model.batch_size_max for model in record.spec.models}
     if len({replica.model_id for replica in replicas}) != len(replicas):
         raise RemoteProtocolError(f"{slice_id} hosts a model twice", OUT_OF_RANGE)
+    if replicas and not any(replica.model_id in planned for replica in replicas):
+        raise RemoteProtocolError(f"{slice_id} hosts nothing of what is planned there", OTHER_PLAN)
     for replica in replicas:
         size = replica.batch_size_max
         if len(replica.exec_ms) != size:
             what = f"{len(replica.exec_ms)} run times of model {replica.model_id} for batches up to {size}"
             raise RemoteProtocolError(what, OUT_OF_RANGE)
-        if size > planned.get(replica.model_id, 0):
+        # A model that it is to let go it may still have; the core does not look at those.
+        if size > planned.get(replica.model_id, size):
             what = (
                 f"{slice_id} hosts model {replica.model_id} with batches up to {size}, which is not the plan"
             )

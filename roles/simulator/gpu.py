@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fabric.ids import BatchId, ModelId, PeerId
-from fabric.messages import Done, Part, RunBatch, SliceSpec
+from fabric.ids import BatchId, ModelId, NodeId, PeerId
+from fabric.messages import Done, ModelSpec, Part, RunBatch, SliceSpec
 from profiles.device import DeviceModel
 from profiles.interference import Running
 from roles.gpu_worker.start_rules import begins_at_ms
@@ -98,21 +98,36 @@ class SimulatedSlice:
     """One slice and the worker on it. `running` is what it runs now, `free_at_ms` when its last batch ends or ended."""
 
     def __init__(
-        self, spec: SliceSpec, peer: PeerId, gpu: SimulatedGpu, world: SimulatedSurroundings
+        self, spec: SliceSpec, node_id: NodeId, peer: PeerId, gpu: SimulatedGpu, world: SimulatedSurroundings
     ) -> None:
         self.spec = spec
+        self.node_id = node_id
         self.peer = peer
+        self.loaded: set[ModelId] = set()
+        """Models that it hosts by now."""
         self.gpu = gpu
         self.running: Running | None = None
         self.alone_ms: dict[ModelId, Sequence[float]] = {
-            model.model_id: gpu.device.exec_table(model.model_id, spec.share_percent)[: model.batch_size_max]
-            for model in spec.models
+            model.model_id: self._alone_ms(model) for model in spec.models
         }
-        """l(b) of each hosted model at index b - 1, without neighbours."""
+        """l(b) at index b - 1 of each model that it hosts, or has hosted, without neighbours."""
         self._world = world
         self._job: SimulatedJob | None = None
         self.free_at_ms = 0.0
         self._waiting: list[SimulatedJob] = []
+
+    def become(self, spec: SliceSpec) -> list[ModelSpec]:
+        """It should host these models; those it must load first. Batches that it has of others end as they would have."""
+        there = {model.model_id for model in self.spec.models}
+        new = [model for model in spec.models if model.model_id not in there]
+        self.spec = spec
+        self.loaded &= {model.model_id for model in spec.models}
+        self.alone_ms.update({model.model_id: self._alone_ms(model) for model in new})
+        return new
+
+    def _alone_ms(self, model: ModelSpec) -> Sequence[float]:
+        table = self.gpu.device.exec_table(model.model_id, self.spec.share_percent)
+        return table[: model.batch_size_max]
 
     def take(self, job: SimulatedJob, now_ms: float) -> None:
         """A batch was sent here."""

@@ -59,9 +59,11 @@ from roles.gpu_worker.events import (
     InputsCame,
     JoinScheduler,
     KnowFrontends,
+    LoadModel,
     LoadSlice,
     PushOutputs,
     SchedulerAnswers,
+    UnloadModel,
     UnloadSlice,
     WorkerAction,
     WorkerEvent,
@@ -343,6 +345,10 @@ class VirtualWorker:
                 self._agent.load(self, spec)
             case UnloadSlice(slice_id):
                 self._agent.unload(slice_id)
+            case LoadModel(spec, number):
+                self._agent.load_model(spec, number)
+            case UnloadModel(slice_id, model_id):
+                self._agent.unload_model(slice_id, model_id)
             case End(exit_code):
                 self._agent.ended(self, exit_code)
             case _:
@@ -361,6 +367,7 @@ class VirtualAgent:
         self.devices = SleepExecutor()
         """All of the node's, so that slices of one GPU slow each other down whichever worker has them."""
         self._hosts: dict[SliceId, tuple[VirtualWorker, SliceSpec]] = {}
+        self._loading: dict[tuple[SliceId, ModelId], int] = {}
         self.links = VirtualLinks(world.clock, lambda _from, _to, sent_at_ms: sent_at_ms)
         """Between it and them."""
         own = peer_id(role_id_of_node(node.node_id), FIRST)
@@ -405,7 +412,26 @@ class VirtualAgent:
     def unload(self, slice_id: SliceId) -> None:
         """No more."""
         del self._hosts[slice_id]
+        self._loading = {key: number for key, number in self._loading.items() if key[0] != slice_id}
         self.devices.unload(slice_id)
+
+    def load_model(self, spec: SliceSpec, number: int) -> None:
+        """A slice hosts one model more; that takes as long as a new slice does."""
+        (model,) = spec.models
+        key = spec.slice_id, model.model_id
+        self._loading[key] = number
+
+        def load() -> None:
+            if self._loading.get(key) == number:
+                del self._loading[key]
+                self.devices.load_model(spec, number)
+
+        self._world.after(self._world.hardware.start_ms, load)
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """One model less, or a load that is given up."""
+        self._loading.pop((slice_id, model_id), None)
+        self.devices.unload_model(slice_id, model_id)
 
     def ran(self, slice_id: SliceId, batch_id: BatchId, size: int) -> None:
         """A batch of a worker ended."""

@@ -33,6 +33,7 @@ from fabric.messages import (
     Done,
     Dropped,
     FrontendHello,
+    ModelSpec,
     NodeHello,
     PlanAsked,
     PreemptBatch,
@@ -324,36 +325,49 @@ class World:
             gone = self._slices.pop(slice_id)
             gone.gpu.slices.remove(gone)
             self._nodes_slices[node_id].remove(slice_id)
+        load_ms = self._hardware.start_ms if now_ms > 0 else 0.0
         for spec in message.slices:
-            if spec.slice_id in self._slices:
-                continue
-            gpu = self._gpus[node_id, spec.gpu]
-            self._started += 1
-            worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
-            slice_ = SimulatedSlice(spec, worker, gpu, self)
-            gpu.slices.append(slice_)
-            self._slices[spec.slice_id] = slice_
-            self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)
-            replicas = tuple(
-                ReplicaInfo(
-                    model.model_id,
-                    model.batch_size_max,
-                    tuple(slice_.alone_ms[model.model_id]),
-                    memory_bytes=model.memory_bytes,
-                )
-                for model in spec.models
-            )
-            ready = SliceReady(spec.slice_id, FIRST, node_id, spec.gpu, (), replicas)
-            heard = Heard(worker, ready)
-            if now_ms > 0 and self._hardware.start_ms > 0:
-                self.schedule(now_ms + self._hardware.start_ms, self._hear_if_wanted, heard)
+            slice_ = self._slices.get(spec.slice_id)
+            if slice_ is None:
+                gpu = self._gpus[node_id, spec.gpu]
+                self._started += 1
+                worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
+                slice_ = SimulatedSlice(spec, node_id, worker, gpu, self)
+                gpu.slices.append(slice_)
+                self._slices[spec.slice_id] = slice_
+                self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)
+                self._load_in(load_ms, slice_, spec.models, now_ms)
             else:
-                self._carry_out(self._core.handle(heard, now_ms), now_ms)
+                for number, model in enumerate(slice_.become(spec), 1):  # one after the other
+                    self._load_in(number * load_ms, slice_, (model,), now_ms)
 
-    def _hear_if_wanted(self, heard: Heard, now_ms: float) -> None:
-        assert isinstance(heard.message, SliceReady), "only starts come this way"
-        if heard.message.slice_id in self._slices:
-            self._hear(heard, now_ms)
+    def _load_in(
+        self, wait_ms: float, slice_: SimulatedSlice, models: tuple[ModelSpec, ...], now_ms: float
+    ) -> None:
+        if wait_ms > 0:
+            self.schedule(now_ms + wait_ms, self._on_loaded, (slice_, models))
+        else:
+            self._on_loaded((slice_, models), now_ms)
+
+    def _on_loaded(self, loaded: tuple[SimulatedSlice, tuple[ModelSpec, ...]], now_ms: float) -> None:
+        """A slice has loaded these models, and says what it hosts by now, if anybody wants it still."""
+        slice_, models = loaded
+        spec = slice_.spec
+        if self._slices.get(spec.slice_id) is not slice_:
+            return
+        slice_.loaded.update(model.model_id for model in models)
+        replicas = tuple(
+            ReplicaInfo(
+                model.model_id,
+                model.batch_size_max,
+                tuple(slice_.alone_ms[model.model_id]),
+                memory_bytes=model.memory_bytes,
+            )
+            for model in spec.models
+            if model.model_id in slice_.loaded
+        )
+        ready = SliceReady(spec.slice_id, FIRST, slice_.node_id, spec.gpu, (), replicas)
+        self._hear(Heard(slice_.peer, ready), now_ms)
 
     def _on_plan_asked(self, peer: PeerId, message: PlanAsked, now_ms: float) -> None:
         del peer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import torch
@@ -30,6 +31,15 @@ class CannotLoad(Echo):
     def load(self, device: str) -> None:
         """Fail, as with a file that is not there."""
         raise FileNotFoundError(f"no weights for {device} at /nowhere/weights.safetensors")
+
+
+class SlowToLoad(Echo):
+    """Takes 2 s to load."""
+
+    def load(self, device: str) -> None:
+        """As with large weights on a slow disk."""
+        time.sleep(2.0)
+        super().load(device)
 
 
 class Raises(Echo):

@@ -45,8 +45,19 @@ def named(placed: Sequence[PlannedSlice]) -> dict[SliceId, PlannedSlice]:
 def after(found: Reorganisation, current: Mapping[SliceId, PlannedSlice]) -> list[PlannedSlice]:
     """What runs when all moves are over."""
     ended = {slice_id for move in found.moves for slice_id in move.ends}
+    changed = {change.slice_id: change.planned for move in found.moves for change in move.changes}
     started = [start.planned for move in found.moves for start in move.starts]
-    return [planned for slice_id, planned in current.items() if slice_id not in ended] + started
+    serving = {slice_id: planned for slice_id, planned in current.items() if slice_id not in ended}
+    return [*(serving | changed).values(), *started]
+
+
+def replicas_begun(found: Reorganisation, current: Mapping[SliceId, PlannedSlice]) -> int:
+    """Models that are loaded."""
+    begun = sum(len(start.planned.models) for move in found.moves for start in move.starts)
+    for change in (change for move in found.moves for change in move.changes):
+        there = {model.model_id for model in current[change.slice_id].models}
+        begun += sum(model.model_id not in there for model in change.planned.models)
+    return begun
 
 
 def shape(placed: Sequence[PlannedSlice]) -> Counter[object]:
@@ -77,6 +88,7 @@ def test_what_stays_is_in_no_move(old: list[PlannedSlice], new: list[PlannedSlic
     current = named(old)
     found = reorganised(current, new, gpus(), memory_of)
     touched = [slice_id for move in found.moves for slice_id in move.ends]
+    touched += [change.slice_id for move in found.moves for change in move.changes]
     assert len(touched) == len(set(touched))
     assert set(touched) | set(found.kept) == set(current)
     assert not set(touched) & set(found.kept)
@@ -90,7 +102,63 @@ def test_no_naming_of_equal_gpus_would_need_fewer_starts(
 ) -> None:
     found = reorganised(named(old), new, gpus(), memory_of)
     fewest = min((shape(renamed(new, names)) - shape(old)).total() for names in permutations(range(GPUS)))
-    assert found.starts == fewest
+    assert found.starts + sum(len(move.changes) for move in found.moves) == fewest
+
+
+@given(slices())
+def test_where_there_is_memory_a_model_more_or_less_loads_no_neighbour(old: list[PlannedSlice]) -> None:
+    current = named(old)
+    added = PlannedModel(ModelId("new"))
+    more = [PlannedSlice(one.gpu, one.share_percent, (*one.models, added)) for one in old]
+    found = reorganised(current, more, gpus(), memory_of)
+    assert replicas_begun(found, current) == len(old)
+    assert found.starts == 0
+    back = reorganised(named(more), old, gpus(), memory_of)
+    assert (replicas_begun(back, named(more)), back.starts) == (0, 0)
+
+
+@given(slices(), slices())
+def test_a_slice_is_changed_only_where_no_worker_has_to_start_anew(
+    old: list[PlannedSlice], new: list[PlannedSlice]
+) -> None:
+    current = named(old)
+    for move in reorganised(current, new, gpus(), memory_of).moves:
+        for change in move.changes:
+            there = current[change.slice_id]
+            assert key_of(change.planned)[:2] == key_of(there)[:2]
+            assert key_of(change.planned)[2] & key_of(there)[2]
+
+
+def test_a_bound_on_batches_holds_for_as_long_as_its_model_is_loaded() -> None:
+    def bounded(batch_max: int, *more: str) -> PlannedSlice:
+        models = [PlannedModel(ModelId("a"), batch_max=batch_max), *(PlannedModel(ModelId(m)) for m in more)]
+        return PlannedSlice(0, None, tuple(models))
+
+    (move,) = reorganised(named([bounded(4)]), [bounded(8, "b")], gpus(), memory_of).moves
+    assert (len(move.starts), len(move.ends), move.changes) == (1, 1, ())
+    (move,) = reorganised(named([bounded(4)]), [bounded(4, "b")], gpus(), memory_of).moves
+    assert (move.starts, move.ends, len(move.changes)) == ((), (), 1)
+
+
+def test_what_moves_from_one_slice_to_another_is_one_move() -> None:
+    def hosting(gpu: int, *names: str) -> PlannedSlice:
+        return PlannedSlice(gpu, None, tuple(PlannedModel(ModelId(name)) for name in names))
+
+    old, new = [hosting(0, "a", "m"), hosting(1, "b")], [hosting(0, "a"), hosting(1, "b", "m")]
+    (move,) = reorganised(named(old), new, gpus(), memory_of, may_swap=False).moves
+    assert {change.slice_id for change in move.changes} == {"old/0", "old/1"}
+
+
+def test_where_old_and_new_do_not_fit_together_the_slice_is_started_anew() -> None:
+    old, new = PlannedSlice(0, None, planned_models("ab")), PlannedSlice(0, None, planned_models("ac"))
+    (move,) = reorganised(named([old]), [new], gpus([3, 0, 0, 0]), memory_of, may_swap=False).moves
+    assert len(move.changes) == 1
+    (move,) = reorganised(named([old]), [new], gpus([2, 0, 0, 0]), memory_of, may_swap=False).moves
+    assert (move.changes, move.ends, move.starts[0].after) == ((), ("old/0",), ("old/0",))
+
+
+def planned_models(names: str) -> tuple[PlannedModel, ...]:
+    return tuple(PlannedModel(ModelId(name)) for name in names)
 
 
 @given(slices())
@@ -121,6 +189,9 @@ def test_moves_in_their_waves_never_need_more_memory_than_there_is(
         first = [start for move in moves for start in move.starts if not start.after]
         late = [start for move in moves for start in move.starts if start.after]
         running.update({id(start): start.planned for start in first})
+        for change in (change for move in moves for change in move.changes):
+            both = {*change.planned.models, *running[change.slice_id].models}
+            running[change.slice_id] = PlannedSlice(change.planned.gpu, None, tuple(both))
         assert fits(list(running.values()))
         for start in late:
             for slice_id in start.after:
@@ -130,6 +201,7 @@ def test_moves_in_their_waves_never_need_more_memory_than_there_is(
         for move in moves:
             for slice_id in move.ends:
                 running.pop(slice_id, None)
+            running.update({change.slice_id: change.planned for change in move.changes})
     assert shape(list(running.values())) == shape(after(found, current))
 
 

@@ -32,16 +32,18 @@ from roles.gpu_worker.events import (
     End,
     Execute,
     InputsCame,
+    LoadModel,
     LoadSlice,
     PushOutputs,
     Release,
     SchedulerAnswers,
     StageInputs,
+    UnloadModel,
     UnloadSlice,
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Loaded, LoadFailed, RunAborted, RunFailed, Shrunk
+from roles.gpu_worker.executors.base import Loaded, LoadFailed, ModelLoaded, RunAborted, RunFailed, Shrunk
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.hostile import TYPES, Hostile
@@ -87,7 +89,8 @@ class Anything:
         self._hostile = Hostile(draws, NAMES)
         self._heap: list[tuple[float, int, WorkerEvent]] = []
         self._order, self._handles = count(), count(1_000_000)
-        self._running: dict[SliceId, BatchId] = {}
+        self._running: dict[SliceId, RunBatch] = {}
+        self._models: dict[SliceId, set[ModelId]] = {}
         self._loaded: dict[SliceId, SliceSpec] = {}
         self._batches = count(10)
         self.right = [host(*map(slice_spec, SLICES)), worker_directory(*SLICES)]
@@ -119,8 +122,9 @@ class Anything:
             )
         elif kind < 0.7:
             self.feed(draws.choice(self.right))
-        elif kind < 0.72 and self._loaded:
-            self.feed(Shrunk(draws.choice(list(self._loaded)), MODEL, draws.choice((1, 2))))
+        elif kind < 0.72 and self._running:
+            run = draws.choice(list(self._running.values()))
+            self.feed(Shrunk(run.slice_id, run.model_id, draws.choice((1, 2))))
         else:
             self.wait(draws.choice((0.1, 2.0, 30.0, 300.0)))
 
@@ -157,7 +161,8 @@ class Anything:
 
     def _device(self, event: WorkerEvent) -> None:
         if isinstance(event, BatchRan | RunFailed):
-            if self._running.get(event.slice_id) != event.batch_id:
+            running = self._running.get(event.slice_id)
+            if running is None or running.batch_id != event.batch_id:
                 return  # it was aborted
             del self._running[event.slice_id]
             if isinstance(event, BatchRan):
@@ -174,22 +179,35 @@ class Anything:
         match action:
             case LoadSlice(spec):
                 self._loaded[spec.slice_id] = spec
+                self._models[spec.slice_id] = {m.model_id for m in spec.models}
                 replicas = tuple(ReplicaInfo(m.model_id, 4, (6.0, 7.0, 8.0, 9.0)) for m in spec.models)
                 self._plan(0.5, Loaded(spec.slice_id, replicas))
             case UnloadSlice(slice_id):
                 assert slice_id not in self._running
                 del self._loaded[slice_id]
+            case LoadModel(spec, number):
+                (model,) = spec.models
+                replica = ReplicaInfo(model.model_id, 4, (6.0, 7.0, 8.0, 9.0))
+                is_good = self._draws.random() < 0.7
+                if is_good:
+                    self._models[spec.slice_id].add(model.model_id)
+                self._plan(5.0, ModelLoaded(spec.slice_id, number, replica if is_good else None, "no"))
+            case UnloadModel(slice_id, model_id):
+                running = self._running.get(slice_id)
+                assert running is None or running.model_id != model_id
+                self._models[slice_id].discard(model_id)
             case Execute(run, parts):
+                assert run.model_id in self._models[run.slice_id]
                 assert run.slice_id in self._loaded
                 assert run.slice_id not in self._running, "one at a time"
                 assert all(self.kept[piece.payload] == 1 for piece in parts)
-                self._running[run.slice_id] = run.batch_id
+                self._running[run.slice_id] = run
                 outputs = Handle(next(self._handles))
                 ends = BatchRan(run.slice_id, run.batch_id, outputs, (), 5.0)
                 fails = RunFailed(run.slice_id, run.batch_id, "no")
                 self._plan(5.0, ends if self._draws.random() < 0.9 else fails)
             case Abort(slice_id, batch_id) if self._draws.random() < 0.5:
-                assert self._running.pop(slice_id) == batch_id
+                assert self._running.pop(slice_id).batch_id == batch_id
                 self._plan(0.0, RunAborted(slice_id, batch_id))
             case Release(payloads):
                 for payload in payloads:

@@ -30,6 +30,7 @@ KINDS = (
     + ("wait",) * 6
     + ("end",) * 3
     + ("slice comes",) * 2
+    + ("slice adapts",) * 2
     + ("plan",) * 2
     + (
         "slice shrinks",
@@ -83,6 +84,8 @@ def take(on: Cluster, step: Step) -> None:
             on.end(slice_id, draw.choice(("ok", "ok", "failed", "expired")))
         case "slice comes" if slice_id in on.wanted:
             on.slice_comes(slice_id, draw.choice((1.0, 1.0, 1.03, 2.0)))
+        case "slice adapts":
+            on.slice_adapts(slice_id, draw)
         case "slice shrinks":
             on.slice_shrinks(slice_id, draw.choice((0.0, 0.5, 1.0)))
         case "slice goes":

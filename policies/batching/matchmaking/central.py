@@ -144,11 +144,11 @@ class Central(Matchmaker):
         return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
 
     def withdraw(
-        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+        self, model_id: ModelId, frontend_id: FrontendId, spans: Sequence[tuple[int, int]], now_ms: float
     ) -> None:
         """See `Discipline`."""
         state = self._models.get(model_id)
-        if state is not None and state.queue.withdraw(frontend_id, first_seq, count):
+        if state is not None and state.queue.withdraw(frontend_id, spans):
             self._start_over(state, now_ms)
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:

@@ -147,19 +147,19 @@ class Rival(ABC):
         return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
 
     def withdraw(
-        self, model_id: ModelId, frontend_id: FrontendId, first_seq: int, count: int, now_ms: float
+        self, model_id: ModelId, frontend_id: FrontendId, spans: Sequence[tuple[int, int]], now_ms: float
     ) -> None:
         """See `Discipline`."""
         state = self._models.get(model_id)
         if state is None:
             return
         for line in state.lines:
-            if line.queue.withdraw(frontend_id, first_seq, count):
+            if line.queue.withdraw(frontend_id, spans):
                 self._look_again(line, now_ms)
         waiting = RunQueue()
         for _, _, run in state.unready:
             waiting.push(run)
-        if waiting.withdraw(frontend_id, first_seq, count):
+        if waiting.withdraw(frontend_id, spans):
             state.unready = []
             for run in waiting.runs:
                 state.serial += 1

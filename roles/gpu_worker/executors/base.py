@@ -68,6 +68,16 @@ class LoadFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class ModelLoaded:
+    """That load beside what a slice serves has ended; without a replica it failed, for that reason."""
+
+    slice_id: SliceId
+    number: int
+    replica: ReplicaInfo | None
+    reason: str = ""
+
+
+@dataclass(slots=True, frozen=True)
 class JobRan:
     """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time."""
 
@@ -111,7 +121,9 @@ class DeviceBroken:
     reason: str
 
 
-ExecutorEvent = LoadBegins | Loaded | LoadFailed | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+ExecutorEvent = (
+    LoadBegins | Loaded | LoadFailed | ModelLoaded | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+)
 
 
 def loaded(
@@ -134,6 +146,14 @@ class Executor(Protocol):
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget a slice on which nothing runs."""
+        ...
+
+    def load_model(self, spec: SliceSpec, number: int) -> None:
+        """Load and warm the one model of `spec` beside what that slice serves: `ModelLoaded` with that number follows."""
+        ...
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """Forget a model of which nothing runs, or give up loading it."""
         ...
 
     def run(self, job: Job, now_ms: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId, SliceId
-from fabric.messages import ModelSpec, SliceSpec
+from fabric.messages import ModelSpec, SliceSpec, replaced
 from profiles.interference import Interference, Running, interference_named
 from profiles.model import ModelProfile
 from profiles.store import shipped_profile
@@ -27,12 +27,26 @@ class ColocatedSlices:
         """A slice joins its GPU; ProfileError where its profiles do not fit the interference model."""
         if spec.interference is None:
             return
-        there = [*self._on(spec.gpu), spec]
+        there = [*(other for other in self._on(spec.gpu) if other.slice_id != spec.slice_id), spec]
         profiles = {model.model_id: _profile(model) for other in there for model in other.models}
         options = {option.name: option.value for option in spec.interference.options}
         law = interference_named(spec.interference.name, profiles, f"gpu {spec.gpu}", options)
         self._interference[spec.gpu] = law
         self._specs[spec.slice_id] = spec
+
+    def widen(self, spec: SliceSpec) -> None:
+        """A slice that is there hosts these models too; ProfileError as above."""
+        there = self._specs.get(spec.slice_id, spec)
+        names = {one.model_id for one in spec.models}
+        former = tuple(one for one in there.models if one.model_id not in names)
+        self.add(replaced(spec, models=(*former, *spec.models)))
+
+    def narrow(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """A slice hosts that model no more."""
+        there = self._specs.get(slice_id)
+        if there is not None:
+            models = tuple(one for one in there.models if one.model_id != model_id)
+            self._specs[slice_id] = replaced(there, models=models)
 
     def remove(self, slice_id: SliceId) -> None:
         """A slice is gone; what it was slowed down by is kept for those that stay."""

@@ -7,7 +7,8 @@ by CUDA graphs where it can (`buckets.py`); outputs come back through pinned mem
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,7 +32,7 @@ NUMPY_HAS_NOT = (torch.bfloat16,)
 
 
 class DeviceReplica:
-    """A loaded model with its buffers. Made, warmed and run on the executor's thread; `stage` on another.
+    """A loaded model with its buffers. Warmed and run on the executor's thread; `stage` on another.
 
     `capture` stands in for CUDA's in tests.
     """
@@ -97,6 +98,12 @@ class DeviceReplica:
         """The largest batch that is worth running, known once it is warm."""
         return len(self.exec_ms)
 
+    def weights(self) -> list[weakref.ref[Tensor]]:
+        """The parameters that can be found, to see whether they are gone when this object is."""
+        held = getattr(self._loaded.model, "__dict__", {}).values()
+        modules = [value for value in held if isinstance(value, torch.nn.Module)]
+        return [weakref.ref(tensor) for module in modules for tensor in module.parameters()]
+
     def shrink(self, batch_size: int) -> int:
         """There was no memory for a batch of that size: the largest one from now on.
 
@@ -114,7 +121,38 @@ class DeviceReplica:
         Stops at the first size that takes longer than `slo_ms` (no batch that large can ever be in time), and
         at the first but the smallest that there is no memory for.
         """
+        for _ in self.warming(slo_ms):
+            pass
+
+    def warming(self, slo_ms: float) -> Iterator[None]:
+        """The same in steps of one run each, between which others may use the device."""
+        example = self._met()
+        yield
+        sizes, took_ms = yield from self._measured(example, slo_ms)
+        if self.buckets.problem is not None and len(sizes) > 1:  # the first ones may have been captured still
+            sizes, took_ms = yield from self._measured(example, slo_ms)
+        self.exec_ms = stepped(sizes, took_ms) if self.buckets.sizes else spread(sizes, took_ms)
+
+    def try_sizes(self, slo_ms: float) -> None:
+        """Run every batch size once, before it is warmed beside others, on another thread than theirs.
+
+        A first run in a new shape may take seconds, as kernels are chosen or compiled for it: nobody should wait for it.
+        """
+        example = self._met()
+        for size in batch_sizes(self._piece_max):
+            began_ms = self._clock.now_ms()
+            try:
+                self.run([example] * size)
+            except torch.OutOfMemoryError:  # warming up comes to it again, and knows what to do
+                return
+            if size > 1 and self._clock.now_ms() - began_ms > 2 * slo_ms:
+                return
+
+    def _met(self) -> Mapping[str, Array]:
+        """One request's inputs, once they have shown what the outputs are and how many requests a message can hold."""
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
+        if self.outputs:
+            return example
         answer = self.run([example])
         self.outputs = tuple(
             TensorInfo(output.name, output.array.dtype.name, output.array.shape[1:]) for output in answer
@@ -127,17 +165,16 @@ class DeviceReplica:
         travels = travelling(self.inputs, self.outputs, self._batch_size_max)
         self.no_larger = travels.limit
         self._batch_size_max = self._piece_max = min(self._piece_max, travels.batch_size_max)
-        sizes, took_ms = self._measured(example, slo_ms)
-        if self.buckets.problem is not None and len(sizes) > 1:  # the first ones may have been captured still
-            sizes, took_ms = self._measured(example, slo_ms)
-        self.exec_ms = stepped(sizes, took_ms) if self.buckets.sizes else spread(sizes, took_ms)
+        return example
 
-    def _measured(self, example: Mapping[str, Array], slo_ms: float) -> tuple[list[int], list[float]]:
+    def _measured(
+        self, example: Mapping[str, Array], slo_ms: float
+    ) -> Generator[None, None, tuple[list[int], list[float]]]:
         sizes: list[int] = []
         took_ms: list[float] = []
         for size in batch_sizes(self._piece_max):
             try:
-                size_ms = self._warm_size([example] * size, slo_ms)
+                size_ms = yield from self._warm_size([example] * size, slo_ms)
             except torch.OutOfMemoryError:
                 if not sizes:
                     raise
@@ -152,25 +189,27 @@ class DeviceReplica:
             took_ms.append(size_ms)
         return sizes, took_ms
 
-    def _warm_size(self, rows: Sequence[Mapping[str, Array]], slo_ms: float) -> float:
+    def _warm_size(self, rows: Sequence[Mapping[str, Array]], slo_ms: float) -> Generator[None, None, float]:
         self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way
+        yield
         with torch.inference_mode(), self._on_stream():
             self.buckets.prepare(self._before(self._put(rows, [])))
         if self._stream is not None:  # the slot is written again now
             self._stream.synchronize()
         self.slots.give_back()
-        return self._measure(rows, slo_ms)
+        yield
+        return (yield from self._measure(rows, slo_ms))
 
-    def _measure(self, rows: Sequence[Mapping[str, Array]], enough_ms: float) -> float:
+    def _measure(self, rows: Sequence[Mapping[str, Array]], enough_ms: float) -> Generator[None, None, float]:
         """The median run time after one run that nobody counts, unless that took twice `enough_ms` already."""
         first_at_ms = self._clock.now_ms()
         self.run(rows)
         first_ms = self._clock.now_ms() - first_at_ms
         if first_ms > 2 * enough_ms:
             return first_ms
-        until_ms = self._clock.now_ms() + MEASURE_FOR_MS
         took_ms: list[float] = []
-        while len(took_ms) < MEASUREMENTS_MAX and (not took_ms or self._clock.now_ms() < until_ms):
+        while len(took_ms) < MEASUREMENTS_MAX and sum(took_ms) < MEASURE_FOR_MS:
+            yield
             began_ms = self._clock.now_ms()
             self.run(rows)
             took_ms.append(self._clock.now_ms() - began_ms)

@@ -28,6 +28,7 @@ from roles.gpu_worker.executors.base import (
     Job,
     JobRan,
     LoadFailed,
+    ModelLoaded,
     RunAborted,
     RunFailed,
     loaded,
@@ -63,14 +64,11 @@ class SleepExecutor:
         replicas = []
         left_out = []
         for model in spec.models:
-            if len(model.exec_ms) >= model.batch_size_max:
+            problem = _problem(model)
+            if problem:
+                left_out.append(LeftOut(spec.slice_id, model.model_id, problem))
+            else:
                 replicas.append(_replica(model))
-                continue
-            reason = (
-                f"model {model.model_id!r} gives {len(model.exec_ms)} run times for an emulated device,"
-                f" but batches may have up to {model.batch_size_max} requests"
-            )
-            left_out.append(LeftOut(spec.slice_id, model.model_id, reason))
         try:
             self._colocated.add(spec)
         except ProfileError as error:
@@ -85,6 +83,26 @@ class SleepExecutor:
         self._colocated.remove(slice_id)
         self._exec_ms.pop(slice_id, None)
         self._free_at_ms.pop(slice_id, None)
+
+    def load_model(self, spec: SliceSpec, number: int) -> None:
+        """Ready at once, as a slice is."""
+        (model,) = spec.models
+        slice_id, problem = spec.slice_id, _problem(model)
+        if not problem:
+            try:
+                self._colocated.widen(spec)
+            except ProfileError as error:
+                problem = str(error)
+        if problem:
+            self._ready.append(ModelLoaded(slice_id, number, None, problem))
+            return
+        self._exec_ms[slice_id][model.model_id] = model.exec_ms
+        self._ready.append(ModelLoaded(slice_id, number, _replica(model)))
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """Forget it; one that failed to load was never kept."""
+        self._colocated.narrow(slice_id, model_id)
+        self._exec_ms[slice_id].pop(model_id, None)
 
     def run(self, job: Job, now_ms: float) -> None:
         """Busy until now + l(b), or l(b) after what the slice runs already."""
@@ -154,6 +172,15 @@ class SleepExecutor:
             output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
             events.append(JobRan(ended.job.slice_id, ended.job.batch_id, [output], (), ended.exec_ms))
         return events
+
+
+def _problem(model: ModelSpec) -> str:
+    if len(model.exec_ms) >= model.batch_size_max:
+        return ""
+    return (
+        f"model {model.model_id!r} gives {len(model.exec_ms)} run times for an emulated device,"
+        f" but batches may have up to {model.batch_size_max} requests"
+    )
 
 
 def _replica(model: ModelSpec) -> ReplicaInfo:

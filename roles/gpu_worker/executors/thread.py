@@ -2,7 +2,8 @@
 
 The thread takes work from a bounded queue and leaves what came of it in a mailbox. Users' code runs on it:
 whatever that raises ends a load or a batch, never the thread. Even the device's own module is imported there, as
-torch takes seconds to import.
+torch takes seconds to import. Only a model that comes to a slice that serves is loaded on a thread of its own; where
+no batch waits, the device's thread warms it up, a run at a time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from fabric.ids import BatchId, SliceId
+from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -23,6 +25,7 @@ from roles.gpu_worker.executors.base import (
     JobRan,
     LoadBegins,
     LoadFailed,
+    ModelLoaded,
     RunFailed,
     Shrunk,
     loaded,
@@ -42,8 +45,19 @@ class BlockingDevice(Protocol):
         """Load and warm these models, beside those that the slice has already; may raise anything."""
         ...
 
+    def load_beside(self, spec: SliceSpec) -> Iterator[ReplicaInfo | None]:
+        """Load the one model of `spec` on the caller's thread, which is not the device's; may raise anything.
+
+        The answer warms it in steps, on the device's thread; the last one gives its replica, and it can run.
+        """
+        ...
+
     def unload(self, slice_id: SliceId) -> None:
         """Forget a slice; one that failed to load was never kept."""
+        ...
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """Forget a model of a slice that serves on; one that failed to load was never kept."""
         ...
 
     def run(self, job: Job) -> JobRan:
@@ -74,11 +88,28 @@ class _Unload:
 
 
 @dataclass(slots=True, frozen=True)
+class _UnloadModel:
+    slice_id: SliceId
+    model_id: ModelId
+
+
+@dataclass(slots=True, eq=False)
+class _SideLoad:
+    """A model that is loaded beside what its slice serves, then warmed in `steps`."""
+
+    spec: SliceSpec
+    number: int
+    is_given_up: bool = False
+    is_over: bool = False
+    steps: Iterator[ReplicaInfo | None] | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class _Close:
     pass
 
 
-_Work = SliceSpec | Job | _Unload | _Close
+_Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Close
 
 
 class ThreadExecutor(Mailbox[ExecutorEvent]):
@@ -93,6 +124,8 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         # Daemons: a model that never returns must not keep the process.
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._stager = threading.Thread(target=self._serve_ahead, name="staging", daemon=True)
+        self._side_loads: dict[tuple[SliceId, ModelId], _SideLoad] = {}  # the caller's
+        self._warming: deque[_SideLoad] = deque()  # the thread's own
 
     def load(self, spec: SliceSpec) -> None:
         """Load, warm and measure on the thread."""
@@ -103,7 +136,24 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
 
     def unload(self, slice_id: SliceId) -> None:
         """After what was asked before."""
+        for (of, _), load in self._side_loads.items():
+            load.is_given_up |= of == slice_id
         self._put(_Unload(slice_id))
+
+    def load_model(self, spec: SliceSpec, number: int) -> None:
+        """Load on a thread of its own, as that may take minutes; then warm and measure on the device's, between batches."""
+        (model,) = spec.models
+        load = _SideLoad(spec, number)
+        self._side_loads = {key: one for key, one in self._side_loads.items() if not one.is_over}
+        self._side_loads[spec.slice_id, model.model_id] = load
+        threading.Thread(target=self._load_beside, args=(load,), name="loading", daemon=True).start()
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """After what was asked before. A load that hangs keeps its thread, and nobody waits for it."""
+        load = self._side_loads.pop((slice_id, model_id), None)
+        if load is not None:
+            load.is_given_up = True
+        self._put(_UnloadModel(slice_id, model_id))
 
     def run(self, job: Job, now_ms: float) -> None:  # noqa: ARG002  an Executor's signature
         """After what was asked before."""
@@ -135,9 +185,34 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                 self.post(event)
 
     def _serve(self) -> None:
-        while not isinstance(work := self._work.get(), _Close):
-            for event in self._do(work):
+        while self._serve_one(self._next()):
+            pass
+
+    def _serve_one(self, work: _Work) -> bool:
+        """In a frame of its own, so that nothing of what was unloaded is held while there is nothing to do."""
+        for event in self._do(work):
+            self.post(event)
+        return not isinstance(work, _Close)
+
+    def _next(self) -> _Work:
+        """What was asked for; where nothing was, a step of what warms up."""
+        if not self._warming:
+            return self._work.get()
+        try:
+            return self._work.get_nowait()
+        except queue.Empty:
+            return self._warming[0]
+
+    def _load_beside(self, load: _SideLoad) -> None:
+        assert self._device is not None, "the slice serves"
+        try:
+            load.steps = self._device.load_beside(load.spec)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything
+            load.is_over = True
+            for event in self._errors(load, error):
                 self.post(event)
+            return
+        self._put(load)
 
     def _serve_ahead(self) -> None:
         while not isinstance(job := self._ahead.get(), _Close):
@@ -158,9 +233,35 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                     return [self._device.run(work)]
                 case _Unload(slice_id=slice_id):
                     self._device.unload(slice_id)
+                case _UnloadModel(slice_id, model_id):
+                    self._device.unload_model(slice_id, model_id)
+                case _SideLoad():
+                    return self._warm(work)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # top of process: users' code may raise anything
+            if isinstance(work, _SideLoad):
+                self._end_load(work)
             return self._errors(work, error)
         return []
+
+    def _warm(self, load: _SideLoad) -> list[ExecutorEvent]:
+        """One step."""
+        if load.is_given_up:
+            self._end_load(load)
+            return []
+        if load not in self._warming:
+            self._warming.append(load)
+        assert load.steps is not None, "it is loaded, and not over"
+        replica = next(load.steps)
+        if replica is None:
+            return []
+        self._end_load(load)
+        return [ModelLoaded(load.spec.slice_id, load.number, replica)]
+
+    def _end_load(self, load: _SideLoad) -> None:
+        load.is_over = True
+        load.steps = None  # with all that it held
+        if load in self._warming:
+            self._warming.remove(load)
 
     def _load(self, spec: SliceSpec, device: BlockingDevice) -> ExecutorEvent:
         """Model by model, so that one which raises leaves only itself out."""
@@ -194,6 +295,8 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         match work:
             case SliceSpec(slice_id=slice_id):
                 return LoadFailed(slice_id, reason)
+            case _SideLoad():
+                return ModelLoaded(work.spec.slice_id, work.number, None, reason)
             case Job(slice_id=slice_id, batch_id=batch_id):
                 return RunFailed(slice_id, batch_id, reason)
             case _:

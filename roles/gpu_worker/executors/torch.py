@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
 
 import torch
 
@@ -28,19 +30,46 @@ class TorchDevice:
         self._uses_cuda = False
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
-        """Load, warm and measure these models of the slice; all or none of them."""
+        """Load, warm and measure these models of the slice, one after the other."""
         device = self._device(spec)
         replicas = []
-        hosted: dict[ModelId, DeviceReplica] = {}
         for model in spec.models:
-            hosted[model.model_id], replica = self._load(model, device)
-            replicas.append(replica)
-        self._hosted.setdefault(spec.slice_id, {}).update(hosted)
+            hosted, image = self._made(model, device)
+            hosted.warm(model.slo_ms)
+            replicas.append(self._kept(spec.slice_id, model, hosted, image, device))
         return tuple(replicas)
+
+    def load_beside(self, spec: SliceSpec) -> Iterator[ReplicaInfo | None]:
+        """Load the one model of `spec` here and now, on another thread than the device's; steps that warm it there."""
+        device = self._device(spec)
+        (model,) = spec.models
+        hosted, image = self._made(model, device)
+        hosted.try_sizes(model.slo_ms)
+
+        def steps() -> Iterator[ReplicaInfo | None]:
+            for _ in hosted.warming(model.slo_ms):
+                yield None
+            yield self._kept(spec.slice_id, model, hosted, image, device)
+
+        return steps()
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it and give its memory back to the device."""
         self._hosted.pop(slice_id, None)
+        if self._uses_cuda:
+            torch.cuda.empty_cache()
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
+        """The same with one model of a slice that serves on."""
+        hosted = self._hosted.get(slice_id, {}).pop(model_id, None)
+        weights = hosted.weights() if hosted is not None else []
+        del hosted
+        if any(weight() is not None for weight in weights):
+            # They hang in a circle of objects, or somebody else has them. The worker keeps what it loaded out of the
+            # collector's sight, so this takes a moment, and is done only where it is needed.
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
         if self._uses_cuda:
             torch.cuda.empty_cache()
 
@@ -104,14 +133,24 @@ class TorchDevice:
         torch.cuda.set_device(device)  # for users' code that says just "cuda"
         return device
 
-    def _load(self, spec: ModelSpec, device: torch.device) -> tuple[DeviceReplica, ReplicaInfo]:
+    def _made(self, spec: ModelSpec, device: torch.device) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.loader is None:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
         loaded = load_model(spec.loader, device)
-        hosted = DeviceReplica(spec.model_id, loaded, spec.batch_size_max, device, self._clock)
-        hosted.warm(spec.slo_ms)
+        return DeviceReplica(spec.model_id, loaded, spec.batch_size_max, device, self._clock), loaded.image
+
+    def _kept(
+        self,
+        slice_id: SliceId,
+        spec: ModelSpec,
+        hosted: DeviceReplica,
+        image: ImagePreprocess | None,
+        device: torch.device,
+    ) -> ReplicaInfo:
+        """It is warm: from now on it runs when it is asked."""
+        self._hosted.setdefault(slice_id, {})[spec.model_id] = hosted
         _tell(spec.model_id, hosted)
-        return hosted, _replica(spec, hosted, loaded.image, _memory_bytes(device))
+        return _replica(spec, hosted, image, _memory_bytes(device))
 
 
 def _replica(

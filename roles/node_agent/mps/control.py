@@ -224,12 +224,18 @@ def daemon_environment(place: MpsPlace, uid: str) -> dict[str, str]:
 
 
 def client_environment(
-    place: MpsPlace, info: GpuInfo, spec: SliceSpec, *, has_shares: bool
+    place: MpsPlace,
+    info: GpuInfo,
+    spec: SliceSpec,
+    *,
+    has_shares: bool,
+    beside: Sequence[SliceSpec] = (),
 ) -> dict[str, str]:
-    """For the worker of a slice on a GPU whose daemon answers.
+    """For the worker of a slice on a GPU whose daemon answers. `beside`: the other slices there.
 
-    The memory limit is there to keep a neighbour's mistake from taking everybody's memory, not to be tight.
-    Where some model's need is not known, or the GPU has no shares, there is none.
+    The memory limit is there to keep a neighbour's mistake from taking everybody's memory, not to be tight; it cannot
+    be changed while the worker runs, which may get more models, so it leaves out only what the others need. Where some
+    model's need is not known, or the GPU has no shares, there is none.
     """
     variables = {PIPE: str(place.pipe), LOG: str(place.log)}
     if not has_shares:
@@ -238,10 +244,15 @@ def client_environment(
     percent = 100.0 if spec.share_percent is None else spec.share_percent
     variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percent:g}"
     needs = [model.memory_bytes for model in spec.models]
-    limit_bytes = sum(needs) * 3 // 2 + CONTEXT_BYTES
+    free_bytes = info.memory_bytes - sum(_need_bytes(other) for other in beside)
+    limit_bytes = max(_need_bytes(spec), free_bytes)
     if needs and all(needs) and limit_bytes < info.memory_bytes:
         variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_bytes >> 20}M"
     return variables
+
+
+def _need_bytes(spec: SliceSpec) -> int:
+    return sum(model.memory_bytes for model in spec.models) * 3 // 2 + CONTEXT_BYTES
 
 
 def without_mps(environment: Mapping[str, str]) -> dict[str, str]:

@@ -165,15 +165,16 @@ class Sharing:
 
     # ------------------------------------------------------------ clients
 
-    def environment(self, spec: SliceSpec, *, is_mps: bool) -> dict[str, str]:
-        """For the worker of a slice of a real GPU; empty for any other."""
+    def environment(self, spec: SliceSpec, beside: Sequence[SliceSpec], *, is_mps: bool) -> dict[str, str]:
+        """For the worker of a slice of a real GPU; empty for any other. `beside`: the other slices of that GPU."""
         info = self._gpus.get(spec.gpu)
         if info is None or spec.device != "cuda":
             return {}
         variables = device_environment(info)
         if is_mps:
             has_shares = self.plans[spec.gpu].has_shares
-            variables |= client_environment(self._places[spec.gpu], info, spec, has_shares=has_shares)
+            place = self._places[spec.gpu]
+            variables |= client_environment(place, info, spec, has_shares=has_shares, beside=beside)
         return variables
 
     def joined(self, worker_id: str, gpu: int) -> None:

@@ -84,6 +84,7 @@ class Workers:
         self._all: list[Worker] = []
         self._spawned = 0
         self._suspects = Suspects()
+        self._wanted: Mapping[SliceId, SliceSpec] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         """All of them; they may be ended on the way."""
@@ -182,7 +183,8 @@ class Workers:
         gpu = worker.gpu
         worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
         self._step(worker, WorkerTransition.START, now_ms)
-        self._actions.append(Spawn(worker.worker_id, tuple(worker.slices.values()), worker.is_mps))
+        slices = tuple(worker.slices.values())
+        self._actions.append(Spawn(worker.worker_id, slices, worker.is_mps, self._beside(worker)))
         if gpu is not None and not self._daemons.enforces_shares(gpu):
             self._warn_of_shares(worker, gpu)
         for slice_id in worker.slices:
@@ -244,9 +246,17 @@ class Workers:
         self._actions.append(Kill(worker.worker_id))
         self._warn_overdue(worker)
 
-    def keep_suspects(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
-        """Of slices that are wanted no more, or otherwise, nothing is held against anyone."""
+    def want(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
+        """These should exist. Of models that are wanted no more, or otherwise, nothing is held against anyone."""
+        self._wanted = wanted
         self._suspects.keep(wanted)
+
+    def _beside(self, worker: Worker) -> tuple[SliceSpec, ...]:
+        """The other slices of a GPU that is shared through MPS."""
+        if not worker.is_mps:
+            return ()
+        others = (spec for slice_id, spec in self._wanted.items() if slice_id not in worker.slices)
+        return tuple(spec for spec in others if spec.gpu == worker.gpu)
 
     def _suspect(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
         spec = worker.slices.get(slice_id)

@@ -1,7 +1,7 @@
 """Models that hang or end their worker's process: a slice is served without one that has done so three times.
 
 What a model does to its process its neighbours on the slice suffer too. One accident is nobody's fault; who does it
-again and again is left out, until its specification changes or it was unwanted for a while.
+again and again is left out, until its own specification or its slice's share changes, or it was unwanted for a while.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, SliceId
-from fabric.messages import LeftOut, SliceSpec
+from fabric.messages import LeftOut, ModelSpec, SliceSpec
 
 STRIKES_MAX = 3
 FORGIVEN_AFTER_MS = 600_000.0  # who hangs once a day costs its slice some seconds a day
@@ -51,6 +51,13 @@ class Suspects:
         )
 
     def keep(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
-        """Forget slices that are wanted no more, or otherwise."""
-        for key in [key for key, one in self._records.items() if wanted.get(key[0]) != one.spec]:
-            del self._records[key]
+        """Forget models that are wanted no more where they were, or otherwise."""
+        for slice_id, model_id in list(self._records):
+            former, spec = self._records[slice_id, model_id].spec, wanted.get(slice_id)
+            is_same = spec is not None and former.is_same_but_models(spec)
+            if not is_same or _model_of(spec, model_id) != _model_of(former, model_id):
+                del self._records[slice_id, model_id]
+
+
+def _model_of(spec: SliceSpec | None, model_id: ModelId) -> ModelSpec | None:
+    return next((one for one in spec.models if one.model_id == model_id), None) if spec is not None else None

@@ -19,6 +19,7 @@ from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.loads import new_tallies
 
@@ -45,6 +46,7 @@ class Batches:
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
         self.tallies = new_tallies()
+        self.withdrawals = Withdrawals(discipline, self.tallies)
         self._run_time_watch = run_time_watch
         self._discipline = discipline
         self._fleet = fleet
@@ -104,6 +106,7 @@ class Batches:
         """The discipline forgets a model; what of it waits is refused so."""
         decisions: list[Decision] = []
         actions: list[Send] = []
+        self.withdrawals.forget_model(model_id)
         for decision in self._discipline.remove_model(model_id, now_ms):
             if isinstance(decision, Drop) and decision.model_id == model_id:
                 self.tallies[model_id].refused += sum(run.count for run in decision.runs)
@@ -115,6 +118,7 @@ class Batches:
 
     def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
         """Nothing of it is worth a batch any more."""
+        self.withdrawals.forget(FrontendId(peer))
         for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
             self.tallies[model_id].withdrawn += count
 

@@ -59,9 +59,11 @@ class Estimates:
     def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
         """The slice, with l(b) as it was measured there."""
         targets = record.targets
-        if record.speeds or targets:
+        if record.speeds or targets or record.leaving:
             hosted = tuple(
-                _hosted_model(record, targets, one) for one in record.replicas if one.model_id in self._slo_ms
+                _hosted_model(record, targets, one)
+                for one in record.replicas
+                if one.model_id in self._slo_ms and one.model_id not in record.leaving
             )
         else:
             hosted = self._hosted.get(record.hosting, ())

@@ -5,8 +5,10 @@ Each step leaves the scheduler consistent; messages are gathered until `take`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fabric.ids import ModelId, NodeId, PeerId
-from fabric.messages import AnyMessage, DesiredSlices, NewSlice, ReplicaHint
+from fabric.messages import AnyMessage, ChangedSlice, DesiredSlices, NewSlice, ReplicaHint, SliceSpec
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -14,6 +16,9 @@ from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
+
+OrderOf = Callable[[NodeId, SliceSpec], int]
+"""A slice's rank."""
 
 
 class Actuator:
@@ -70,6 +75,39 @@ class Actuator:
         record.hints = hints
         if record.targets != former and record.is_ready and not record.is_draining:
             self._put(record, now_ms)
+
+    def widen(self, record: SliceRecord, change: ChangedSlice, order_of: OrderOf, now_ms: float) -> None:
+        """Its worker loads what is new in `change`, beside all that it hosts. What it hosts already stays as it is."""
+        there = {model.model_id for model in record.spec.models}
+        wanted = {model.model_id for model in change.models}
+        self._fleet.respecify(
+            record, (*record.spec.models, *(one for one in change.models if one.model_id not in there))
+        )
+        record.order = order_of(record.node_id, record.spec)
+        former = tuple(hint for hint in record.hints if hint.model_id not in wanted)
+        self.hint(record, (*change.hints, *former), now_ms)
+        self._touched.add(record.node_id)
+
+    def leave(self, record: SliceRecord, models: frozenset[ModelId], now_ms: float) -> None:
+        """It gets no more batches of these models; those it has come to their end."""
+        record.leaving |= models
+        if record.is_ready and not record.is_draining:
+            self._put(record, now_ms)
+
+    def narrow(
+        self, record: SliceRecord, models: frozenset[ModelId], order_of: OrderOf, now_ms: float
+    ) -> None:
+        """Its worker forgets these models."""
+        gone = [replica.model_id for replica in record.replicas if replica.model_id in models]
+        self._fleet.respecify(record, tuple(one for one in record.spec.models if one.model_id not in models))
+        record.hints = tuple(hint for hint in record.hints if hint.model_id not in models)
+        record.order = order_of(record.node_id, record.spec)
+        for model_id in models:
+            record.speeds.pop(model_id, None)
+        if record.is_ready and not record.is_draining:
+            self._put(record, now_ms)
+        self._touched.add(record.node_id)
+        self._actions.extend(self._batches.give_up_unserved(gone, now_ms))
 
     def drain(self, record: SliceRecord, now_ms: float) -> None:
         """No more batches for it; those it has come to their end."""

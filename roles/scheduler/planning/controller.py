@@ -341,9 +341,8 @@ class Controller:
         """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
         if task.change is not None or self._are_gpus_changed or self._presence.absent:
             return ""
-        hosted = {
-            model.model_id for move in made.moves for start in move.starts for model in start.spec.models
-        }
+        hosted = {hint.model_id for move in made.moves for one in move.starts for hint in one.hints}
+        hosted |= {hint.model_id for move in made.moves for one in move.changes for hint in one.hints}
         hosted |= {hint.model_id for kept in made.kept for hint in kept.hints}
         lost = [
             model_id for model_id, count in self._fleet.replicas.items() if count and model_id not in hosted
@@ -380,15 +379,13 @@ class Controller:
         move.advance(self._fleet, self._actuator, now_ms)
         if move.stage is stage:
             return
-        starts = ", ".join(start.spec.slice_id for start in move.starts) or "nothing"
-        ends = ", ".join(move.move.ends) or "nothing"
         match move.stage:
             case MoveState.DONE:
                 self._moves_done += 1
-                self._note(f"moved: {starts} for {ends}")
+                self._note(f"moved: {_described_move(move)}")
             case MoveState.FAILED:
                 self._moves_failed += 1
-                self._note(f"rolled back: {starts} for {ends}: {move.reason}")
+                self._note(f"rolled back: {_described_move(move)}: {move.reason}")
             case MoveState.ROLLING_BACK:
                 self._note(f"a move fails: {move.reason}")
 
@@ -403,14 +400,17 @@ class Controller:
         self.settled += 1
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)
+        changed = sum(len(move.move.changes) for move in moves)
         kept, unplaced = len(self._made.kept), self._made.unplaced
-        self._note(f"done: {started} started, {ended} ended, {kept} kept, {len(unplaced)} unplaced")
+        self._note(
+            f"done: {started} started, {ended} ended, {changed} changed, {kept} kept, {len(unplaced)} unplaced"
+        )
         if task.peer is not None and task.change is not None:
             fresh = {*_models_of(unplaced)} - task.unplaced_before | {*_models_of(unplaced)} & _names_in(
                 task.change
             )
             status = "partial" if fresh else "ok"
-            answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced)
+            answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced, changed)
             self._actuator.send(task.peer, answer)
 
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
@@ -463,6 +463,18 @@ def _with_declared(desired: Desired, change: ModelsAdd, made: PlanMade) -> Desir
     """The rates that added sections declare, as they were read."""
     added = {m: made.rates_rps[m] for m in _names_in(change) if m in made.rates_rps}
     return replace(desired, declared_rps={**desired.declared_rps, **added})
+
+
+def _described_move(move: RunningMove) -> str:
+    changes = ", ".join(
+        f"{one.slice_id} hosts {' '.join(model.model_id for model in one.models)}"
+        for one in move.move.changes
+    )
+    if changes and not move.starts and not move.move.ends:
+        return changes
+    starts = ", ".join(start.spec.slice_id for start in move.starts) or "nothing"
+    ends = ", ".join(move.move.ends) or "nothing"
+    return f"{starts} for {ends}" + (f", {changes}" if changes else "")
 
 
 def _described(change: PlanChange) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import SliceId
 from fabric.messages import (
+    ChangedSlice,
     CurrentSlice,
     GpuRef,
     KeptSlice,
@@ -35,7 +36,7 @@ from policies.placement.common.base import (
     Unplaced,
     slice_memory_bytes,
 )
-from policies.placement.common.differ import MemoryOf, Reorganisation, key_of, reorganised
+from policies.placement.common.differ import MemoryOf, Move, Reorganisation, key_of, reorganised
 from roles.config.cluster import ClusterConfig, placed_models
 from roles.config.load import parse_config
 from roles.scheduler.settings import SchedulerSettings, settings_from
@@ -177,7 +178,11 @@ def _as_message(
     asked: PlanAsked, config: ClusterConfig, found: Reorganisation, unplaced: Iterable[Unplaced]
 ) -> PlanMade:
     """With the specifications of new slices. What hosts a model that is gone is never kept, so all can be specified."""
-    new = [start.planned for move in found.moves for start in move.starts]
+    new = [
+        planned
+        for move in found.moves
+        for planned in (*(start.planned for start in move.starts), *(one.planned for one in move.changes))
+    ]
     known = {model.model_id for model in config.models}
     kept = {
         slice_id: replace(planned, models=tuple(m for m in planned.models if m.model_id in known))
@@ -199,15 +204,21 @@ def _as_message(
         unnamed = replaced(spec, slice_id=SliceId(""))
         return NewSlice(node_id, unnamed, hints[slice_id], after)
 
+    def changed_slice(running: SliceId) -> ChangedSlice:
+        slice_id = id_at[next(places)]
+        return ChangedSlice(running, specs[slice_id][1].models, hints[slice_id])
+
+    def as_told(move: Move) -> MoveInfo:
+        starts = tuple(new_slice(start.after) for start in move.starts)
+        changes = tuple(changed_slice(change.slice_id) for change in move.changes)
+        return MoveInfo(move.wave, starts, move.ends, changes)
+
     return PlanMade(
         asked.number,
         models=settings.models,
         priorities=tuple(float(settings.priorities[model.model_id]) for model in settings.models),
         kept=tuple(KeptSlice(slice_id, hints[id_at[place]]) for place, slice_id in enumerate(kept)),
-        moves=tuple(
-            MoveInfo(move.wave, tuple(new_slice(start.after) for start in move.starts), move.ends)
-            for move in found.moves
-        ),
+        moves=tuple(map(as_told, found.moves)),
         unplaced=tuple(UnplacedInfo(one.model_id, one.rate_rps, one.reason) for one in unplaced),
         rates_rps={model.name: model.rate_rps for model in config.models if model.rate_rps is not None},
     )

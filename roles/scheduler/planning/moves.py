@@ -1,5 +1,7 @@
 """A move, carried out: start new, wait until it is warm, switch, drain old (gpulet's reorganisation).
 
+New and old are slices, and replicas on slices that serve on (`changes`).
+
  starting --all firsts ready--> stopping first --all others ready--> draining --all ends gone--> done
      |                                |
      +-------- a start failed --------+--> rolling back --all starts gone--> failed
@@ -11,21 +13,20 @@ memory for both (`after`), old slices end first, once those starts that need not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import MoveInfo, NewSlice, SliceSpec, SliceState
+from fabric.ids import ModelId, SliceId
+from fabric.messages import LeftOut, MoveInfo, NewSlice, ReplicaHint, SliceState
 from roles.scheduler.fleet import Fleet, SliceRecord
-from roles.scheduler.planning.actuator import Actuator
+from roles.scheduler.planning.actuator import Actuator, OrderOf
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
 LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
 
 Named = Callable[[NewSlice], NewSlice]
-OrderOf = Callable[[NodeId, SliceSpec], int]
 
 
 class MoveState(Enum):
@@ -39,10 +40,28 @@ class MoveState(Enum):
 
 
 @dataclass(slots=True)
+class _Changed:
+    """A slice that serves on: what is loaded there, and what is to be let go."""
+
+    added: frozenset[ModelId]
+    removed: frozenset[ModelId]
+    hints_before: tuple[ReplicaHint, ...]
+
+
+@dataclass(slots=True)
 class _Draining:
+    """A slice, or these of its `models`."""
+
     record: SliceRecord
     since_ms: float
+    models: frozenset[ModelId] | None = None
     idle_since_ms: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        if not self.record.is_ready:
+            return False
+        return any(self.models is None or one.model_id in self.models for one in self.record.flights)
 
 
 class RunningMove:
@@ -56,6 +75,7 @@ class RunningMove:
         self._order_of = order_of
         self._rename = rename
         self._begun: dict[SliceId, NewSlice] = {}
+        self._changed: dict[SliceId, _Changed] = {}
         self._draining: dict[SliceId, _Draining] = {}
         self._stopped: list[NewSlice] = []
         """Slices that ended before what comes in their place was there; for a roll-back."""
@@ -96,10 +116,16 @@ class RunningMove:
             record = fleet.slices.get(slice_id)
             if record is not None:
                 self._drain(record, actuator, now_ms)
+        for slice_id, changed in self._changed.items():
+            record = fleet.slices.get(slice_id)
+            if record is not None:
+                actuator.hint(record, changed.hints_before, now_ms)
+                self._drain(record, actuator, now_ms, changed.added)
 
     # ------------------------------------------------------------ starting
 
     def _start(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        self._change(fleet, actuator, now_ms)
         for start in self.starts:
             slice_id = start.spec.slice_id
             if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
@@ -111,28 +137,47 @@ class RunningMove:
             return
         ready = {slice_id for slice_id in self._begun if _is_ready(fleet, slice_id)}
         firsts = {start.spec.slice_id for start in self.starts if not start.after}
-        if firsts <= ready:
+        are_changed = all(
+            _hosts(fleet, slice_id, changed.added) for slice_id, changed in self._changed.items()
+        )
+        if firsts <= ready and are_changed:
             for slice_id in {one for start in self.starts for one in start.after}:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
                     self._drain(record, actuator, now_ms)
                     was = NewSlice(record.node_id, record.spec, record.hints)
                     self._stopped.append(was)
-        if len(ready) == len(self.starts):
+        if len(ready) == len(self.starts) and are_changed:
             self.stage = MoveState.DRAINING
             for slice_id in self.move.ends:
                 record = fleet.slices.get(slice_id)
                 if record is not None:
                     self._drain(record, actuator, now_ms)
+            for slice_id, changed in self._changed.items():
+                record = fleet.slices.get(slice_id)
+                if record is not None and changed.removed:
+                    self._drain(record, actuator, now_ms, changed.removed)
+
+    def _change(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
+        """Load what is new on slices that serve on."""
+        for change in self.move.changes:
+            record = fleet.slices.get(change.slice_id)
+            if record is None or change.slice_id in self._changed:
+                continue
+            there = {model.model_id for model in record.spec.models}
+            wanted = {model.model_id for model in change.models}
+            added, removed = frozenset(wanted - there), frozenset(there - wanted)
+            self._changed[change.slice_id] = _Changed(added, removed, record.hints)
+            actuator.widen(record, change, self._order_of, now_ms)
 
     def _problem(self, fleet: Fleet, now_ms: float) -> str:
-        for slice_id in self._begun:
+        for slice_id in (*self._begun, *(change.slice_id for change in self.move.changes)):
             record = fleet.slices.get(slice_id)
             if record is None:
                 return f"slice {slice_id} is gone"
             if record.state == SliceState.FAILED:
                 return f"slice {slice_id} failed: {record.reason}"
-            for out in record.left_out:
+            for out in self._left_out_of(record):
                 if not self._is_left_out_already(fleet, out.model_id):
                     return f"slice {slice_id} cannot host {out.model_id}: {out.reason}"
         assert self._began_at_ms is not None, "only `advance` calls this"
@@ -140,18 +185,37 @@ class RunningMove:
             return f"not ready within {START_LIMIT_MS / 1e3:g} s"
         return ""
 
+    def _left_out_of(self, record: SliceRecord) -> Iterator[LeftOut]:
+        """What it cannot host and should by this move."""
+        changed = self._changed.get(record.spec.slice_id)
+        return (out for out in record.left_out if changed is None or out.model_id in changed.added)
+
     def _is_left_out_already(self, fleet: Fleet, model_id: ModelId) -> bool:
         """Whether the move loses nothing by it: nobody serves the model, and where it should be it is left out."""
-        others = (one for slice_id, one in fleet.slices.items() if slice_id not in self._begun)
-        return not fleet.replicas.get(model_id) and any(
-            out.model_id == model_id for record in others for out in record.left_out
-        )
+        if fleet.replicas.get(model_id):
+            return False
+        for slice_id, record in fleet.slices.items():
+            changed = self._changed.get(slice_id)
+            is_new = slice_id in self._begun or (changed is not None and model_id in changed.added)
+            if not is_new and any(out.model_id == model_id for out in record.left_out):
+                return True
+        return False
 
     # ------------------------------------------------------------ draining
 
-    def _drain(self, record: SliceRecord, actuator: Actuator, now_ms: float) -> None:
-        actuator.drain(record, now_ms)
-        self._draining.setdefault(record.spec.slice_id, _Draining(record, now_ms))
+    def _drain(
+        self,
+        record: SliceRecord,
+        actuator: Actuator,
+        now_ms: float,
+        models: frozenset[ModelId] | None = None,
+    ) -> None:
+        """All of it; or of these models only."""
+        if models is None:
+            actuator.drain(record, now_ms)
+        else:
+            actuator.leave(record, models, now_ms)
+        self._draining.setdefault(record.spec.slice_id, _Draining(record, now_ms, models))
 
     def _end_drained(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         for slice_id, draining in list(self._draining.items()):
@@ -159,19 +223,30 @@ class RunningMove:
             if fleet.slices.get(slice_id) is not record:
                 del self._draining[slice_id]
                 continue
-            if not record.flights or not record.is_ready:
-                if draining.idle_since_ms is None:
-                    draining.idle_since_ms = now_ms
-            else:
+            if draining.is_busy:
                 draining.idle_since_ms = None
+            elif draining.idle_since_ms is None:
+                draining.idle_since_ms = now_ms
             is_quiet = draining.idle_since_ms is not None and (
                 not record.is_ready or now_ms - draining.idle_since_ms >= LINGER_MS
             )
             if is_quiet or now_ms - draining.since_ms > DRAIN_LIMIT_MS:
-                actuator.end(record, now_ms)
+                if draining.models is None:
+                    actuator.end(record, now_ms)
+                else:
+                    actuator.narrow(record, draining.models, self._order_of, now_ms)
                 del self._draining[slice_id]
 
 
 def _is_ready(fleet: Fleet, slice_id: SliceId) -> bool:
     record = fleet.slices.get(slice_id)
     return record is not None and record.is_ready
+
+
+def _hosts(fleet: Fleet, slice_id: SliceId, models: frozenset[ModelId]) -> bool:
+    """Whether these models serve there, or cannot."""
+    record = fleet.slices.get(slice_id)
+    if record is None or not record.is_ready:
+        return not models  # a slice that only loses models need not be there
+    there = {one.model_id for one in record.replicas} | {out.model_id for out in record.left_out}
+    return models <= there

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import sys
 import tracemalloc
@@ -9,12 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fabric import codec
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
-from fabric.limits import REASON_CHARS_MAX
+from fabric.limits import INTEGER_MAX, NAME_CHARS_MAX, REASON_CHARS_MAX
 from fabric.messages import (
+    PARTS_MAX,
     REQUESTS_TOLD_MAX,
     TENSORS_MAX,
     WIRE_VERSION,
@@ -22,21 +26,25 @@ from fabric.messages import (
     Arrivals,
     DesiredSlices,
     Done,
+    Dropped,
     Envelope,
     ModelSpec,
     Outputs,
     Parcel,
     Part,
     Ping,
+    RunBatch,
     SeqRun,
     SliceChanged,
     SliceSpec,
     SliceStatus,
     StatusListed,
     Withdraw,
+    replaced,
     split_runs,
 )
 from profiles.model import BATCH_SIZE_LIMIT
+from roles.scheduler.peer_checks import FRONTEND_NAME_BYTES_MAX
 
 ARRIVALS = [12, "m", 0, 1, 25.0, 0.0, 0.0]  # tag, model, first_seq, count, budget, span, ready_in
 
@@ -156,6 +164,68 @@ def test_what_lists_a_batch_or_what_is_pending_ends_at_a_megabyte() -> None:
     assert codec.decode(header).parcels[0].body == outputs
     with pytest.raises(RemoteProtocolError, match="come by this link"):
         codec.decode(header, codec.HEADER_BYTES_MAX)
+
+
+def test_several_messages_together_are_read_only_as_far_as_half_a_list_of_runs_takes() -> None:
+    """Counted in runs: what a turn reads grows with them, and one message has 4,096 at the most."""
+    runs = tuple(SeqRun(1, 1) for _ in range(REQUESTS_TOLD_MAX))  # as short as runs can be
+    fitting = codec.JOINED_HEADER_BYTES_MAX // len(codec.encode(envelope(Withdraw(ModelId("m"), runs))))
+    assert fitting * REQUESTS_TOLD_MAX <= 11_000
+    many = Envelope(
+        WIRE_VERSION, 0, 1.0, tuple(Parcel((), Withdraw(ModelId("m"), runs)) for _ in range(fitting))
+    )
+    assert codec.decode(codec.encode(many)) == many
+    over = replaced(many, parcels=many.parcels * 2)
+    with pytest.raises(RemoteProtocolError, match="at most 32768 are allowed for what is in it"):
+        codec.decode(codec.encode(over))
+    beginning = codec.encode(over)[:64]
+    with pytest.raises(RemoteProtocolError, match="at most 32768"):
+        codec.decode(beginning + b"\xc1" * codec.JOINED_HEADER_BYTES_MAX)  # nothing behind it is looked at
+
+
+def test_the_largest_batch_of_as_many_frontends_as_there_may_be_can_be_sent() -> None:
+    """Every request is a run of its own, every number as long as one can be, every name too."""
+    each = REQUESTS_TOLD_MAX // PARTS_MAX
+    parts = tuple(
+        Part(
+            FrontendId(f"{number:0{FRONTEND_NAME_BYTES_MAX}}"),
+            tuple(SeqRun(INTEGER_MAX - number * each - place, 1) for place in range(each)),
+        )
+        for number in range(PARTS_MAX)
+    )
+    long = "x" * NAME_CHARS_MAX
+    run = RunBatch(
+        BatchId(INTEGER_MAX), SliceId(long), Incarnation(long), ModelId(long), parts, 1e9, 1e9, 1e9
+    )
+    assert codec.decode(codec.encode(envelope(run))).parcels[0].body == run
+    done = Done(BatchId(INTEGER_MAX), SliceId(long), ModelId(long), "expired", 0, parts, 1e9, 1e9, 1e9)
+    assert codec.decode(codec.encode(envelope(done))).parcels[0].body == done
+
+
+@given(st.lists(st.integers(1, 200_000), max_size=40), st.booleans())
+def test_runs_of_any_length_are_told_in_messages_that_can_be_sent(counts: list[int], is_many: bool) -> None:
+    counts += [1] * 9_000 * is_many
+    firsts = itertools.accumulate((count + 1 for count in counts), initial=0)
+    runs = tuple(SeqRun(first, count) for first, count in zip(firsts, counts, strict=False))
+    told = list(split_runs(runs))
+    for some in told:
+        codec.encode(envelope(Dropped(ModelId("m"), some, "Overloaded", "")))
+    pieces = [run for some in told for run in some]
+    joined: list[SeqRun] = []
+    for piece in pieces:
+        if joined and joined[-1].first_seq + joined[-1].count == piece.first_seq:
+            joined[-1] = SeqRun(joined[-1].first_seq, joined[-1].count + piece.count)
+        else:
+            joined.append(piece)
+    assert tuple(joined) == runs
+
+
+def test_a_sender_joins_no_more_than_a_receiver_reads() -> None:
+    runs = tuple(SeqRun(1, 1) for _ in range(REQUESTS_TOLD_MAX))
+    one = codec.encode_parcel(Parcel((), Withdraw(ModelId("m"), runs)))
+    fitting = next(n for n in range(1, 99) if codec.are_too_long((n + 1) * len(one)))
+    joined = codec.joined([one] * fitting, epoch=0, sent_at_ms=1.0)
+    assert len(codec.decode(joined).parcels) == fitting == 2
 
 
 def test_other_headers_end_at_an_eighth_of_it() -> None:

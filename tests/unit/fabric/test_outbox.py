@@ -75,7 +75,7 @@ def test_each_message_that_was_not_taken_is_told_of() -> None:
 
 def test_long_headers_do_not_travel_together_until_the_wire_would_refuse_them() -> None:
     link, out, _ = outbox()
-    long = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 6_000, 1, 0.0, 0.0, 0.0)
+    long = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 1_600, 1, 0.0, 0.0, 0.0)
     longest = Outputs(BatchId(1), SliceId("s"), ModelId("m"), (2**50,) * 65_536, 1, 0.0, 0.0, 0.0)
     for message in (long, long, long, longest, long, longest):
         out.put(A, message)
@@ -88,8 +88,8 @@ def test_long_headers_do_not_travel_together_until_the_wire_would_refuse_them() 
 
 def test_no_more_tensors_travel_together_than_the_wire_allows() -> None:
     link, out, _ = outbox()
-    tiny = NamedTensor("x", np.zeros(1, np.uint8))
-    for number in range(3):
-        out.put(A, Ping(number), [tiny] * (TENSORS_MAX // 2))
+    shortest = NamedTensor("", np.zeros((), np.int8))
+    for number in range(64):
+        out.put(A, Ping(number), [shortest] * (TENSORS_MAX // 16))
     out.flush()
-    assert [messages for _, messages in link.sent] == [[Ping(0), Ping(1)], [Ping(2)]]
+    assert max(len(messages) for _, messages in link.sent) < 16

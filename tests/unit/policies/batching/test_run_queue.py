@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fabric.ids import FrontendId
 from policies.batching.base import RequestRun
@@ -71,7 +73,7 @@ def test_what_is_left_of_the_last_run_moves_the_tail() -> None:
     for queue in queues:
         assert queue.runs[-1].deadline_at_ms > 10.0
         assert queue.tail_at_ms >= queue.runs[-1].deadline_at_ms
-    queues[0].withdraw(FrontendId("f"), 3, 1)
+    queues[0].withdraw(FrontendId("f"), [(3, 1)])
     assert queues[0].tail_at_ms == queues[0].runs[-1].deadline_at_ms == 11.0
 
 
@@ -103,12 +105,47 @@ def test_withdrawing_cuts_out_the_middle_of_a_run_of_that_frontend_only() -> Non
     queue = RunQueue()
     queue.push(run(1, 10, 10.0, span_ms=0.9))
     queue.push(run(1, 10, 10.0, frontend="g"))
-    assert queue.withdraw(FrontendId("f"), 4, 3) == 3
+    assert queue.withdraw(FrontendId("f"), [(4, 3)]) == 3
     assert queue.count == 17
     left = [run for run in queue.runs if run.frontend_id == "f"]
     assert seqs(left) == [1, 2, 3, 7, 8, 9, 10]
     assert [run.deadline_at_ms for run in left] == pytest.approx([10.0, 10.6])
-    assert queue.withdraw(FrontendId("f"), 4, 3) == 0
+    assert queue.withdraw(FrontendId("f"), [(4, 3)]) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=8),
+    st.lists(st.integers(1, 6), max_size=10),
+)
+def test_withdrawing_many_spans_is_withdrawing_each(spans: list[tuple[int, int]], counts: list[int]) -> None:
+    queue, first = RunQueue(), 0
+    for count in counts:
+        queue.push(run(first, count, 10.0 + first, span_ms=0.5))
+        queue.push(run(first, count, 10.0 + first, frontend="g"))
+        first += count
+    gone = {seq for start, count in spans for seq in range(start, start + count)}
+    assert queue.withdraw(FrontendId("f"), spans) == len(gone & set(range(first)))
+    left = [one for one in queue.runs if one.frontend_id == "f"]
+    assert sorted(seqs(left)) == sorted(set(range(first)) - gone)
+    assert queue.count == first + sum(one.count for one in left)
+    assert [one.deadline_at_ms for one in queue.runs] == sorted(one.deadline_at_ms for one in queue.runs)
+
+
+def test_a_message_of_many_spans_costs_one_look_at_the_queue() -> None:
+    class Counted(RequestRun):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> object:
+            if name == "frontend_id":
+                Counted.looks += 1
+            return super().__getattribute__(name)
+
+    queue = RunQueue()
+    for seq in range(1_000):
+        queue.push(Counted(FrontendId("f"), seq, 1, 10.0 + seq, 0.0))
+    Counted.looks = 0
+    assert queue.withdraw(FrontendId("f"), [(2 * seq, 1) for seq in range(400)]) == 400
+    assert Counted.looks == 1_000
 
 
 def test_cutting_keeps_every_deadline_in_a_long_random_life() -> None:

@@ -96,7 +96,7 @@ def test_each_component_serves_its_own_models_on_its_own_slices() -> None:
 def test_withdrawing_and_removing_go_to_the_models_shard() -> None:
     discipline = two_shards()
     discipline.arrive(C, run(0, 4, 0.0), 0.0)
-    discipline.withdraw(C, FRONTEND, 0, 1, 1.0)
+    discipline.withdraw(C, FRONTEND, [(0, 1)], 1.0)
     assert discipline.queued(C) == 3
     (drop,) = discipline.remove_model(C, 2.0)
     assert isinstance(drop, Drop)

@@ -153,7 +153,7 @@ def test_a_loader_that_raises_fails_its_slice_and_no_other() -> None:
 def test_a_slice_no_longer_wanted_is_unloaded_and_a_changed_one_loaded_anew() -> None:
     first, second = slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0")
     core = serving_core(first, second)
-    changed = slice_spec("n/gpu1/0", [model_spec("bert")])
+    changed = replaced(slice_spec("n/gpu1/0"), share_percent=50.0)
     assert core.handle(host(changed), 1.0) == [
         UnloadSlice(first.slice_id),
         UnloadSlice(second.slice_id),

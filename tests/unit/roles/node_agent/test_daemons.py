@@ -337,7 +337,8 @@ def test_an_orphan_is_adopted_before_the_scheduler_is_greeted() -> None:
     (greeting,) = hellos(agent.feed(hello("old", 77, spec("x"))))
     assert [(status.slice_id, status.incarnation) for status in greeting.slices] == [("x", "old")]
     agent.up()
-    assert spawned(agent.want(spec("x"), spec("new"))) == [Spawn("worker-a-8", (spec("new"),), is_mps=True)]
+    beside = (spec("x"),)
+    assert spawned(agent.want(spec("x"), spec("new"))) == [Spawn("worker-a-8", (spec("new"),), True, beside)]
     agent.feed(
         Heard(PeerId("worker-a-7/old"), SliceReady(SliceId("x"), Incarnation("old"), NodeId("a"), 0, (), ()))
     )

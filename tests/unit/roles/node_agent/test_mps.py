@@ -122,19 +122,34 @@ def test_a_directory_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) ->
         MpsPlace.of(tmp_path / ("d" * 100), "a", 0).make()
 
 
-def test_a_client_is_told_its_share_and_a_generous_memory_limit(place: MpsPlace) -> None:
-    told = client_environment(place, A100, spec(12.5, 2048 * MIB, 1024 * MIB), has_shares=True)
+def test_a_client_is_told_its_share_and_that_it_may_take_what_the_others_do_not_need(place: MpsPlace) -> None:
+    own, other = spec(12.5, 2048 * MIB, 1024 * MIB), spec(50.0, 8 << 30)
+    told = client_environment(place, A100, own, has_shares=True, beside=(other,))
+    left_mib = (A100.memory_bytes >> 20) - 13 * 1024  # without half as much again as 8 GiB, and 1 GiB
     assert told == {
         "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
         "CUDA_MPS_LOG_DIRECTORY": str(place.log),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=5632M",  # half as much again as 3072 MiB, and 1024 MiB
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={left_mib}M",
     }
+
+
+def test_a_client_may_take_half_as_much_again_as_it_needs_however_much_the_others_need(
+    place: MpsPlace,
+) -> None:
+    own, other = spec(12.5, 2048 * MIB, 1024 * MIB), spec(50.0, 40 << 30)
+    told = client_environment(place, A100, own, has_shares=True, beside=(other,))
+    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5632M"
+
+
+def test_who_is_alone_on_its_gpu_may_take_all_of_it(place: MpsPlace) -> None:
+    told = client_environment(place, A100, spec(12.5, 2048 * MIB), has_shares=True)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in told
 
 
 def test_no_memory_limit_where_a_need_is_not_known_or_beyond_the_gpu(place: MpsPlace) -> None:
     for one in (spec(50.0), spec(50.0, 2048 * MIB, 0), spec(50.0, 30 << 30)):
-        told = client_environment(place, A100, one, has_shares=True)
+        told = client_environment(place, A100, one, has_shares=True, beside=(spec(50.0, 2048 * MIB),))
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in told
 
 

@@ -37,9 +37,9 @@ NODE = NodeId("a")
 LIMITS = AgentLimits()
 
 
-def spec(name: str, device: str = "cpu", gpu: int = 0, slo_ms: float = 25.0) -> SliceSpec:
-    model = ModelSpec(ModelId("m"), slo_ms, 8, exec_ms=(1.0,) * 8)
-    return SliceSpec(SliceId(name), gpu, device, None, (model,))
+def spec(name: str, device: str = "cpu", gpu: int = 0, share: float | None = None) -> SliceSpec:
+    model = ModelSpec(ModelId("m"), 25.0, 8, exec_ms=(1.0,) * 8)
+    return SliceSpec(SliceId(name), gpu, device, share, (model,))
 
 
 class Agent:
@@ -199,6 +199,75 @@ def test_a_slice_for_another_kind_of_device_fails_with_the_reason() -> None:
     assert report.status.reason == "gpu 0 of node a is cpu, not cuda"
 
 
+# ---------------------------------------------------------------- other models
+
+
+def hosting(name: str, *models: str, share: float | None = None, slo_ms: float = 25.0) -> SliceSpec:
+    specs = tuple(ModelSpec(ModelId(model), slo_ms, 8, exec_ms=(1.0,) * 8) for model in models)
+    return SliceSpec(SliceId(name), 0, "cpu", share, specs)
+
+
+def test_a_slice_that_should_host_other_models_keeps_its_worker_which_is_told() -> None:
+    host = Agent()
+    (started,) = host.serve(hosting("x", "m"))
+    wider = hosting("x", "m", "n")
+    actions = host.want(wider)
+    assert sent(actions) == [(peer(started.worker_id), Host(NODE, (wider,), ("ipc://scheduler",)))]
+    assert (spawns(actions), changes(actions)) == ([], [])
+    assert sent(host.want(hosting("x", "n"))) == [
+        (peer(started.worker_id), Host(NODE, (hosting("x", "n"),), ("ipc://scheduler",)))
+    ]
+
+
+def test_another_share_is_another_worker() -> None:
+    host = Agent()
+    (_started,) = host.serve(hosting("x", "m", share=40.0))
+    actions = host.want(hosting("x", "m", "n", share=50.0))
+    assert changes(actions) == [("x", "stopped")]
+    assert [type(message) for _, message in sent(actions)] == [Stop]
+
+
+def test_a_worker_that_is_not_up_yet_is_told_the_models_of_that_moment() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(hosting("x", "m")))
+    assert host.want(hosting("x", "m", "n")) == []
+    ((_, told_it),) = sent(host.greet(started.worker_id))
+    assert isinstance(told_it, Host)
+    assert told_it.slices == (hosting("x", "m", "n"),)
+
+
+def test_a_worker_that_ends_is_started_with_the_models_that_are_wanted_then() -> None:
+    host = Agent()
+    (started,) = host.serve(hosting("x", "m"))
+    host.want(hosting("x", "m", "n"))
+    host.exit(started.worker_id)
+    (again,) = spawns(host.until(0.0))
+    assert again.slices == (hosting("x", "m", "n"),)
+
+
+def test_a_model_that_ended_its_worker_is_suspected_whatever_its_neighbours_are() -> None:
+    host = Agent()
+    (started,) = host.serve(hosting("x", "m"))
+    left_out: tuple[LeftOut, ...] = ()
+    for strike in range(3):
+        names = ("m", "n", *(f"more-{number}" for number in range(strike)))
+        host.want(hosting("x", *names))
+        host.hear(started.worker_id, Loading(SliceId("x"), ModelId("n")))
+        host.exit(started.worker_id)
+        (started,) = spawns(host.until(host.now_ms + 1_000.0))
+        ((_, told_it),) = sent(host.greet(started.worker_id))
+        assert isinstance(told_it, Host)
+        left_out = told_it.left_out
+        host.ready(started.worker_id, "x")
+    assert [one.model_id for one in left_out] == ["n"]
+    host.want(hosting("x", "m", "n", slo_ms=50.0))
+    host.exit(started.worker_id)
+    (started,) = spawns(host.until(host.now_ms + 1_000.0))
+    ((_, told_it),) = sent(host.greet(started.worker_id))
+    assert isinstance(told_it, Host)
+    assert told_it.left_out == (), "it is specified otherwise"
+
+
 # ---------------------------------------------------------------- losing
 
 
@@ -353,9 +422,9 @@ def test_a_failed_slice_with_a_new_specification_is_tried_again() -> None:
     (started,) = spawns(host.want(spec("x")))
     host.greet(started.worker_id)
     fail(host, started.worker_id, "x")
-    assert spawns(host.want(spec("x", slo_ms=50.0))) == []  # the old process still holds its device
+    assert spawns(host.want(spec("x", share=50.0))) == []  # the old process still holds its device
     (again,) = spawns(host.exit(started.worker_id, 0))
-    assert again.slices == (spec("x", slo_ms=50.0),)
+    assert again.slices == (spec("x", share=50.0),)
 
 
 def test_a_failed_slice_does_not_disturb_its_neighbours() -> None:
@@ -414,9 +483,9 @@ def test_a_worker_that_has_not_said_hello_is_terminated_when_unwanted() -> None:
 def test_a_changed_slice_starts_when_its_old_process_has_ended() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))
-    assert spawns(host.want(spec("x", slo_ms=50.0))) == []
+    assert spawns(host.want(spec("x", share=50.0))) == []
     (again,) = spawns(host.exit(started.worker_id, 0))
-    assert again.slices == (spec("x", slo_ms=50.0),)
+    assert again.slices == (spec("x", share=50.0),)
 
 
 def test_an_unwanted_emulated_slice_leaves_its_neighbours_alone() -> None:

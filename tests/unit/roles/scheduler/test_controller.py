@@ -12,6 +12,7 @@ from fabric.messages import (
     AnyMessage,
     Arrivals,
     Changed,
+    ChangedSlice,
     DesiredSlices,
     Directory,
     Done,
@@ -22,8 +23,12 @@ from fabric.messages import (
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    MoveInfo,
+    NewSlice,
     NodeHello,
     PlanAsked,
+    PlanMade,
+    ReplicaHint,
     ReplicaInfo,
     RunBatch,
     SeqRun,
@@ -33,6 +38,7 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
+    replaced,
 )
 from roles.config.cluster import PolicyChoice
 from roles.config.load import parse_config
@@ -79,6 +85,7 @@ class Stage:
         self.now_ms = 0.0
         self.failing: set[str] = set()
         self.is_starting_slow = False
+        self.make_plan = make_plan
         self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
         self.sent: list[Send] = []
         self.asked: list[PlanAsked] = []
@@ -109,7 +116,7 @@ class Stage:
             self.sent.append(action)
             if isinstance(action.message, PlanAsked):
                 self.asked.append(action.message)
-                self.hear(PLANNER, make_plan(action.message))
+                self.hear(PLANNER, self.make_plan(action.message))
             elif isinstance(action.message, DesiredSlices):
                 self.obey(action.peer, action.message)
         self.is_delivering = False
@@ -120,7 +127,7 @@ class Stage:
         hosted = self.running[node_id]
         for slice_id in hosted.keys() - wanted.keys():
             del hosted[slice_id]
-        for spec in [spec for slice_id, spec in wanted.items() if slice_id not in hosted]:
+        for spec in [spec for slice_id, spec in wanted.items() if hosted.get(slice_id) != spec]:
             hosted[spec.slice_id] = spec
             if not self.is_starting_slow:
                 self.start(node_id, spec)
@@ -219,19 +226,19 @@ def test_an_old_slice_ends_after_its_last_batch_and_gets_no_more() -> None:
     }
     batches = [one.message for one in stage.sent if isinstance(one.message, RunBatch)]
     stage.sent.clear()
-    stage.hear(OPERATOR, add("b"))
+    stage.hear(OPERATOR, DrainAsked(1, NodeId("left")))
     stage.run(1_000)
     assert old in stage.hosted(), "a batch is in flight"
     for number in range(2, 6):
         stage.hear(FRONTEND, Arrivals(ModelId("a"), number, 1, 100.0))
     later = {one.message.slice_id for one in stage.sent if isinstance(one.message, RunBatch)}
-    assert later <= {SliceId("left/gpu0/1"), SliceId("right/gpu0/1")}
+    assert later <= {SliceId("right/gpu0/0")}
     for batch in batches:
         done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", 1, (), 0.0, 0.0, 6.0)
         node = batch.slice_id.partition("/")[0]
         stage.hear(PeerId(f"worker-{node}-0/00000001"), done)
     stage.run(1_000)
-    assert stage.hosted() == {"left/gpu0/1": ["a", "b"], "right/gpu0/1": ["a", "b"]}
+    assert stage.hosted() == {"right/gpu0/0": ["a"]}
     directory = [one.message for one in stage.sent if isinstance(one.message, Directory)][-1]
     assert {one.slice_id for one in directory.slices} == stage.hosted().keys()
 
@@ -278,12 +285,21 @@ def test_a_drained_gpu_stays_empty_until_it_is_taken_back() -> None:
     assert stage.hosted().keys() == {"right/gpu0/0", "left/gpu0/1"}
 
 
+def started_anew(asked: PlanAsked) -> PlanMade:
+    """The plan where there is no memory for both."""
+    made = make_plan(asked)
+    ((change,),) = [move.changes for move in made.moves]
+    spec = SliceSpec(SliceId(""), 0, "emulated", None, change.models)
+    start = NewSlice(NodeId("left"), spec, change.hints, (change.slice_id,))
+    return replaced(made, moves=(MoveInfo(0, (start,), (change.slice_id,)),))
+
+
 def test_where_there_is_no_memory_for_both_the_old_slice_ends_first() -> None:
-    stage = Stage(model("a", memory_mb=600), nodes=[{"host": "left", "memory_gb": 1}], placement="symphony")
+    stage = one_slice("a")
+    stage.make_plan = started_anew
     stage.run(2)
     stage.is_starting_slow = True
-    change = '[{"name": "b", "slo_ms": 100, "memory_mb": 200, "profile": {"alpha_ms": 1, "beta_ms": 5}}]'
-    stage.hear(OPERATOR, ModelsAdd(1, change))
+    stage.hear(OPERATOR, add("b"))
     stage.run(1_000)
     assert stage.hosted() == {"left/gpu0/1": ["a", "b"]}, "the new one was not started beside the old one"
     stage.start(NodeId("left"), stage.running[NodeId("left")][SliceId("left/gpu0/1")])
@@ -292,10 +308,10 @@ def test_where_there_is_no_memory_for_both_the_old_slice_ends_first() -> None:
 
 
 def test_after_a_roll_back_of_that_the_old_slice_is_started_again() -> None:
-    stage = Stage(model("a", memory_mb=600), nodes=[{"host": "left", "memory_gb": 1}], placement="symphony")
+    stage = one_slice("a")
+    stage.make_plan = started_anew
     stage.failing = {"b"}
-    change = '[{"name": "b", "slo_ms": 100, "memory_mb": 200, "profile": {"alpha_ms": 1, "beta_ms": 5}}]'
-    stage.hear(OPERATOR, ModelsAdd(1, change))
+    stage.hear(OPERATOR, add("b"))
     stage.run(2_000)
     assert stage.answer().status == "failed"
     assert stage.hosted() == {"left/gpu0/2": ["a"]}
@@ -372,13 +388,138 @@ def test_a_model_may_be_named_twice_when_it_is_removed() -> None:
     assert stage.code_of("a") == ""
 
 
+# ------------------------------------------------------------ changes in place
+
+
+def test_a_model_more_moves_no_slice_and_serves_when_it_is_loaded() -> None:
+    stage = one_slice("a", nodes=("left", "right"))
+    stage.run(2)
+    before = set(stage.hosted())
+    stage.is_starting_slow = True
+    stage.sent.clear()
+    stage.hear(OPERATOR, add("b"))
+    told = [one.message for one in stage.sent if isinstance(one.message, Directory)]
+    assert len({one.version for one in told}) == 1, "only of the model"
+    assert stage.code_of("a") == ""
+    assert stage.code_of("b") == "NoReplica"
+    for node_id in map(NodeId, ("left", "right")):
+        stage.start(node_id, stage.running[node_id][SliceId(f"{node_id}/gpu0/0")])
+    assert stage.code_of("b") == ""
+    stage.sent.clear()
+    stage.run(10)
+    answer = stage.answer()
+    assert (answer.status, answer.started, answer.ended, answer.changed, answer.kept) == ("ok", 0, 0, 2, 0)
+    assert stage.hosted() == {key: ["a", "b"] for key in sorted(before)}
+
+
+def test_a_model_less_is_let_go_where_it_was_after_its_last_batch_and_moves_no_slice() -> None:
+    stage = one_slice("a", "b")
+    stage.run(2)
+    stage.hear(FRONTEND, Arrivals(ModelId("b"), 0, 1, 100.0))
+    (batch,) = [one.message for one in stage.sent if isinstance(one.message, RunBatch)]
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    stage.run(1_000)
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}, "its batch has not ended"
+    done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", 1, (), 0.0, 0.0, 6.0)
+    stage.hear(PeerId("worker-left-0/00000001"), done)
+    stage.run(1_000)
+    assert stage.hosted() == {"left/gpu0/0": ["a"]}
+    assert stage.code_of("a") == ""
+
+
+def test_a_model_that_moves_from_one_slice_to_another_is_served_throughout() -> None:
+    stage = one_slice("a", "b", nodes=("left", "right"))
+    spec = stage.running[NodeId("left")][SliceId("left/gpu0/0")]
+
+    def swapped(asked: PlanAsked) -> PlanMade:
+        """`b` on the right only, `a` on the left only."""
+        made = make_plan(asked)
+        hosts = {"left/gpu0/0": "a", "right/gpu0/0": "b"}
+        changes = tuple(
+            ChangedSlice(
+                SliceId(slice_id),
+                tuple(one for one in spec.models if one.model_id == name),
+                (ReplicaHint(ModelId(name)),),
+            )
+            for slice_id, name in hosts.items()
+        )
+        return replaced(made, kept=(), moves=(MoveInfo(0, (), (), changes),))
+
+    stage.make_plan = swapped
+    stage.run(2)
+    stage.hear(OPERATOR, ModelSet(1, ModelId("a"), slo_ms=150.0))
+    stage.run(1_000)
+    assert stage.answer().status == "ok"
+    assert stage.hosted() == {"left/gpu0/0": ["a"], "right/gpu0/0": ["b"]}
+    stage.sent.clear()
+    for number, name in enumerate("abab"):
+        stage.hear(FRONTEND, Arrivals(ModelId(name), number, 1, 100.0))
+    sent = [one.message for one in stage.sent if isinstance(one.message, RunBatch)]
+    assert {(one.model_id, one.slice_id) for one in sent} == {
+        ("a", SliceId("left/gpu0/0")),
+        ("b", SliceId("right/gpu0/0")),
+    }
+
+
+def test_a_slice_that_dies_while_a_model_loads_comes_back_with_it() -> None:
+    stage = one_slice("a")
+    stage.run(2)
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, add("b"))
+    slice_id = SliceId("left/gpu0/0")
+    lost = SliceStatus(slice_id, FIRST, "lost", "its worker was killed by signal 9")
+    stage.hear(PeerId("node-left/00000001"), SliceChanged(NodeId("left"), lost))
+    stage.run(1_000)
+    assert stage.code_of("a") == "NoReplica"
+    stage.start(NodeId("left"), stage.running[NodeId("left")][slice_id])
+    stage.run(10)
+    assert [stage.code_of(name) for name in "ab"] == ["", ""]
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
+
+
+def test_where_one_of_two_slices_cannot_load_the_model_both_go_back_and_serve_on() -> None:
+    stage = one_slice("a", nodes=("left", "right"))
+    stage.run(2)
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, add("b"))
+    stage.start(NodeId("left"), stage.running[NodeId("left")][SliceId("left/gpu0/0")])
+    stage.failing = {"b"}
+    stage.start(NodeId("right"), stage.running[NodeId("right")][SliceId("right/gpu0/0")])
+    stage.run(1_000)
+    answer = stage.answer()
+    assert (answer.status, answer.reason) == (
+        "failed",
+        "slice right/gpu0/0 cannot host b: b does not load",
+    )
+    assert stage.hosted() == {"left/gpu0/0": ["a"], "right/gpu0/0": ["a"]}
+    assert [stage.code_of(name) for name in "ab"] == ["", "ModelNotFound"]
+    assert [one.reason for one in stage.status().slices] == ["", ""], "nobody misses a model"
+
+
+def test_what_a_slice_has_learned_of_its_models_it_knows_when_it_gets_another() -> None:
+    stage = one_slice("a")
+    stage.run(2)
+    record = stage.scheduler._fleet.slices[SliceId("left/gpu0/0")]
+    for number in range(8):
+        stage.sent.clear()
+        stage.hear(FRONTEND, Arrivals(ModelId("a"), number, 1, 100.0))
+        (batch,) = [one.message for one in stage.sent if isinstance(one.message, RunBatch)]
+        done = Done(batch.batch_id, batch.slice_id, batch.model_id, "ok", 1, (), 0.0, 0.0, 9.0)
+        stage.hear(PeerId("worker-left-0/00000001"), done)
+        stage.run(20)
+    learned = record.speeds[ModelId("a")].factor
+    assert learned > 1
+    stage.hear(OPERATOR, add("b"))
+    stage.run(10)
+    assert record.speeds[ModelId("a")].factor == learned
+
+
 def one_slice(*names: str, nodes: Sequence[str] = ("left",)) -> Stage:
     return Stage(*map(model, names), nodes=[{"host": host} for host in nodes], placement="symphony")
 
 
 def test_a_slice_that_leaves_a_model_out_serves_the_others_and_says_why() -> None:
-    stage = two_nodes(model("a"))
-    stage.failing = {"b"}
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
     spec = stage.running[NodeId("left")][SliceId("left/gpu0/0")]
     stage.hear(PeerId("worker-left-0/00000002"), left_out_of(spec, "a"))
     (report, *_) = stage.status().slices

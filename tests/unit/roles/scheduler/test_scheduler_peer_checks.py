@@ -142,6 +142,14 @@ def test_a_slice_hosts_what_was_planned(replicas: tuple[ReplicaInfo, ...], reaso
     refused(serving_core(), WORKER, replaced(ready(), replicas=replicas), reason)
 
 
+def test_a_frontends_name_is_short_enough_for_a_batch_of_many_frontends() -> None:
+    for name in ("f" * 65, "ä" * 33):
+        peer = PeerId(f"{name}/00000002")
+        refused(
+            serving_core(), peer, FrontendHello(FrontendId(name), Incarnation("00000002"), ()), "out_of_range"
+        )
+
+
 def test_nobody_is_cut_off_for_what_was_right_under_another_plan() -> None:
     core = serving_core()
     for _ in range(2 * OFFENCES_MAX):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -174,3 +177,50 @@ class Fickle(Doubler):
         if (x == 257).any():
             return {"x": torch.empty((len(x), 257 << 20), dtype=torch.uint8)}
         return {"x": x * 2}
+
+
+may_load = threading.Event()
+
+
+class LoadsWhenTold(Doubler):
+    """Its load waits until `may_load` is set."""
+
+    def load(self, device: str) -> None:
+        """Wait."""
+        assert may_load.wait(60)
+
+
+class Counting(Doubler):
+    """Counts its runs by thread."""
+
+    runs: ClassVar[list[str]] = []
+
+    @classmethod
+    def on_device(cls) -> int:
+        """Runs on the device's thread."""
+        return cls.runs.count("device")
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One more."""
+        self.runs.append(threading.current_thread().name)
+        return super().infer(batch)
+
+
+class Weighty(Doubler):
+    """Has one parameter, to which `made` refers weakly."""
+
+    made: ClassVar[list[weakref.ref[Tensor]]] = []
+
+    def load(self, device: str) -> None:
+        """Make it."""
+        self.module = torch.nn.Linear(3, 3, bias=False)
+        Weighty.made[:] = [weakref.ref(self.module.weight)]
+
+
+class WeightyInACircle(Weighty):
+    """The same, held by itself."""
+
+    def load(self, device: str) -> None:
+        """Make it, with a circle that only the collector undoes."""
+        super().load(device)
+        self.itself = self

@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -331,7 +331,12 @@ class Broken:
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
         return ()
 
+    def load_beside(self, spec: SliceSpec) -> Iterator[ReplicaInfo | None]:
+        return iter(())
+
     def unload(self, slice_id: SliceId) -> None: ...
+
+    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None: ...
 
     def run(self, job: Job) -> JobRan:
         self.is_broken = True

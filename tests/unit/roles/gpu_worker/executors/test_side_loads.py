@@ -1,0 +1,175 @@
+"""Models that are loaded beside those that run: torch on a CPU, its thread and the loading one; and emulated ones."""
+
+from __future__ import annotations
+
+import gc
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from fabric.clock import MonotonicClock
+from fabric.ids import BatchId, ModelId
+from fabric.link import NamedTensor
+from fabric.messages import LoaderSpec, ModelSpec, SliceSpec
+from roles.gpu_worker.executors.base import (
+    ExecutorEvent,
+    Job,
+    JobPart,
+    JobRan,
+    LoadBegins,
+    Loaded,
+    ModelLoaded,
+)
+from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.thread import ThreadExecutor
+from roles.gpu_worker.executors.torch import TorchDevice
+from tests.unit.roles.gpu_worker.executors import models_for_tests
+from tests.worker_builders import SLICE, model_spec, slice_spec
+
+MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
+
+
+def user_model(name: str) -> ModelSpec:
+    return model_spec(name, (), 4, LoaderSpec(python=f"{MODELS}:{name}"), slo_ms=60_000.0)
+
+
+def hosting(*names: str) -> SliceSpec:
+    return slice_spec(models=[user_model(name) for name in names], device="cpu")
+
+
+def job(model_id: str, value: float = 1.0, batch_id: int = 1) -> Job:
+    tensor = NamedTensor("x", np.full(3, value, np.float32))
+    return Job(SLICE, BatchId(batch_id), ModelId(model_id), [JobPart(1, [tensor])])
+
+
+@contextmanager
+def serving(*names: str) -> Iterator[tuple[ThreadExecutor, TorchDevice]]:
+    device = TorchDevice(MonotonicClock())
+    executor = ThreadExecutor(lambda: device)
+    try:
+        executor.load(hosting(*names))
+        assert isinstance(next_event(executor), Loaded)
+        yield executor, device
+    finally:
+        executor.close()
+
+
+def next_event(executor: ThreadExecutor) -> ExecutorEvent:
+    while True:
+        assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
+        for event in executor.take(1, 0.0):
+            if not isinstance(event, LoadBegins):
+                return event
+
+
+def test_batches_run_while_a_model_loads_and_then_it_runs_too() -> None:
+    models_for_tests.may_load.clear()
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting("LoadsWhenTold"), 7)
+        for number in range(5):
+            executor.run(job("Doubler", batch_id=number), 0.0)
+            ran = next_event(executor)
+            assert isinstance(ran, JobRan), ran
+        models_for_tests.may_load.set()
+        ready = next_event(executor)
+        assert isinstance(ready, ModelLoaded), ready
+        assert (ready.number, ready.reason) == (7, "")
+        assert ready.replica is not None
+        assert len(ready.replica.exec_ms) == 4
+        executor.run(job("LoadsWhenTold"), 0.0)
+        assert isinstance(next_event(executor), JobRan)
+
+
+def test_a_batch_waits_for_one_run_of_what_warms_up_at_the_most() -> None:
+    """Counted, not timed: between two runs of the new model the batch that came has its turn."""
+    with serving("Doubler") as (executor, _):
+        models_for_tests.Counting.runs.clear()
+        executor.load_model(hosting("Counting"), 1)
+        events: list[ExecutorEvent] = []
+        between: list[int] = []
+        while not any(isinstance(event, ModelLoaded) for event in events):
+            before = models_for_tests.Counting.on_device()
+            executor.run(job("Doubler"), 0.0)
+            while not isinstance(events[-1] if events else None, JobRan):
+                events.append(next_event(executor))
+            between.append(models_for_tests.Counting.on_device() - before)
+            events = [event for event in events if not isinstance(event, JobRan)]
+        # One may be under way, and one more begin before our own thread has asked for the next batch.
+        assert sorted(between)[len(between) // 2] <= 1
+        assert models_for_tests.Counting.on_device() > 10
+
+
+@pytest.mark.parametrize("name", ["RaisesInLoad", "NoExample", "WrongBatch", "NotADict", "Nowhere"])
+def test_a_load_that_fails_says_why_and_what_serves_serves_on(name: str) -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting(name), 3)
+        failed = next_event(executor)
+        assert isinstance(failed, ModelLoaded)
+        assert (failed.number, failed.replica) == (3, None)
+        assert failed.reason
+        executor.run(job("Doubler"), 0.0)
+        assert isinstance(next_event(executor), JobRan)
+
+
+def test_a_load_that_hangs_is_given_up_and_the_next_one_does_not_wait_for_it() -> None:
+    models_for_tests.may_load.clear()
+    with serving("Doubler") as (executor, device):
+        executor.load_model(hosting("LoadsWhenTold"), 1)
+        executor.unload_model(SLICE, ModelId("LoadsWhenTold"))
+        executor.load_model(hosting("Echo"), 2)
+        ready = next_event(executor)
+        assert isinstance(ready, ModelLoaded)
+        assert (ready.number, ready.replica is not None) == (2, True)
+        models_for_tests.may_load.set()
+        until(lambda: not any(one.name == "loading" for one in threading.enumerate()))
+        executor.run(job("Doubler"), 0.0)
+        assert isinstance(next_event(executor), JobRan), "what was given up says nothing more"
+        assert set(device._hosted[SLICE]) == {"Doubler", "Echo"}
+
+
+@pytest.mark.parametrize("name", ["Weighty", "WeightyInACircle"])
+def test_the_memory_of_a_model_is_given_back_when_it_goes(name: str) -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting(name), 1)
+        assert isinstance(next_event(executor), ModelLoaded)
+        gc.freeze()  # as the worker does
+        (weight,) = models_for_tests.Weighty.made
+        assert isinstance(weight(), torch.nn.Parameter)
+        executor.unload_model(SLICE, ModelId(name))
+        executor.run(job("Doubler"), 0.0)
+        assert isinstance(next_event(executor), JobRan)
+        assert weight() is None
+        gc.unfreeze()
+
+
+def until(is_so: object) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():  # type: ignore[operator]  # a function without arguments
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_emulated_slice_takes_a_model_more_and_a_model_less() -> None:
+    device = SleepExecutor()
+    device.load(slice_spec(models=[model_spec("a")]))
+    device.take(10, 0.0)
+    device.load_model(slice_spec(models=[model_spec("b", (3.0, 4.0))]), 5)
+    (ready,) = device.take(10, 0.0)
+    assert isinstance(ready, ModelLoaded)
+    assert ready.replica is not None
+    assert ready.replica.exec_ms == (3.0, 4.0)
+    device.run(Job(SLICE, BatchId(1), ModelId("b"), [JobPart(1, [])]), 0.0)
+    assert device.wake_at_ms == 3.0
+    device.take(10, 3.0)
+    device.unload_model(SLICE, ModelId("b"))
+    device.load_model(slice_spec(models=[model_spec("b", (3.0,), 8)]), 6)
+    (failed,) = device.take(10, 3.0)
+    assert isinstance(failed, ModelLoaded)
+    assert failed.replica is None
+    assert "1 run times" in failed.reason
