@@ -23,8 +23,7 @@ class Waits:
         self._pids = pids
         self._clock = MonotonicClock()
         self._at_ms: dict[str, list[float]] = {}
-        self._waited_ms: dict[str, list[float]] = {}
-        self._of_former: dict[str, tuple[int, float]] = {}
+        self._waited_ms: dict[str, list[dict[int, float]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="waits", daemon=True)
 
@@ -37,13 +36,13 @@ class Waits:
         self._thread.join(5.0)
 
     def waited_ms(self, name: str, from_ms: float, to_ms: float) -> float:
-        """How long the threads of that name waited in this span, and a little around it."""
-        at_ms, waited_ms = self._at_ms.get(name, []), self._waited_ms.get(name, [])
+        """How long the thread of that name waited that waited most in this span, and a little around it."""
+        at_ms, samples = self._at_ms.get(name, []), self._waited_ms.get(name, [])
         if not at_ms:
             return 0.0
-        first = max(bisect_right(at_ms, from_ms) - 1, 0)
-        last = min(bisect_left(at_ms, to_ms), len(at_ms) - 1)
-        return waited_ms[last] - waited_ms[first]
+        first = samples[max(bisect_right(at_ms, from_ms) - 1, 0)]
+        last = samples[min(bisect_left(at_ms, to_ms), len(at_ms) - 1)]
+        return max((waited_ms - first.get(thread, 0.0) for thread, waited_ms in last.items()), default=0.0)
 
     def _sample_on(self) -> None:
         behind_ms = 0.0
@@ -52,26 +51,22 @@ class Waits:
             if self._stop.wait(SAMPLE_EVERY_S):
                 return
             behind_ms += self._clock.now_ms() - began_ms - 1e3 * SAMPLE_EVERY_S
-            self._note(HOST, 0, behind_ms)
+            self._note(HOST, {0: behind_ms})
             for name, pid in self._pids().items():
-                self._note(name, pid, _waited_ms(pid))
+                self._note(name, _waited_ms(pid))
 
-    def _note(self, name: str, pid: int, own_ms: float) -> None:
-        """Sums never fall, whoever has the name now."""
-        told = self._waited_ms.setdefault(name, [])
-        former_pid, base_ms = self._of_former.get(name, (pid, 0.0))
-        if former_pid != pid:
-            base_ms = told[-1] if told else 0.0
-        self._of_former[name] = pid, base_ms
-        told.append(max(base_ms + own_ms, told[-1] if told else 0.0))
+    def _note(self, name: str, waited_ms: dict[int, float]) -> None:
+        self._waited_ms.setdefault(name, []).append(waited_ms)
         self._at_ms.setdefault(name, []).append(self._clock.now_ms())
 
 
-def _waited_ms(pid: int) -> float:
-    """All its threads, since they began (Documentation/scheduler/sched-stats.rst: the second number, ns)."""
-    waited_ns = 0
+def _waited_ms(pid: int) -> dict[int, float]:
+    """By thread, since it began (Documentation/scheduler/sched-stats.rst: the second number, in ns)."""
+    waited: dict[int, float] = {}
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                waited_ns += int((task / "schedstat").read_text(encoding="ascii").split()[1])
-    return waited_ns / 1e6
+                waited[int(task.name)] = (
+                    int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e6
+                )
+    return waited
