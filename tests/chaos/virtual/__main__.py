@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from fabric.clock import MonotonicClock
-from tests.chaos.virtual.network import Wire, _End
+from tests.chaos.virtual.network import End, Wire
 from tests.chaos.virtual.script import Script, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World
@@ -74,7 +74,7 @@ def _show(words: str) -> None:
     def watched(self: World, script: Script) -> None:
         made(self, script)
 
-        def opened(wire: Wire, end: _End, sent_at_ms: float, parcels: Sequence[object]) -> None:
+        def opened(wire: Wire, end: End, sent_at_ms: float, parcels: Sequence[object]) -> None:
             for parcel in parcels:
                 ends = f"{wire.near.owner.place}-{wire.far.owner.place}"
                 text = f"{self.now_ms:10.3f} sent {sent_at_ms:10.3f} {ends} read by {end.owner.place}: {parcel.body!r}"  # type: ignore[attr-defined]

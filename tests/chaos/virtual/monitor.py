@@ -11,8 +11,8 @@ from fabric.ids import PeerId
 from roles.gpu_worker.executors.base import Job
 
 if TYPE_CHECKING:
-    from tests.chaos.virtual.network import Wire
-    from tests.chaos.virtual.processes import FrontendProcess, Process, SchedulerProcess, WorkerProcess
+    from tests.chaos.virtual.process import Process
+    from tests.chaos.virtual.processes import FrontendProcess, SchedulerProcess, WorkerProcess
     from tests.chaos.virtual.world import World
 
 GRACE_MS: Final = 50.0
@@ -236,6 +236,3 @@ class Monitor:
         watched = {str(peer) for peer in scheduler.source._liveness._watched}
         if watched - living:
             yield f"the scheduler watches {sorted(watched - living)}, who are dead"
-
-    def opened(self, wire: Wire) -> None:
-        """A message is read."""

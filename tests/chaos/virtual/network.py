@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +16,13 @@ from typing import Final, Protocol
 
 from fabric import frames
 from fabric.codec import Buffer
-from fabric.curve import Guard
 from fabric.errors import RemoteProtocolError
-from fabric.ids import Epoch, Incarnation, PeerId
+from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
-from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions, new_counters
+from fabric.sockets import new_counters
 from fabric.transit import TransitMeter
 
-CONTROL_QUEUE: Final = 1_000 + 64
-PAYLOAD_QUEUE: Final = 64
-RETRY_MS: Final = (20.0, 500.0)
 GIVEN_UP_AFTER_MS: Final = 5_000.0
 """Unacknowledged for so long, a connection ends (docs/wire.md)."""
 
@@ -47,7 +42,7 @@ class Owner(Protocol):
 
     place: str
     """Where it runs, whichever start of it this is."""
-    ends: list[_End]
+    ends: list[End]
     is_dead: bool
     is_stopped: bool
 
@@ -76,7 +71,7 @@ class Path:
 
 
 @dataclass(order=True)
-class _Item:
+class Item:
     arrives_at_ms: float
     order: int
     wire: Wire
@@ -87,15 +82,15 @@ class _Item:
 class Wire:
     """One connection. `near` connected to `far`, which listens; `name` is whom `far` takes it for."""
 
-    def __init__(self, network: Network, near: _End, far: _Listener, name: PeerId) -> None:
+    def __init__(self, network: Network, near: End, far: End, name: PeerId) -> None:
         self.near, self.far, self.name = near, far, name
         self.path = network.path(near.owner.place, far.owner.place)
         self.is_broken = False
-        self.under_way: dict[_End, int] = {near: 0, far: 0}
+        self.under_way: dict[End, int] = {near: 0, far: 0}
         self._network = network
-        self._last_at_ms: dict[_End, float] = {near: 0.0, far: 0.0}
+        self._last_at_ms: dict[End, float] = {near: 0.0, far: 0.0}
 
-    def send(self, to: _End, parts: Sequence[Buffer], queue_max: int) -> bool:
+    def send(self, to: End, parts: Sequence[Buffer], queue_max: int) -> bool:
         """False: too much waits there. What goes into a broken connection is gone, which its sender does not know yet."""
         if self.is_broken:
             return True
@@ -110,7 +105,7 @@ class Wire:
             at_ms += path.cut_until_ms - now_ms
         at_ms = self._last_at_ms[to] = max(at_ms, self._last_at_ms[to])
         self.under_way[to] += 1
-        to.arrive(_Item(at_ms, network.next_order(), self, [bytes(part) for part in parts], now_ms))
+        to.arrive(Item(at_ms, network.next_order(), self, [bytes(part) for part in parts], now_ms))
         return True
 
     def break_off(self, *, is_all_lost: bool = False) -> None:
@@ -128,7 +123,7 @@ class Wire:
                 end.inbox = [item for item in end.inbox if item.order not in lost]
                 heapq.heapify(end.inbox)
             heard_at_ms = now_ms + self.path.delay_ms
-            if kept and isinstance(end, VirtualPayloads):  # which may read the next connection first
+            if kept and end.may_read_late:
                 wait_ms = network.draws.choice((0.0, 40.0)) * network.draws.random()
                 for item in coming[:kept]:
                     item.arrives_at_ms += wait_ms
@@ -140,7 +135,7 @@ class Wire:
                 self._hang_up_at(heard_at_ms, end)
         network.wires.pop(self, None)
 
-    def finish(self, by: _End) -> None:
+    def finish(self, by: End) -> None:
         """One end closes it in good order: what is under way to the other one arrives, then that hears the end."""
         if self.is_broken:
             return
@@ -150,25 +145,32 @@ class Wire:
         self._hang_up_at(max(at_ms, self.path.cut_until_ms), other)
         self._network.wires.pop(self, None)
 
-    def _hang_up_at(self, at_ms: float, end: _End) -> None:
+    def _hang_up_at(self, at_ms: float, end: End) -> None:
         self._network.time.at(at_ms, lambda: end.owner.when_running(lambda: end.hang_up(self)))
 
 
-class _End:
+class End:
     """What all links share; as `fabric.link.Link`."""
+
+    may_read_late = False
+    """Whether it may read what a next connection brings before the rest of the last one."""
 
     def __init__(self, network: Network, owner: Owner) -> None:
         self.epoch: Epoch = NO_EPOCH
         self.transit = TransitMeter()
         self.owner = owner
-        self.inbox: list[_Item] = []
+        self.inbox: list[Item] = []
         self.is_closed = False
         self._network = network
         self._came: list[Received] = []
         self._counters = new_counters()
         owner.ends.append(self)
 
-    def arrive(self, item: _Item) -> None:
+    def accept(self, wire: Wire) -> None:
+        """Somebody has connected, to an end that listens."""
+        raise NotImplementedError
+
+    def arrive(self, item: Item) -> None:
         """Take what will be here at its moment."""
         heapq.heappush(self.inbox, item)
         self.owner.wake(item.arrives_at_ms)
@@ -236,7 +238,7 @@ class _End:
         if self in self.owner.ends:
             self.owner.ends.remove(self)
 
-    def _open_up(self, item: _Item) -> list[Received]:
+    def _open_up(self, item: Item) -> list[Received]:
         envelope, named = frames.split(item.parts)
         peer, late_ms = self.peer_of(item.wire), 0.0
         if peer:
@@ -256,268 +258,6 @@ class _End:
         return is_sent
 
 
-class _Listener(_End):
-    """Has an address."""
-
-    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
-        super().__init__(network, owner)
-        self._addresses = [one for one in addresses if one.startswith("ipc://")]
-        self.wires: list[Wire] = []
-        for address in self._addresses:
-            assert address not in network.listeners, f"{address} is taken"
-            network.listeners[address] = self
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        return self._addresses
-
-    def accept(self, wire: Wire) -> None:
-        """Somebody has connected."""
-        self.wires.append(wire)
-
-    def hang_up(self, wire: Wire) -> None:
-        if wire in self.wires:
-            self.wires.remove(wire)
-
-    def close(self) -> None:
-        super().close()
-        for address in self._addresses:
-            if self._network.listeners.get(address) is self:
-                del self._network.listeners[address]
-        for wire in list(self.wires):
-            wire.finish(self)
-        self.wires.clear()
-
-
-class VirtualPeers(_Listener):
-    """As a ROUTER."""
-
-    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
-        super().__init__(network, owner, addresses)
-        self.named: dict[PeerId, Wire] = {}
-        self._lost: list[PeerId] = []
-
-    def accept(self, wire: Wire) -> None:
-        """A second connection of a living name stays open, and nobody listens to it."""
-        super().accept(wire)
-        self.named.setdefault(wire.name, wire)
-
-    def hang_up(self, wire: Wire) -> None:
-        super().hang_up(wire)
-        if self.named.get(wire.name) is wire:
-            del self.named[wire.name]
-
-    def arrive(self, item: _Item) -> None:
-        if self.named.get(item.wire.name) is item.wire:
-            super().arrive(item)
-
-    def peer_of(self, wire: Wire) -> PeerId:
-        return wire.name
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        wire = self.named.get(peer)
-        if wire is None:
-            self._lost.append(peer)
-            self.transit.forget(peer)
-            self._counters["unroutable_out"] += 1
-            return False
-        return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
-
-    def take_lost(self) -> Sequence[PeerId]:
-        lost, self._lost = self._lost, []
-        return lost
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._lost) or super().has_more
-
-
-class VirtualPayloads(_Listener):
-    """As a PULL."""
-
-    def peer_of(self, wire: Wire) -> PeerId:
-        return PeerId("")
-
-
-class _Connecting(_End):
-    """Tries until it is connected, and again when that breaks."""
-
-    def __init__(self, network: Network, owner: Owner, own: PeerId, addresses: Sequence[str]) -> None:
-        super().__init__(network, owner)
-        self.wire: Wire | None = None
-        self._own = own
-        self._address = addresses[0] if addresses else ""
-        self._attempt = 0
-        self._failures = 0
-
-    def connect(self) -> None:
-        """Try, in the background."""
-        self._attempt += 1
-        self._try(self._attempt)
-
-    def disconnect(self) -> None:
-        """Give it up."""
-        self._attempt += 1
-        wire, self.wire = self.wire, None
-        if wire is not None:
-            wire.finish(self)
-
-    def connected(self) -> None:
-        """For what has waited."""
-
-    def hang_up(self, wire: Wire) -> None:
-        if wire is self.wire:
-            self.wire = None
-            if not self.is_closed:
-                self._again(self._attempt)
-
-    def close(self) -> None:
-        self.disconnect()
-        super().close()
-
-    def _try(self, attempt: int) -> None:
-        if attempt != self._attempt or self.is_closed or self.owner.is_dead:
-            return
-        network = self._network
-        far = network.listeners.get(self._address)
-        if far is None or far.owner.is_stopped or self.owner.is_stopped:
-            self._again(attempt)
-            return
-        path = network.path(self.owner.place, far.owner.place)
-        if network.time.now_ms < path.cut_until_ms:
-            self._again(attempt)
-            return
-        network.time.at(network.time.now_ms + 2 * path.delay_ms, lambda: self._meet(attempt, far))
-
-    def _meet(self, attempt: int, far: _Listener) -> None:
-        if attempt != self._attempt or self.is_closed or self.owner.is_dead:
-            return
-        if self._network.listeners.get(self._address) is not far:
-            self._again(attempt)
-            return
-        self._failures = 0
-        self.wire = Wire(self._network, self, far, self._own)
-        self._network.wires[self.wire] = None
-        far.accept(self.wire)
-        self.connected()
-
-    def _again(self, attempt: int) -> None:
-        network = self._network
-        self._failures += 1
-        first_ms, longest_ms = RETRY_MS
-        wait_ms = min(first_ms * 2.0 ** min(self._failures - 1, 10), longest_ms)
-        wait_ms *= 1.0 + 0.2 * network.draws.random()
-        network.time.at(network.time.now_ms + wait_ms, lambda: self._try(attempt))
-
-
-class VirtualServer(_Connecting):
-    """As a DEALER whose sends are refused while there is no connection. `on_hang_up` hears of each break."""
-
-    def __init__(
-        self, network: Network, owner: Owner, own: PeerId, server: PeerId, addresses: Sequence[str]
-    ) -> None:
-        super().__init__(network, owner, own, addresses)
-        self._server = server
-        self._connect_at_ms: float | None = None
-        self.on_hang_up: Callable[[], None] = lambda: None
-        self.connect()
-
-    def peer_of(self, wire: Wire) -> PeerId:
-        return self._server
-
-    def hang_up(self, wire: Wire) -> None:
-        is_ours = wire is self.wire
-        super().hang_up(wire)
-        if is_ours:
-            self.on_hang_up()
-
-    def reconnect(self) -> None:
-        """As `DealerLink.reconnect`: at the first send 100 ms later."""
-        self.disconnect()
-        self._connect_at_ms = self.owner.now_ms() + RECONNECT_AFTER_MS
-
-    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        if peer != self._server or self.is_closed:
-            return False
-        if self._connect_at_ms is not None and self.owner.now_ms() >= self._connect_at_ms:
-            self._connect_at_ms = None
-            self.connect()
-        if self.wire is None:
-            return self._note(packed, is_sent=False)
-        return self._note(packed, is_sent=self.wire.send(self.wire.far, self._join(packed), CONTROL_QUEUE))
-
-
-class _Pushing(_Connecting):
-    """One push socket: what is sent before it is connected waits."""
-
-    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
-        super().__init__(network, owner, PeerId(""), addresses)
-        self._waiting: deque[list[Buffer]] = deque()
-        self.connect()
-
-    def peer_of(self, wire: Wire) -> PeerId:
-        raise AssertionError("nothing comes by it")
-
-    def push(self, packed: Sequence[Packed]) -> bool:
-        """False: its queue is full."""
-        parts = self._join(packed)
-        if self.wire is not None:
-            return self.wire.send(self.wire.far, parts, 2 * PAYLOAD_QUEUE)
-        if len(self._waiting) >= PAYLOAD_QUEUE:
-            return False
-        self._waiting.append(parts)
-        return True
-
-    def connected(self) -> None:
-        assert self.wire is not None
-        while self._waiting:
-            self.wire.send(self.wire.far, self._waiting.popleft(), 2 * PAYLOAD_QUEUE)
-
-
-@dataclass
-class _Target:
-    incarnation: Incarnation
-    addresses: tuple[str, ...]
-    socket: _Pushing | None = None
-
-
-class VirtualPush(_End):
-    """As `fabric.sockets.PushPool`."""
-
-    def __init__(self, network: Network, owner: Owner) -> None:
-        super().__init__(network, owner)
-        self.targets: dict[PeerId, _Target] = {}
-
-    def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
-        """As `fabric.transport.PushLink`."""
-        known = self.targets.get(peer)
-        if known is not None and (known.incarnation, known.addresses) == (incarnation, tuple(addresses)):
-            return
-        self.drop(peer)
-        self.targets[peer] = _Target(incarnation, tuple(addresses))
-
-    def drop(self, peer: PeerId) -> None:
-        """As `fabric.transport.PushLink`."""
-        target = self.targets.pop(peer, None)
-        if target is not None and target.socket is not None:
-            target.socket.close()
-
-    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
-        target = self.targets.get(peer)
-        if target is None:
-            self._counters["unroutable_out"] += 1
-            return False
-        if target.socket is None:
-            target.socket = _Pushing(self._network, self.owner, target.addresses)
-        packed = (frames.pack(message, tensors),)
-        return self._note(packed, is_sent=target.socket.push(packed))
-
-    def close(self) -> None:
-        for peer in list(self.targets):
-            self.drop(peer)
-        super().close()
-
-
 class Network:
     """All connections of a world, and what is between its places."""
 
@@ -526,9 +266,9 @@ class Network:
     ) -> None:
         self.time = time
         self.draws = draws
-        self.listeners: dict[str, _Listener] = {}
+        self.listeners: dict[str, End] = {}
         self.wires: dict[Wire, None] = {}
-        self.opened: Callable[[Wire, _End, float, Sequence[object]], None] = lambda *_: None
+        self.opened: Callable[[Wire, End, float, Sequence[object]], None] = lambda *_: None
         """Hears of each message that is read: its connection, the reader, when it was sent, and what it says."""
         self._delay_ms = delay_ms
         self._paths: dict[tuple[str, str], Path] = {}
@@ -575,44 +315,9 @@ class Network:
         """A process is gone: the kernel closes what it had."""
         for end in owner.ends:
             end.is_closed = True
-            if isinstance(end, _Listener):
-                for address in end.addresses:
-                    if self.listeners.get(address) is end:
-                        del self.listeners[address]
+            for address in end.addresses:
+                if self.listeners.get(address) is end:
+                    del self.listeners[address]
         owner.ends.clear()
         for wire in [wire for wire in self.wires if owner in (wire.near.owner, wire.far.owner)]:
             wire.break_off()
-
-
-class VirtualTransport:
-    """Links of one process; as `fabric.transport.Transport`."""
-
-    def __init__(self, network: Network, owner: Owner) -> None:
-        self._network = network
-        self._owner = owner
-
-    def bind_peers(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
-    ) -> VirtualPeers:
-        """A server's end."""
-        del options, guard
-        return VirtualPeers(self._network, self._owner, addresses)
-
-    def bind_payload(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
-    ) -> VirtualPayloads:
-        """A receiver of payload."""
-        del options, guard
-        return VirtualPayloads(self._network, self._owner, addresses)
-
-    def connect(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: Guard | None = None
-    ) -> VirtualServer:
-        """A client's end."""
-        del guard
-        return VirtualServer(self._network, self._owner, own, server, addresses)
-
-    def push(self, options: PushOptions | None = None, guard: Guard | None = None) -> VirtualPush:
-        """A sender of payload."""
-        del options, guard
-        return VirtualPush(self._network, self._owner)

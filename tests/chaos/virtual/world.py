@@ -27,12 +27,12 @@ from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.simulation import hardware_of
 from tests.chaos.virtual.monitor import Monitor, Violated
 from tests.chaos.virtual.network import Network
+from tests.chaos.virtual.process import Process
 from tests.chaos.virtual.processes import (
     AgentProcess,
     ClientProcess,
     FrontendProcess,
     Host,
-    Process,
     SchedulerProcess,
     WorkerProcess,
 )
