@@ -14,6 +14,7 @@ SECONDS ?= 30
 SEED ?= 0
 HISTORIES ?= 1000
 FIRST ?= 0
+INPUTS ?= 1000000
 
 # A stamp per set of extras: a machine that has the environment does not install again.
 $(VENV)/demo.stamp: pyproject.toml
@@ -43,8 +44,9 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
-fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, on all cores; prints what makes a finding happen again
+fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, then INPUTS malformed ones for decoders and sockets; prints what makes a finding happen again
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.malformed --inputs $(INPUTS)
 
 chaos: $(VENV)/test.stamp  ## HISTORIES virtual ones from seed FIRST on, then RUNS of SECONDS with real processes from SEED on
 	$(BIN)/python -m tests.chaos.virtual --first $(FIRST) --count $(HISTORIES)

@@ -128,7 +128,7 @@ class AgentProcess(Process):
         own = peer_id(role_id, self.incarnation)
         self.address = RunDir(world.run_dir).ipc_address(f"{role_id}.control")
         self.link = self.transport.bind_peers([self.address])
-        self.scheduler = LocalScheduler(own, world.run_dir, self, self.transport)
+        self.scheduler = LocalScheduler(own, world.run_dir, self, transport=self.transport)
         self.exits: Posted[ProcessExited] = Posted(self)
         self.stops: Posted[StopAsked] = Posted(self)
         outlives = world.outlives
