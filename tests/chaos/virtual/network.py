@@ -305,7 +305,7 @@ class Network:
             for end in (wire.near, wire.far):
                 for item in end.inbox:
                     if item.wire is wire and item.arrives_at_ms > now_ms:
-                        item.arrives_at_ms += for_ms
+                        item.arrives_at_ms = max(item.arrives_at_ms, path.cut_until_ms)
                         end.owner.wake(item.arrives_at_ms)
                 heapq.heapify(end.inbox)
             if for_ms > GIVEN_UP_AFTER_MS:
