@@ -22,7 +22,7 @@ from deploy.local.core import (
 )
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, new_incarnation, peer_id
-from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
+from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
@@ -47,6 +47,7 @@ class Started:
 
     endpoints: Mapping[str, Sequence[str]]
     slices: Sequence[SliceReport]
+    warnings: Sequence[ModelWarning]
 
 
 def supervise(
@@ -117,6 +118,7 @@ class _Readiness(SourceOver):
     def __init__(self, scheduler: LocalScheduler) -> None:
         super().__init__(scheduler)
         self.slices: Sequence[SliceReport] = ()
+        self.warnings: Sequence[ModelWarning] = ()
         self._scheduler = scheduler
         self._ask_at_ms = 0.0
         self._is_settled = False
@@ -132,7 +134,7 @@ class _Readiness(SourceOver):
         settled = []
         for event in self._scheduler.take(limit, now_ms):
             if isinstance(event, Heard) and isinstance(event.message, StatusListed):
-                self.slices = event.message.slices
+                self.slices, self.warnings = event.message.slices, event.message.warnings
                 if all(report.state in SETTLED_STATES for report in self.slices):
                     problems = problems_of(self.slices)
                     is_served = any(model.replicas for model in event.message.models)
@@ -188,8 +190,11 @@ class _Supervisor:
             case KillRole(role_id):
                 self._processes.kill(role_id)
             case Announce():
-                self._readiness.rest()
-                self._on_started(Started(endpoints_in(self._run_dir), self._readiness.slices))
+                readiness = self._readiness
+                readiness.rest()
+                self._on_started(
+                    Started(endpoints_in(self._run_dir), readiness.slices, readiness.warnings)
+                )
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

@@ -20,6 +20,13 @@ class SliceReport(Value, frozen=True):
     left_out: Listed[LeftOut] = ()
 
 
+class ModelWarning(Value, frozen=True):
+    """A model is served, but not as one should expect from its configuration."""
+
+    model_id: ModelId
+    reason: str
+
+
 class UnplacedInfo(Value, frozen=True):
     """A model, or that part of its rate, that found no place."""
 
@@ -68,6 +75,7 @@ class StatusListed(Message, frozen=True, tag=61):
     counters: dict[str, float]
     gpus: Listed[GpuReport] = ()
     plan: PlanReport | None = None
+    warnings: Listed[ModelWarning] = ()
 
 
 class ModelsAdd(Message, frozen=True, tag=62):

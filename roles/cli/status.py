@@ -24,9 +24,10 @@ LOOP_COLUMNS = (
 
 
 @click.command()
+@click.option("--loops", "has_loops", is_flag=True, help="Also how late each process's timers were.")
 @run_dir_flag
 @json_option
-def status(run_dir_option: Path | None, as_json: bool) -> None:  # noqa: FBT001  click's flags
+def status(*, has_loops: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """Show the cluster of this host: where it is, what runs, and how its slices are."""
     home = chosen_run_dir(run_dir_option)
     try:
@@ -42,15 +43,16 @@ def status(run_dir_option: Path | None, as_json: bool) -> None:  # noqa: FBT001 
             "models": listed.models,
             "gpus": listed.gpus,
             "plan": listed.plan,
+            "warnings": listed.warnings,
             "counters": listed.counters,
             "roles": report.counters,
         }
         echo_json(as_plain(plain))
     else:
-        _print_status(report)
+        _print_status(report, has_loops=has_loops)
 
 
-def _print_status(report: ClusterReport) -> None:
+def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
     console = plain_console()
     processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
     for process in report.processes:
@@ -63,7 +65,11 @@ def _print_status(report: ClusterReport) -> None:
     models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
     for model in report.scheduler.models:
         models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
+    for table in (processes, slices, models):
+        console.print(table)
+    for warning in report.scheduler.warnings:
+        console.print(f"{warning.model_id}: {warning.reason}")
+    for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
     plan = report.scheduler.plan
     if plan is not None:

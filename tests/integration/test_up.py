@@ -315,6 +315,29 @@ def test_models_that_cannot_be_loaded_leave_the_others_served_and_up_names_them(
     home.assert_nothing_left()
 
 
+def test_up_and_status_warn_of_smaller_batches_and_of_an_slo_that_hardly_holds(home: Home) -> None:
+    tight = " - {name: tight, slo_ms: 50, rate_rps: 1, profile: {alpha_ms: 1, beta_ms: 30, max_batch: 4}}\n"
+    home.file.write_text(f"models:\n{tight}cluster: {{gpus: 1}}\n")
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "takes 31 ms of its SLO of 50 ms: one that has to wait for another may be late"
+    assert f"tenuto: tight: a request alone {words}" in err
+    assert words in " ".join(home.run("status")[1].split())
+    assert home.run("down")[0] == 0
+    home.file.write_text(on_a_cpu(f"{MODELS}:ManyInputs"))
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "batches of at most 31, because it has 130 inputs a request, and a message holds 4096 tensors"
+    assert f"tenuto: ManyInputs: {words}" in err
+    assert f"ManyInputs: {words}" in " ".join(home.run("status")[1].split())
+    _, out, _ = home.run("status", "--json")
+    assert json.loads(out)["warnings"] == [{"model_id": "ManyInputs", "reason": words}]
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
 @pytest.mark.parametrize("flags", [(), ("--detach",)])
 def test_where_no_model_can_be_loaded_up_fails_with_the_reason(home: Home, flags: tuple[str, ...]) -> None:
     home.file.write_text(on_a_cpu(f"{MODELS}:RaisesInLoad"))
@@ -396,6 +419,9 @@ def test_status_shows_tables_to_people(home: Home) -> None:
     assert code == 0
     assert "scheduler-0" in out
     assert "local/gpu0/0" in out
+    assert "Loops" not in out
+    code, out, _ = home.run("status", "--loops")
+    assert code == 0
     assert "Loops" in out
 
 
