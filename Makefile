@@ -9,6 +9,7 @@ SOURCES := fabric profiles policies roles deploy tests examples benchmarks
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
 MINUTES ?= 10
+INPUTS ?= 1000000
 
 # A stamp per set of extras: a machine that has the environment does not install again.
 $(VENV)/demo.stamp: pyproject.toml
@@ -38,8 +39,9 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
-fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, on all cores; prints what makes a finding happen again
+fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, then INPUTS malformed ones for decoders and sockets; prints what makes a finding happen again
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.malformed --inputs $(INPUTS)
 
 bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report

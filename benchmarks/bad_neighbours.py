@@ -122,7 +122,7 @@ def _link(address: str) -> DealerLink:
 
 def _unnoticed(socket: zmq.Socket[bytes], address: str) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IDENTITY, frames.route_to(peer_id("client", new_incarnation())))
+    socket.setsockopt(zmq.IDENTITY, frames.route_of(peer_id("client", new_incarnation()), ""))
     socket.connect(address)
 
 

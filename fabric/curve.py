@@ -2,8 +2,10 @@
 
 A link that listens says which kinds of principals may connect (`Guard.kinds`). ZeroMQ asks for each new connection, by ZAP; the
 answer is pyzmq's own authenticator, on its thread, and this process's keyring. After that each message carries the key of its
-connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Sockets by ipc need none of
-it: their folder is this user's.
+connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Connections of a key that is
+revoked are ended on both sides. Sockets by ipc need none of it: they are this user's.
+
+Without keys nothing is bound to an address that others can reach (`check_listening`), whoever asks for it.
 
 A server's address names its key (`tcp://HOST:PORT?key=HEX`), so that while a key is rotated everybody knows which of two to ask for;
 one that names none is tried with the newest trusted key, and after a failure with the next.
@@ -12,23 +14,36 @@ one that names none is tried with the newest trusted key, and after a failure wi
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ipaddress
 import os
+import socket as plain
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
 _KEY: Final = "?key="
+_FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _serial = count(1)
+
+
+class Speaker(NamedTuple):
+    """Whose key a message came by."""
+
+    public: str
+    principal: str
 
 
 @dataclass(slots=True)
@@ -36,7 +51,7 @@ class Guard:
     """What a link does with keys. `kinds`: who may connect to it; none for a link that only connects.
 
     `names`: whether the names that peers give themselves must be those of their keys; on sockets without names the messages say
-    whose they are.
+    whose they are, and who is refused is told nothing, so that ZeroMQ tries again for it.
     """
 
     keyring: Keyring
@@ -47,12 +62,17 @@ class Guard:
     _domain: str = field(init=False)
     _asked_by: _Authenticator | None = field(init=False, default=None)
     _tries: dict[str, int] = field(init=False, default_factory=dict)
+    _ports: set[int] = field(init=False, default_factory=set)
+    _spoke_by: dict[int, str] = field(init=False, default_factory=dict)  # the key of each descriptor
+    _changes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._domain = f"{next(_serial)}"
+        self._changes = self.keyring.changes
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
+        self._count_failures(socket)
         self._asked_by = _authenticator(socket.context)
         self._asked_by.configure_curve_callback(self._domain, self)
         own = self.keyring.own
@@ -60,17 +80,39 @@ class Guard:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain.encode())
 
+    def _count_failures(self, socket: zmq.Socket[bytes]) -> None:
+        """Who has no key at all, or no words of ZeroMQ's, never gets as far as to be asked for one: ZeroMQ tells of him."""
+        place = f"inproc://refused-{self._domain}"
+        socket.monitor(place, _FAILED | zmq.EVENT_MONITOR_STOPPED)
+        shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
+            socket.context.underlying
+        )  # at exit it is this thread's to close, when it is told
+        told = shadow.socket(zmq.PAIR)
+        told.setsockopt(zmq.LINGER, 0)
+        told.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ would wait for us, and everybody with it
+        told.connect(place)
+        threading.Thread(target=self._count, args=(told,), name="tenuto-refused", daemon=True).start()
+
+    def _count(self, told: zmq.Socket[bytes]) -> None:
+        with contextlib.suppress(zmq.ContextTerminated), told:
+            while parse_monitor_message(told.recv_multipart())["event"] != zmq.Event.MONITOR_STOPPED:
+                self.refused += 1
+
     def close(self) -> None:
         """Its link is closed: nobody asks any more."""
         if self._asked_by is not None:
             self._asked_by.credentials_providers.pop(self._domain, None)
 
     def announced(self, address: str) -> str:
-        """An address of ours as others should know it."""
+        """An address of ours that was bound, as others should know it."""
+        self._ports.add(int(address.rpartition(":")[2]))
         return f"{address}{_KEY}{z85.decode(self.keyring.own.public).hex()}"
 
-    def connect_to(self, socket: zmq.Socket[bytes], address: str, principal: str) -> str:
-        """Before it is connected: the address without its key. Raises ConfigError where its key is not that principal's."""
+    def connect_to(self, socket: zmq.Socket[bytes], address: str, principal: str) -> tuple[str, str]:
+        """Before it is connected: the address without its key, and the key it must have.
+
+        Raises ConfigError where that is not the principal's.
+        """
         bare, _, named = address.partition(_KEY)
         trusted = self.keyring.public_keys(principal)
         if not trusted:
@@ -87,22 +129,53 @@ class Guard:
         socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
-        return bare
+        return bare, key
 
-    def check(self, frame: zmq.Frame, peer: PeerId) -> str | None:
+    def trusts(self, key: str, principal: str) -> bool:
+        """Whether whoever has that key may still be taken for that principal."""
+        return self.keyring.principal_of(key) == principal
+
+    def lets_in(self, key: str) -> bool:
+        """Whether whoever has that key may speak to us."""
+        principal = self.keyring.principal_of(key)
+        return principal is not None and kind_of(principal) in self.kinds
+
+    def has_changed(self) -> bool:
+        """Whether somebody came or went since the last call; then the link looks at its connections."""
+        self.keyring.look_again()
+        is_changed, self._changes = self._changes != self.keyring.changes, self.keyring.changes
+        return is_changed
+
+    def check(self, frame: zmq.Frame, peer: PeerId) -> Speaker | None:
         """Whose key a message's connection has; None: it came by ipc. Raises RemoteProtocolError for one that is trusted no more."""
         try:
             public = str(frame.get("User-Id"))
         except zmq.ZMQError:
             return None  # by TCP nobody gets here without a key
+        descriptor = int(frame.get(zmq.SRCFD))
         principal = self.keyring.principal_of(public)
         if principal is None or kind_of(principal) not in self.kinds:
             self.refused += 1
+            self._hang_up(descriptor)
             raise RemoteProtocolError("its key is not trusted here", "revoked")
+        self._spoke_by[descriptor] = public
         if self.names and not may_be_called(principal, peer):
             self.refused += 1
             raise RemoteProtocolError(f"{principal} is not called {peer}", "not its name")
-        return principal
+        return Speaker(public, principal)
+
+    def hang_up_on_revoked(self) -> None:
+        """End the connections by which revoked keys spoke; one that never said a word ends with its first."""
+        for descriptor, public in list(self._spoke_by.items()):
+            if not self.lets_in(public):
+                self._hang_up(descriptor)
+
+    def _hang_up(self, descriptor: int) -> None:
+        """End a connection under ZeroMQ, which has no word for it. If its descriptor is another's by now, that one connects again."""
+        self._spoke_by.pop(descriptor, None)
+        with contextlib.suppress(OSError), plain.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] in self._ports:  # else it is nothing of this link
+                connection.shutdown(plain.SHUT_RDWR)
 
     def check_owner(self, principal: str, message: object) -> None:
         """Raises RemoteProtocolError where a node speaks of another node's slice."""
@@ -118,23 +191,31 @@ class Guard:
     def callback(self, domain: str, key: bytes) -> bool:
         """The authenticator asks, on its thread, whether that key may connect."""
         del domain
-        principal = self.keyring.principal_of(key.decode("ascii", "replace"))
-        is_allowed = principal is not None and kind_of(principal) in self.kinds
+        is_allowed = self.lets_in(key.decode("ascii", "replace"))
         self.refused += not is_allowed
         return is_allowed
 
 
 class _Authenticator(ThreadAuthenticator):
-    """Pyzmq's, but whoever is refused may ask again, when it may be known.
+    """Pyzmq's, but whoever is refused by a PULL may ask again, when it may be known.
 
-    ZeroMQ gives a connection up for good that is refused with 400, not so with 300. (It does not say under which name a
-    connection comes, so names are checked with each message.)
+    ZeroMQ gives a connection up for good that is refused with 400, and its owner is told; not so with 300. A DEALER of ours looks
+    whether it was told, and begins anew; a PUSH does not. (ZeroMQ does not say under which name a connection comes, so names are
+    checked with each message.)
     """
+
+    _is_told = True  # by the link that is being asked for: this thread does one after the other
+
+    async def _authenticate_curve(self, domain: str, client_key: bytes) -> tuple[bool, bytes]:
+        guard = self.credentials_providers.get(domain)
+        self._is_told = not isinstance(guard, Guard) or guard.names
+        return await super()._authenticate_curve(domain, client_key)
 
     def _send_zap_reply(
         self, request_id: bytes, status_code: bytes, status_text: bytes, user_id: str = "anonymous"
     ) -> None:
-        status_code = b"300" if status_code == b"400" else status_code
+        if status_code == b"400" and not self._is_told:
+            status_code = b"300"
         super()._send_zap_reply(request_id, status_code, status_text, user_id)
 
 
@@ -143,9 +224,43 @@ def keyless(address: str) -> str:
     if _KEY in address:
         bare = address.partition(_KEY)[0]
         raise ConfigError(
-            f"{bare} asks for a key: give a client its file, ClientOptions(key_file=...), see `tenuto keys`"
+            f"{bare} asks for a key: ClientOptions(key_file=...), --key FILE or $TENUTO_KEY_FILE, see `tenuto keys`"
         )
     return address
+
+
+def check_listening(address: str, guard: Guard | None) -> None:
+    """Raise ConfigError for a TCP address at which all interfaces listen, or others than this host's without a key."""
+    if is_wildcard(host_of(address)):
+        raise ConfigError(f"{address}: name the interface's own address, or 127.0.0.1")
+    if guard is None and not is_loopback(host_of(address)):
+        raise ConfigError(
+            f"{address}: others can reach it, and that needs keys (tenuto keys create DIRECTORY, and"
+            " security: {keys: DIRECTORY})"
+        )
+
+
+def host_of(address: str) -> str:
+    """The host, or the interface, in a `tcp://HOST:PORT` or `HOST:PORT`."""
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether that stands for all interfaces."""
+    return _is_ip(host, "is_unspecified", host == "*" or not host or host.isdigit())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this host reach it."""
+    return _is_ip(host, "is_loopback", host in {"localhost", "lo"})
+
+
+def _is_ip(host: str, kind: str, otherwise: bool) -> bool:  # noqa: FBT001  of what is no number
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return otherwise
+    return bool(getattr(getattr(ip, "ipv4_mapped", None) or ip, kind))
 
 
 def guarded(keyring: Keyring | None, kinds: Collection[str] = (), *, names: bool = True) -> Guard | None:
@@ -165,7 +280,7 @@ def may_be_called(principal: str, peer: PeerId) -> bool:
         case "scheduler":
             return role_id.startswith("scheduler-")
         case _:
-            return role_id == kind
+            return role_id == principal
 
 
 def principal_of_server(server: PeerId) -> str:

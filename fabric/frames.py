@@ -25,7 +25,8 @@ ALIGNMENT: Final = 8  # numpy reads unaligned arrays, but slowly
 PAYLOAD_BYTES_MAX: Final = 1 << 30  # a batch of 512 images of 0.6 MB is 0.3 GB
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Of one request's inputs, and of its outputs: what passes between a client and a frontend."""
-ROUTE_BYTES_MAX: Final = 255  # what a ZeroMQ identity can hold
+NAME_CHARS_MAX: Final = 200  # a ZeroMQ identity holds 255, of which a connection's mark takes some
+_MARK: Final = "#"
 
 _PADDING: Final = bytes(ALIGNMENT)
 
@@ -158,21 +159,25 @@ class _Frames:
             )
 
 
-def route_to(peer: PeerId) -> bytes:
-    """A peer's identity on the wire. Raises LocalProtocolError unless 1 to 255 printable ASCII characters."""
+def route_of(peer: PeerId, mark: str) -> bytes:
+    """The identity of a connection of that peer. `mark` tells it from others, see `fabric.sockets.routes`.
+
+    Raises LocalProtocolError unless the name is 1 to 200 printable ASCII characters without `#`.
+    """
     if not _is_name(peer):
         raise LocalProtocolError(f"{peer!r:.300} cannot be a peer's name")
-    return peer.encode("ascii")
+    return f"{peer}{_MARK}{mark}".encode("ascii")
 
 
-def peer_from(route: Buffer) -> PeerId:
-    """The peer behind an identity. Raises RemoteProtocolError for one that nobody of ours would take.
+def peer_from(route: Buffer) -> tuple[PeerId, str]:
+    """The peer behind an identity, and the mark of its connection; a foreign client may leave that out.
 
+    Raises RemoteProtocolError for an identity that nobody of ours would take.
     That is also one without a boot nonce: such names are given inside a process ("scheduler", "planner"), and who is
     called so there is trusted.
     """
     try:
-        name = bytes(route).decode("ascii")
+        name, _, mark = bytes(route).decode("ascii").partition(_MARK)
     except UnicodeDecodeError as error:
         raise RemoteProtocolError("an identity that is not ASCII") from error
     if not _is_name(name):  # also peers without one: ZeroMQ gives them binary ones that start with a zero
@@ -180,7 +185,7 @@ def peer_from(route: Buffer) -> PeerId:
     role_id, _, nonce = name.rpartition("/")
     if not role_id or not nonce:
         raise RemoteProtocolError(f"identity {name!r:.300} is not <role id>/<boot nonce>")
-    return PeerId(name)
+    return PeerId(name), mark
 
 
 def size_of(parts: Sequence[Buffer]) -> int:
@@ -196,4 +201,4 @@ def _packed(
 
 
 def _is_name(text: str) -> bool:
-    return 1 <= len(text) <= ROUTE_BYTES_MAX and text.isascii() and text.isprintable()
+    return 1 <= len(text) <= NAME_CHARS_MAX and text.isascii() and text.isprintable() and _MARK not in text

@@ -7,7 +7,8 @@ A keys folder holds `trusted.json`, which is public and the same on every host, 
 runs on this host. While a key is rotated a principal has two trusted keys, the newest first. What is revoked is refused at the next
 message: the folder is looked at again when its list has changed, at most once a second.
 
-A client gets one file, which holds its own pair and the frontends' public keys.
+A client gets one file, which holds its own pair and the frontends' public keys. It is followed in the same way, so that a client
+that runs takes over the file of its next key.
 """
 
 from __future__ import annotations
@@ -82,15 +83,17 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keyring:
     """What one process knows: its own pair, and whom it trusts.
 
-    `folder` None: what the pair's own file says. `look_again` follows changes of the folder.
+    `path`: the folder's list, or a client's file, whose changes `look_again` follows; None: nothing changes.
     """
 
     own: KeyPair
     trusted: Trusted
-    folder: Path | None = None
+    path: Path | None = None
     clock: Clock = MonotonicClock()  # noqa: RUF009  it has no state
     failures: int = 0
     """Looks at a list that could not be read."""
+    changes: int = 0
+    """How often somebody came or went."""
     _stamp: tuple[int, int] = (0, 0)
     _looked_at_ms: float = 0.0
     _principals: dict[str, str] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Keyring:
     def _take(self, trusted: Trusted) -> None:
         self.trusted = trusted
         self._principals = {key.public: key.principal for key in trusted.keys}
+        self.changes += 1
 
     @classmethod
     def of_folder(cls, folder: Path, principal: str) -> Self:
@@ -113,28 +117,40 @@ class Keyring:
         trusted = read_trusted(path)
         if own.public not in trusted.of(principal):
             raise ConfigError(f"{path} does not trust the key of {principal} that lies beside it")
-        return cls(own, trusted, folder, _stamp=stamp)
+        return cls(own, trusted, path, _stamp=stamp)
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """A client's. Raises ConfigError for what is no key file."""
+        """A client's one file, or one of a keys folder. Raises ConfigError for what is no key file."""
+        stamp = _stamp_of(path)
         own = read_pair(path)
-        return cls(own, Trusted(own.trusted))
+        if kind_of(own.principal) != CLIENT:
+            return cls.of_folder(path.parent, own.principal)
+        return cls(own, Trusted(own.trusted), path, _stamp=stamp)
 
     def look_again(self) -> None:
         """Take over a list that has changed; one that cannot be read changes nothing."""
         now_ms = self.clock.now_ms()
-        if self.folder is None or now_ms - self._looked_at_ms < LOOK_EVERY_MS:
+        if self.path is None or now_ms - self._looked_at_ms < LOOK_EVERY_MS:
             return
         self._looked_at_ms = now_ms
-        path = self.folder / TRUSTED_FILE
         try:
-            stamp = _stamp_of(path)
+            stamp = _stamp_of(self.path)
             if stamp != self._stamp:
-                self._take(read_trusted(path))
+                if self.path.name == TRUSTED_FILE:
+                    self._take(read_trusted(self.path))
+                else:
+                    self._take_file(self.path)
                 self._stamp = stamp
         except ConfigError:
             self.failures += 1  # the disk is gone, say: whom we trusted we trust
+
+    def _take_file(self, path: Path) -> None:
+        own = read_pair(path)
+        if own.principal != self.own.principal:
+            raise ConfigError(f"{path} is the key of {own.principal} now")
+        self.own = own
+        self._take(Trusted(own.trusted))
 
     def principal_of(self, public: str) -> str | None:
         """Whose key that is; None: nobody's that is trusted."""

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from network import Host, LinkSpec, network, own_directory
 
+from fabric.client import ask_status
 from fabric.errors import FabricError
-from fabric.ids import new_incarnation, peer_id
-from fabric.messages import StatusAsked, StatusListed
-from fabric.sockets import DealerLink
-from roles.runtime.core import SCHEDULER, SCHEDULER_ID
+from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.process import RunFile, child_environment, read_run_file, write_run_file
 
 ROLE = Path(__file__).parent / "role.py"
 UP_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
 HOSTS = ("a", "b", "c")
+KEYS = "keys"  # beside the hosts' folders: what others can reach has keys
 WORKERS = "c"  # also the node's name in the configuration
 
 
@@ -56,18 +55,7 @@ class LinkedCluster:
         """What `frontend-a` or `scheduler-0` counts."""
         host, purpose = ("b", "control") if role == SCHEDULER_ID else ("a", "client")
         address = f"ipc://{self.home / host / role}.{purpose}"
-        link = DealerLink.connect(peer_id("links", new_incarnation()), SCHEDULER, [address])
-        try:
-            is_asked = False
-            for _ in range(500):
-                is_asked = is_asked or link.send(SCHEDULER, StatusAsked())
-                for received in link.receive(16):
-                    if isinstance(received.message, StatusListed):
-                        return received.message.counters
-                time.sleep(0.01)
-        finally:
-            link.close()
-        raise FabricError(f"{role} does not answer")
+        return ask_status(address, 5_000.0).counters
 
 
 @contextlib.contextmanager
@@ -78,7 +66,18 @@ def linked_cluster(document: str, link: LinkSpec) -> Iterator[LinkedCluster]:
         for name in HOSTS:
             (home / name).mkdir(mode=0o700)
         config = home / "cluster.yaml"
-        config.write_text(document, encoding="utf-8")
+        config.write_text(f"{document}\nsecurity: {{keys: {KEYS}}}\n", encoding="utf-8")
+        make = [
+            sys.executable,
+            "-m",
+            "roles.cli",
+            "keys",
+            "create",
+            str(home / KEYS),
+            "--config",
+            str(config),
+        ]
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL, env=child_environment())
         roles: list[subprocess.Popen[bytes]] = []
 
         def start(role: str, host: str, *more: str) -> None:

@@ -1,7 +1,7 @@
 """One role of Tenuto on one emulated host; run inside that host's namespaces by `cluster.py`.
 
     python role.py ROLE HOME HOST ADDRESS CONFIG [SCHEDULER]        ROLE: scheduler | frontend | agent
-    python role.py worker RUN_DIR ADDRESS AGENT WORKER_ID
+    python role.py worker RUN_DIR ADDRESS AGENT WORKER_ID KEYS PRINCIPAL
 
 `HOME/HOST` is the host's run directory; those of the other hosts are hidden, or ipc sockets would lead there.
 """
@@ -13,7 +13,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from cluster import KEYS
+
 from fabric.ids import FrontendId
+from fabric.keys import FRONTEND, Keyring
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
@@ -27,8 +30,10 @@ def main() -> int:
     """See the module's docstring."""
     role, *rest = sys.argv[1:]
     if role == "worker":
-        run_dir, address, agent, worker_id = rest
-        return run_worker(agent, worker_id, Path(run_dir), WorkerOptions(host=address, log_level="WARNING"))
+        run_dir, address, agent, worker_id, keys, principal = rest
+        keyring = Keyring.of_folder(Path(keys), principal)
+        options = WorkerOptions(host=address, log_level="WARNING", keyring=keyring)
+        return run_worker(agent, worker_id, Path(run_dir), options)
     home, host, address, config, *scheduler = rest
     die_with_parent()
     _hide_others(Path(home), host)
@@ -42,12 +47,12 @@ def main() -> int:
             )
             run_scheduler(written, run_dir_path, stop, control_addresses=[f"tcp://{address}:0"])
         elif role == "frontend":
-            run_frontend(
-                FrontendOptions(FrontendId(f"frontend-{host}"), run_dir_path, scheduler, host=address), stop
-            )
+            keyring = Keyring.of_folder(Path(home) / KEYS, FRONTEND)
+            own = FrontendId(f"frontend-{host}")
+            run_frontend(FrontendOptions(own, run_dir_path, scheduler, host=address, keyring=keyring), stop)
         else:
-            options = AgentOptions(command=partial(_worker_command, address))
-            run_node_agent(load_config(Path(config)), host, run_dir_path, stop, options)
+            agent_options = AgentOptions(command=partial(_worker_command, address))
+            run_node_agent(load_config(Path(config)), host, run_dir_path, stop, agent_options)
     return 0
 
 
@@ -58,7 +63,7 @@ def _worker_command(address: str, agent: str, worker_id: str, run_dir: Path) -> 
 def _hide_others(home: Path, host: str) -> None:
     """In this process's own mount namespace, which `ip netns exec` has made."""
     for directory in home.iterdir():
-        if directory.is_dir() and directory.name != host:
+        if directory.is_dir() and directory.name not in {host, KEYS}:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(directory)], check=True)
 
 

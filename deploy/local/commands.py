@@ -64,6 +64,7 @@ def up(
     Exit 6 when a model of FILE could not be loaded and the others are served, 1 when nothing is.
     """
     die_with_parent()
+    set_up_descriptors()
     home = chosen_run_dir(run_dir_option)
     if file is not None:
         load_config(file)
@@ -78,7 +79,6 @@ def up(
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
-        set_up_descriptors()
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)

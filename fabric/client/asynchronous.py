@@ -24,6 +24,7 @@ from fabric.errors import (
     Overloaded,
     PeerLost,
     TooLarge,
+    Unauthorised,
     request_error,
 )
 from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
@@ -64,7 +65,8 @@ class ClientOptions:
     """Limits and heartbeats of a client, in ms. `grace_ms` is added to a budget for the way there and back.
 
     `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
-    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys.
+    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its
+    place is taken over by a client that runs.
     """
 
     connect_timeout_ms: float = 5_000.0
@@ -136,10 +138,15 @@ class Client:
         self._tending: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Connect, and wait for a sign of life; after `close` too. Raises PeerLost when there is none in time."""
+        """Connect, and wait for a sign of life; after `close` too.
+
+        Raises PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
+        """
         self.close()
         self._begin()
-        own = peer_id("client", new_incarnation())
+        key_file = self._options.key_file
+        keyring = None if key_file is None else Keyring.of_file(key_file)
+        own = peer_id("client" if keyring is None else keyring.own.principal, new_incarnation())
         limits = LinkOptions(
             clock=self._clock,
             # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
@@ -147,9 +154,7 @@ class Client:
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
             payload_bytes_max=self._options.payload_bytes_max,
         )
-        key_file = self._options.key_file
-        guard = guarded(None if key_file is None else Keyring.of_file(key_file))
-        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits, guard)
+        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits, guarded(keyring))
         self._outbox = Outbox(link, self._unsent, self._options.payload_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(link.fileno(), self._hear)
@@ -157,11 +162,13 @@ class Client:
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
                 while not self._greeted.is_set():
                     link.send(_FRONTEND, Ping(0))
+                    if link.refusal:
+                        raise Unauthorised(link.refusal)
                     self._hear_soon()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._greeted.wait(), _GREET_EVERY_S)
         except TimeoutError as error:
-            raise PeerLost(f"no frontend answers at {self._addresses[0]}") from error
+            raise PeerLost(f"no frontend answers at {self._addresses[0]}{link.trouble}") from error
         finally:
             if not self._greeted.is_set():
                 self.close()
@@ -172,7 +179,7 @@ class Client:
             return
         link, self._link = self._link, None
         self._loop.remove_reader(link.fileno())
-        self._fail_all("the client was closed")
+        self._fail_all(PeerLost("the client was closed"))
         for timer in (self._tending, self._alarm):
             if timer is not None:
                 timer.cancel()
@@ -331,12 +338,12 @@ class Client:
         if awaited is not None:
             awaited.set_exception(error)
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, error: PeerLost | Unauthorised) -> None:
         for number in list(self._pending):
-            self._fail(number, PeerLost(reason))
+            self._fail(number, type(error)(str(error)))
         for future in self._listing:
             if not future.done():
-                future.set_exception(PeerLost(reason))
+                future.set_exception(type(error)(str(error)))
 
     def _set_alarm(self, deadline_at_ms: float, number: int, now_ms: float) -> None:
         heapq.heappush(self._deadlines, (deadline_at_ms, number))
@@ -383,22 +390,26 @@ class Client:
             return
         now_ms = self._clock.now_ms()
         if self._liveness.lost(now_ms):
-            self._fail_all(f"the frontend at {self._addresses[0]} is silent")
+            self._fail_all(PeerLost(f"the frontend at {self._addresses[0]} is silent"))
             self._link.reconnect()
             self._outbox.is_sharing = False  # until we know who is there now
             self._greeted.clear()
             self._liveness.watch(_FRONTEND, now_ms)
         for peer, ping in self._liveness.due(now_ms):
             self._link.send(peer, ping)
+        if self._link.refusal:
+            self._fail_all(self._disconnected())
         wake_at_ms = self._liveness.wake_at_ms
         assert wake_at_ms is not None, "it is being watched"
         self._tending = self._loop.call_later(max(wake_at_ms - now_ms, 1.0) / 1e3, self._tend)
         self._hear_soon()
 
-    def _disconnected(self) -> PeerLost:
+    def _disconnected(self) -> PeerLost | Unauthorised:
         """A send was refused: look after the connection until somebody answers again."""
         self._greeted.clear()
         self._watch()
+        if self._link is not None and self._link.refusal:
+            return Unauthorised(self._link.refusal)
         return PeerLost(f"not connected to {self._addresses[0]}")
 
     def _connected(self) -> DealerLink:

@@ -6,18 +6,31 @@ import selectors
 from collections.abc import Sequence
 
 from fabric.clock import MonotonicClock
-from fabric.errors import PeerLost
+from fabric.curve import guarded
+from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
+from fabric.keys import CLIENT, Keyring, kind_of
 from fabric.messages import StatusAsked, StatusListed
 from fabric.sockets import DealerLink
 
 
-def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> StatusListed:
-    """Ask any role how it is. Raises PeerLost if nobody answers in time, ConfigError for a bad address."""
+def ask_status(
+    address: str | Sequence[str],
+    timeout_ms: float = 2_000.0,
+    *,
+    server: PeerId = PeerId("frontend"),  # noqa: B008  a name
+    keyring: Keyring | None = None,
+) -> StatusListed:
+    """Ask any role how it is. `server`: which kind it is, where keys are asked for: "frontend" or "scheduler".
+
+    Raises PeerLost if nobody answers in time, Unauthorised where the key does not permit it, ConfigError for a bad address.
+    """
     clock = MonotonicClock()
     addresses = (address,) if isinstance(address, str) else tuple(address)
-    server = PeerId("role")
-    link = DealerLink.connect(peer_id(OPERATOR, new_incarnation()), server, addresses)
+    if keyring is not None and kind_of(keyring.own.principal) == CLIENT:
+        raise Unauthorised(f"{keyring.own.principal} may not ask how a role is; the operator's key may")
+    own = OPERATOR if keyring is None else keyring.own.principal
+    link = DealerLink.connect(peer_id(own, new_incarnation()), server, addresses, guard=guarded(keyring))
     until_ms = clock.now_ms() + timeout_ms
     is_asked = False
     try:
@@ -25,11 +38,14 @@ def ask_status(address: str | Sequence[str], timeout_ms: float = 2_000.0) -> Sta
             selector.register(link.fileno(), selectors.EVENT_READ)
             while clock.now_ms() < until_ms:
                 is_asked = is_asked or link.send(server, StatusAsked())
+                if link.refusal:
+                    raise Unauthorised(link.refusal)
                 for received in link.receive(16):
                     if isinstance(received.message, StatusListed):
                         return received.message
                 if not link.has_more:
                     selector.select(0.01)
+        trouble = link.trouble
     finally:
         link.close()
-    raise PeerLost(f"nobody answers at {addresses[0]}")
+    raise PeerLost(f"nobody answers at {addresses[0]}{trouble}")

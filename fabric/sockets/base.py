@@ -19,7 +19,7 @@ import zmq
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
-from fabric.curve import Guard, keyless
+from fabric.curve import Guard, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.ipc import IPC, IpcPath
@@ -153,6 +153,7 @@ class SocketLink(ABC):
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
         came, self._came = self._came, []
+        self._follow_keys()
         taken = headers_size = 0
         while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES and not self._socket.closed:
             self._is_touched = True
@@ -194,7 +195,7 @@ class SocketLink(ABC):
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Queue messages that travel as one; False: none of them is queued."""
 
-    def _take_whole(self) -> _Whole:
+    def _take_whole(self) -> Whole:
         """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
         frame = self._socket.recv(_NOBLOCK, copy=False)
         parts = [_content(frame)]
@@ -204,7 +205,7 @@ class SocketLink(ABC):
                 break
             frame = self._socket.recv(_NOBLOCK, copy=False)
             parts.append(_content(frame))
-        return _Whole(parts, frame)
+        return Whole(parts, frame)
 
     def _pass_over(self) -> bool:
         """Take what is left of a message that is too long; False: there is more of it than one turn may take."""
@@ -214,11 +215,10 @@ class SocketLink(ABC):
                 return True
         return False
 
-    def _open_up(self, whole: _Whole) -> list[Received]:
+    def _open_up(self, whole: Whole) -> list[Received]:
         if len(whole.parts) > self._frames_max:
             raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
-        peer = self._peer(whole.parts)
-        principal = None if self._guard is None else self._guard.check(whole.last, peer)
+        peer, speaker = self._sender(whole)
         envelope, named = frames.split(
             whole.parts[self.routes :],
             header_bytes_max=self._options.header_bytes_max,
@@ -229,9 +229,9 @@ class SocketLink(ABC):
             self._counters["shared_bytes_in"] += sum(
                 len(tensor.place.data) for own in named for tensor in own if tensor.place is not None
             )
-        if self._guard is not None and principal is not None:
+        if self._guard is not None and speaker is not None:
             for parcel in envelope.parcels:
-                self._guard.check_owner(principal, parcel.body)
+                self._guard.check_owner(speaker.principal, parcel.body)
         late_ms = 0.0
         if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
@@ -241,9 +241,17 @@ class SocketLink(ABC):
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
         ]
 
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        del parts
-        return NOBODY
+    @abstractmethod
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        """Who sent it, and by whose key, where it came by one. Raises RemoteProtocolError for who may not."""
+
+    def _follow_keys(self) -> None:
+        if self._guard is not None and not self._socket.closed and self._guard.has_changed():
+            self._keys_changed(self._guard)
+
+    @abstractmethod
+    def _keys_changed(self, guard: Guard) -> None:
+        """Whom we trust has changed: end the connections of those whom we trust no more."""
 
     def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
         return frames.join(packed, epoch=self.epoch, sent_at_ms=self._clock.now_ms())
@@ -268,15 +276,19 @@ class ListeningLink(SocketLink):
         """Raises ConfigError naming the address that cannot be bound; nothing stays bound then."""
         guard, is_guarded = self._guard, False
         try:
+            with contextlib.suppress(zmq.ZMQError):  # a system that does not say whose a connection is
+                self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
             for address in sorted(addresses, key=lambda one: not one.startswith(IPC)):
                 if address.startswith(IPC):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
-                elif guard is not None and not is_guarded:
-                    guard.listen(self._socket)  # holds for what is bound from here on
-                    is_guarded = True
-                with naming(address, "bind"):
+                elif address.startswith("tcp://"):
+                    check_listening(address, guard)
+                    if guard is not None and not is_guarded:
+                        guard.listen(self._socket)  # holds for what is bound from here on
+                        is_guarded = True
+                with naming(address, "bind"), private_files():
                     self._socket.bind(address)
                 bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
                 self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
@@ -284,8 +296,14 @@ class ListeningLink(SocketLink):
             self.close()
             raise
 
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        return NOBODY, None if self._guard is None else self._guard.check(whole.last, NOBODY)
 
-class _Whole(NamedTuple):
+    def _keys_changed(self, guard: Guard) -> None:
+        guard.hang_up_on_revoked()
+
+
+class Whole(NamedTuple):
     """A message as it came."""
 
     parts: list[Buffer]
@@ -419,18 +437,32 @@ def note_refused(counters: dict[str, float]) -> bool:
     return False
 
 
-def connect_socket(socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str) -> str:
-    """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there.
+def connect_socket(
+    socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str
+) -> tuple[str, str]:
+    """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there, and that key.
 
-    Raises ConfigError naming an address that cannot be one, or whose key is missing or not trusted.
+    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, or whose key is missing or
+    not trusted.
     """
+    key = ""
     if guard is None:
         address = keyless(address)
     elif not address.startswith(IPC):
-        address = guard.connect_to(socket, address, principal)
+        address, key = guard.connect_to(socket, address, principal)
     with naming(address, "connect to"):
         socket.connect(address)
-    return address
+    return address, key
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is made meanwhile, sockets too, is for this user alone. Roles have that mask anyway."""
+    former = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(former)
 
 
 @contextlib.contextmanager

@@ -75,6 +75,7 @@ class _Target:
     addresses: tuple[str, ...]
     is_known_here: bool  # its memory could be shared, by its addresses
     is_sharing: bool = False
+    key: str = ""  # by which we know who is there
     socket: zmq.Socket[bytes] | None = None
     used_at_ms: float = 0.0
     in_flight: InFlight = field(default_factory=InFlight)
@@ -121,6 +122,8 @@ class PushPool:
         target = self._targets.get(peer)
         if target is None:
             return self._unroutable()
+        if self._guard is not None and self._guard.has_changed():
+            self._close_revoked(self._guard)
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
@@ -201,12 +204,19 @@ class PushPool:
         self._counters["unroutable_out"] += 1
         return False
 
+    def _close_revoked(self, guard: Guard) -> None:
+        for peer, target in self._targets.items():
+            if target.key and not guard.trusts(target.key, principal_of_receiver(peer)):
+                target.close(linger_ms=0)
+
     def _socket_to(self, peer: PeerId, target: _Target) -> zmq.Socket[bytes]:
         if target.socket is None:
             address = nearest(target.addresses)
             opened = open_socket(zmq.PUSH, self._options.link)
             try:
-                address = connect_socket(opened, address, self._guard, principal_of_receiver(peer))
+                address, target.key = connect_socket(
+                    opened, address, self._guard, principal_of_receiver(peer)
+                )
             except ConfigError:
                 opened.close()
                 raise

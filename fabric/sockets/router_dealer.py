@@ -7,41 +7,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from fabric import frames
-from fabric.codec import Buffer
-from fabric.curve import Guard, principal_of_server
+from fabric.curve import Guard, Speaker, principal_of_server
 from fabric.errors import ConfigError
 from fabric.ids import PeerId
 from fabric.ipc import IPC, nearest
-from fabric.link import Packed
+from fabric.link import Packed, Received
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
+    HANDSHAKE_MS,
     MORE,
     InFlight,
     LinkOptions,
     ListeningLink,
     SocketLink,
+    Whole,
     connect_socket,
+    context,
     note_refused,
     note_sent,
     send_parts,
 )
+from fabric.sockets.routes import Routes, new_route
 
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
+_FAILURES_TOLD: Final = 4  # so many handshakes in a row are no accident
+_serial = count(1)
+_FAILED: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 class RouterLink(ListeningLink):
     """Many peers, each by its name: the server's end of control, and of clients.
 
-    A peer that was never here or is gone is refused and reported by `take_lost`; one whose queue is full, in
-    messages or in bytes, is refused. A second connection under a living peer's name is ignored (no hand-over):
-    names carry a nonce.
+    A peer that never spoke or is gone is refused and reported by `take_lost`; one whose queue is full, in
+    messages or in bytes, is refused. Of several connections under one name the newest is answered, see `Routes`.
     """
 
     kind = zmq.ROUTER
@@ -51,6 +62,7 @@ class RouterLink(ListeningLink):
         super().__init__(options, guard)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        self._routes = Routes()
         self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
@@ -58,6 +70,10 @@ class RouterLink(ListeningLink):
         """False: the peer is unroutable (see `take_lost`) or its queue is full."""
         if self._socket.closed:
             return False
+        self._follow_keys()
+        route = self._routes.to(peer)
+        if route is None:
+            return self._unroutable(peer)
         parts = self._join(packed)
         size = frames.size_of(parts)
         is_large = size >= COPY_BELOW_BYTES
@@ -65,18 +81,13 @@ class RouterLink(ListeningLink):
             return note_refused(self._counters)
         self._is_touched = True
         try:
-            self._socket.send(frames.route_to(peer), MORE)
+            self._socket.send(route, MORE)
         except zmq.Again:
             return note_refused(self._counters)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            if len(self._lost) < _IDENTITIES_LOST_MAX:
-                self._lost.append(peer)
-            self.transit.forget(peer)
-            self._in_flight.pop(peer, None)
-            self._counters["unroutable_out"] += 1
-            return False
+            return self._unroutable(peer)
         _, tracker = send_parts(self._socket, parts, is_tracked=is_large)
         if is_large:
             self._in_flight[peer].add(tracker, size)
@@ -86,6 +97,23 @@ class RouterLink(ListeningLink):
         """Peers that a send found gone since the last call."""
         lost, self._lost = self._lost, []
         return lost
+
+    def _unroutable(self, peer: PeerId) -> bool:
+        self._counters["unroutable_out"] += 1
+        self._routes.forget(peer)
+        self._note_lost(peer)
+        return False
+
+    def _note_lost(self, peer: PeerId) -> None:
+        if len(self._lost) < _IDENTITIES_LOST_MAX:
+            self._lost.append(peer)
+        self.transit.forget(peer)
+        self._in_flight.pop(peer, None)
+
+    def _keys_changed(self, guard: Guard) -> None:
+        super()._keys_changed(guard)
+        for peer in self._routes.forget_keys(guard.lets_in):
+            self._note_lost(peer)
 
     def _of(self, peer: PeerId) -> InFlight:
         own = self._in_flight.get(peer)
@@ -97,12 +125,20 @@ class RouterLink(ListeningLink):
             own = self._in_flight[peer] = InFlight()
         return own
 
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        return frames.peer_from(parts[0])
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        route = bytes(whole.parts[0])
+        peer, mark = frames.peer_from(route)
+        speaker = None if self._guard is None else self._guard.check(whole.last, peer)
+        self._routes.note(route, peer, mark, None if speaker is None else speaker.public)
+        return peer, speaker
 
 
 class DealerLink(SocketLink):
-    """One server, under its given name; the client's end. Sends are refused while there is no connection."""
+    """One server, under its given name; the client's end. Sends are refused while there is no connection.
+
+    A connection by TCP that does not come about is begun anew by this link, at a send, not by ZeroMQ: with the next key that is
+    trusted, or later where the server says that ours is not (`refusal`).
+    """
 
     kind = zmq.DEALER
 
@@ -115,11 +151,16 @@ class DealerLink(SocketLink):
         guard: Guard | None = None,
     ) -> None:
         super().__init__(options, guard)
+        self.refusal = ""
+        """Why the server does not let us in; empty: nothing of that kind is known."""
+        self._own = own
         self._server = server
         self._given = tuple(addresses)
         self._connected_to = ""
+        self._server_key = ""
         self._connect_at_ms: float | None = None
-        self._socket.setsockopt(zmq.IDENTITY, frames.route_to(own))
+        self._failures = 0  # handshakes since the last that did not fail
+        self._monitor: zmq.Socket[bytes] | None = None
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
     @classmethod
@@ -146,15 +187,33 @@ class DealerLink(SocketLink):
     def reconnect(self) -> None:
         """Give the connection up for a new one, for a server that is silent though the connection looks alive.
 
-        After a cut a router may not have noticed that our old connection is gone and will then ignore a new one
-        of the same name, for good. So the new one begins at the first send 100 ms later, and if that was too
-        early for the router, the next silence brings the owner here again.
+        The new one begins at the first send 100 ms later.
         """
-        if self._connected_to:
-            with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
-                self._socket.disconnect(self._connected_to)
-        self._connected_to = ""
-        self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
+        self._connect_later(RECONNECT_AFTER_MS)
+
+    def close(self) -> None:
+        """Flush for at most 100 ms in the background."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+            with contextlib.suppress(zmq.ZMQError):  # it is closed already
+                self._socket.monitor(None, 0)
+        super().close()
+
+    def receive(self, limit: int) -> Sequence[Received]:
+        """At most `limit` messages; of a server whose key is trusted no more none."""
+        received = super().receive(limit)
+        return received if self._connected_to else ()
+
+    @property
+    def trouble(self) -> str:
+        """What may be wrong with a server that does not answer; empty: nothing is known."""
+        is_foreign = self._guard is not None and self._failures >= _FAILURES_TOLD
+        return (
+            ": it ends each connection, perhaps it has none of the keys that are trusted"
+            if is_foreign
+            else ""
+        )
 
     @property
     def is_by_ipc(self) -> bool:
@@ -165,6 +224,7 @@ class DealerLink(SocketLink):
         """False: not connected, or the queue is full, or `peer` is not the server."""
         if self._socket.closed or peer != self._server:
             return False
+        self._follow_keys()
         if self._connect_at_ms is not None:
             if self._clock.now_ms() < self._connect_at_ms:
                 return note_refused(self._counters)  # the old connection may still take messages, to nowhere
@@ -176,19 +236,65 @@ class DealerLink(SocketLink):
         parts = self._join(packed)
         self._is_touched = True
         is_in, _ = send_parts(self._socket, parts)
-        return (
-            note_sent(self._counters, frames.size_of(parts), packed)
-            if is_in
-            else note_refused(self._counters)
-        )
+        if not is_in:
+            self._look_why()
+            return note_refused(self._counters)
+        self._failures, self.refusal = 0, ""
+        return note_sent(self._counters, frames.size_of(parts), packed)
 
     def _connect(self) -> None:
         self._is_touched = True
         address = nearest(self._given)
+        if not address.startswith(IPC) and self._monitor is None:
+            self._watch_handshakes()
+        self._socket.setsockopt(zmq.ROUTING_ID, new_route(self._own))
         principal = principal_of_server(self._server)
-        self._connected_to = connect_socket(self._socket, address, self._guard, principal)
+        self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
 
-    def _peer(self, parts: Sequence[Buffer]) -> PeerId:
-        del parts
-        return self._server
+    def _connect_later(self, after_ms: float) -> None:
+        if self._connected_to:
+            with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
+                self._socket.disconnect(self._connected_to)
+        self._connected_to = ""
+        self._connect_at_ms = self._clock.now_ms() + after_ms
+
+    def _watch_handshakes(self) -> None:
+        """ZeroMQ tells by a socket of its own, once for each connection: after a failure we begin the next, not ZeroMQ."""
+        self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
+        place = f"inproc://handshakes-{next(_serial)}"
+        self._socket.monitor(place, _FAILED)
+        self._monitor = context().socket(zmq.PAIR)
+        self._monitor.connect(place)
+
+    def _look_why(self) -> None:
+        """There is no connection; find out whether a handshake failed."""
+        while self._monitor is not None:
+            try:
+                told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._failures += 1
+            after_ms = float(HANDSHAKE_MS)
+            match told["event"]:
+                case zmq.Event.HANDSHAKE_FAILED_AUTH:
+                    self.refusal = f"{self._connected_to} does not let our key in"
+                case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                    has = "asks for a key" if self._guard is None else "has no key"
+                    self.refusal = f"{self._connected_to} {has}"
+                case _ if self._guard is None and self._failures >= _FAILURES_TOLD:
+                    # Who asks for a key mostly hangs up before he has said so.
+                    self.refusal = (
+                        f"{self._connected_to} ends each connection at once: probably it asks for a key"
+                    )
+                case _:  # it has another key than we thought, or the line broke
+                    after_ms = RECONNECT_AFTER_MS
+            self._connect_later(after_ms)
+
+    def _keys_changed(self, guard: Guard) -> None:
+        if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):
+            self.reconnect()
+
+    def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
+        del whole
+        return self._server, None

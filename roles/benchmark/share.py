@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 from operator import attrgetter
+from pathlib import Path
 from threading import BrokenBarrierError
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.client import Client
+from fabric.client import Client, ClientOptions
 from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost, RequestError
 from fabric.ids import ModelId
@@ -42,7 +43,7 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 class LoadPlan:
     """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
 
-    `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
+    `key_file`: for targets by TCP that ask for a key. `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
     multiples (0: each at its own moment).
     """
 
@@ -53,6 +54,7 @@ class LoadPlan:
     processes: int
     payload_bytes: int
     gather_ms: float = 0.0
+    key_file: Path | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +92,8 @@ def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
 async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
     recorder = Recorder([model.model_id for model in plan.config.models])
-    async with Client(plan.targets[number % len(plan.targets)]) as client:
+    options = ClientOptions(key_file=plan.key_file)
+    async with Client(plan.targets[number % len(plan.targets)], options) as client:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())

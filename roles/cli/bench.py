@@ -24,6 +24,7 @@ from roles.cli.options import (
     echo_json,
     file_argument,
     json_option,
+    key_option,
     painters,
     plot_option,
     remark,
@@ -41,6 +42,7 @@ from roles.workload.outcomes import Window
 @click.command()
 @file_argument
 @click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
+@key_option
 @duration_option
 @warmup_option
 @seed_option
@@ -62,6 +64,7 @@ def bench(
     *,
     file: Path,
     target: str | None,
+    key_file: Path | None,
     duration_s: float,
     warmup_s: float,
     seed: int | None,
@@ -89,6 +92,7 @@ def bench(
         window.until_ms,
         processes or default_processes(config),
         payload_bytes,
+        key_file=key_file,
     )
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step)

@@ -12,11 +12,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fabric.client import Client, InferResult
+from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
 from roles.cli.console import plain_console
-from roles.cli.options import BUDGET_MS, echo_json
+from roles.cli.options import BUDGET_MS, echo_json, key_option
 from roles.runtime.environment import run_dir
 from roles.runtime.run_directory import read_up_file
 
@@ -30,16 +30,26 @@ ROWS_SHOWN = 8
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", help="A frontend's address (default: the cluster of this host).")
+@key_option
 @click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")
 @click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")
-def infer(model: str, input_path: Path, target: str | None, budget_ms: float | None, is_json: bool) -> None:  # noqa: FBT001  click's flag
+def infer(
+    *,
+    model: str,
+    input_path: Path,
+    target: str | None,
+    key_file: Path | None,
+    budget_ms: float | None,
+    is_json: bool,
+) -> None:
     """Send one request to MODEL and print the answer and where its time went.
 
     INPUT is a picture (decoded and resized by the frontend), an .npy array, or an .npz with one array per
     input name.
     """
     addresses = [target] if target else running_frontends()
-    result = asyncio.run(_infer(addresses, model, input_path, budget_ms))
+    options = ClientOptions(key_file=key_file)
+    result = asyncio.run(_infer(addresses, options, model, input_path, budget_ms))
     if is_json:
         echo_result(result)
     else:
@@ -101,8 +111,10 @@ def ledger_table(result: InferResult) -> Table:
     return table
 
 
-async def _infer(addresses: Sequence[str], model: str, path: Path, budget_ms: float | None) -> InferResult:
-    async with Client(addresses) as client:
+async def _infer(
+    addresses: Sequence[str], options: ClientOptions, model: str, path: Path, budget_ms: float | None
+) -> InferResult:
+    async with Client(addresses, options) as client:
         infos = {info.model_id: info for info in await client.models()}
         info = next((info for model_id, info in infos.items() if model_id == model), None)
         # A model nobody knows is refused by the frontend, with its suggestion.

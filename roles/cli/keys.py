@@ -111,7 +111,8 @@ def show(folder: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001
     """Make a new key for PRINCIPAL; the old one is trusted until `revoke --old`.
 
-    Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key.
+    Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key. Before frontends
+    restart, clients need new files: rotate them too.
     """
     target = _target(folder, principal, out)
     with changing(folder):
@@ -123,6 +124,8 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
         f"{principal}: {'would make' if dry_run else 'made'} a new key; now copy {TRUSTED_FILE} to every host, restart, and"
         f" tenuto keys revoke {folder} {principal} --old"
     )
+    if principal == FRONTEND:
+        _name_clients(_trusted(folder), "before the restart rotate also, whose files know the old key only")
 
 
 @keys.command()
@@ -139,11 +142,14 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # n
         gone = known[1:] if old else known
         if not gone:
             raise ConfigError(f"{principal} has no {'older ' if old else ''}key")
+        left = Trusted(tuple(key for key in trusted.keys if key.public not in gone))
         if not dry_run:
-            _write(folder, Trusted(tuple(key for key in trusted.keys if key.public not in gone)))
+            _write(folder, left)
             if not old:
                 (folder / key_file(principal)).unlink(missing_ok=True)
     click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
+    if principal == FRONTEND:
+        _name_clients(left, "shut out, for their files know no key that is left")
 
 
 def _add(folder: Path, principal: str, path: Path) -> None:
@@ -155,6 +161,19 @@ def _add(folder: Path, principal: str, path: Path) -> None:
         pair = KeyPair(principal, pair.public, pair.secret, frontends)
     write_private(path, pair)
     _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
+
+
+def _name_clients(trusted: Trusted, why: str) -> None:
+    """Say which clients' newest files were made before the frontends' newest key."""
+    principals = [key.principal for key in trusted.keys]  # the newest first
+    newest = principals.index(FRONTEND) if FRONTEND in principals else 0
+    behind = [
+        name
+        for name in dict.fromkeys(principals)
+        if kind_of(name) == CLIENT and principals.index(name) > newest
+    ]
+    if behind:
+        click.echo(f"{why}: {', '.join(behind)}")
 
 
 def _target(folder: Path, principal: str, out: Path | None) -> Path:

@@ -6,6 +6,8 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,50 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
 from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
-from roles.cli.options import BUDGET_MS, RATE_RPS, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.options import (
+    BUDGET_MS,
+    RATE_RPS,
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    key_option,
+    keyring_of,
+    run_dir_flag,
+    scheduler_option,
+)
 from roles.config.documents import read_file, read_value
 from roles.config.load import parse_config
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from roles.runtime.running_cluster import scheduler_addresses
+
+
+@dataclass(slots=True, frozen=True)
+class _Cluster:
+    """Which one is meant: that of a run directory, or the one whose scheduler is at an address."""
+
+    run_dir: Path | None
+    address: str | None
+    key_file: Path | None
+
+
+def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which cluster, as the command's `cluster`."""
+
+    @run_dir_flag
+    @scheduler_option
+    @key_option
+    @json_option
+    @wraps(command)
+    def commanding(
+        *,
+        run_dir_option: Path | None,
+        scheduler_address: str | None,
+        key_file: Path | None,
+        **rest: Any,
+    ) -> None:
+        command(cluster=_Cluster(run_dir_option, scheduler_address, key_file), **rest)
+
+    return commanding
 
 
 @click.group()
@@ -31,62 +72,58 @@ def models() -> None:
 @models.command()
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@run_dir_flag
-@json_option
-def add(*, source: str, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
+@_of_cluster
+def add(*, source: str, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
 
     Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'.
     """
     sections = _sections(source, names)
-    _carry_out(lambda number: ModelsAdd(number, json.dumps(sections)), run_dir_option, as_json=as_json)
+    _carry_out(lambda number: ModelsAdd(number, json.dumps(sections)), cluster, as_json=as_json)
 
 
 @models.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@run_dir_flag
-@json_option
-def remove(*, names: tuple[str, ...], run_dir_option: Path | None, as_json: bool) -> None:
+@_of_cluster
+def remove(*, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
     ids = tuple(ModelId(name) for name in dict.fromkeys(names))
-    _carry_out(lambda number: ModelsRemove(number, ids), run_dir_option, as_json=as_json)
+    _carry_out(lambda number: ModelsRemove(number, ids), cluster, as_json=as_json)
 
 
 @models.command("set")
 @click.argument("name")
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
-@run_dir_flag
-@json_option
+@_of_cluster
 def set_(
-    *, name: str, slo_ms: float | None, rate_rps: float | None, run_dir_option: Path | None, as_json: bool
+    *, name: str, slo_ms: float | None, rate_rps: float | None, cluster: _Cluster, as_json: bool
 ) -> None:
     """Change a model's SLO or the rate to plan for."""
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
-    _carry_out(
-        lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps), run_dir_option, as_json=as_json
-    )
+    _carry_out(lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps), cluster, as_json=as_json)
 
 
 @click.command()
 @click.argument("where", metavar="NODE|NODE/gpuN")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
-@run_dir_flag
-@json_option
-def drain(*, where: str, is_back: bool, run_dir_option: Path | None, as_json: bool) -> None:
+@_of_cluster
+def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty."""
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
     node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
-    _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), run_dir_option, as_json=as_json)
+    _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), cluster, as_json=as_json)
 
 
-def _carry_out(change: Callable[[int], PlanChange], run_dir_option: Path | None, *, as_json: bool) -> None:
-    home = chosen_run_dir(run_dir_option)
+def _carry_out(change: Callable[[int], PlanChange], cluster: _Cluster, *, as_json: bool) -> None:
+    keyring = keyring_of(cluster.key_file)
+    home = chosen_run_dir(cluster.run_dir)
     try:
-        answer = ask_change(scheduler_addresses(home.path), change(new_request_no()))
+        addresses = [cluster.address] if cluster.address else scheduler_addresses(home.path)
+        answer = ask_change(addresses, change(new_request_no()), keyring=keyring)
     finally:
         home.remove()
     if as_json:

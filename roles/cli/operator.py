@@ -7,10 +7,13 @@ import selectors
 from collections.abc import Sequence
 
 from fabric.clock import Clock, MonotonicClock
-from fabric.errors import PeerLost
-from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
+from fabric.curve import guarded
+from fabric.errors import PeerLost, Unauthorised
+from fabric.ids import OPERATOR, new_incarnation, peer_id
+from fabric.keys import Keyring
 from fabric.messages import Changed, Ping, PlanChange, Pong
 from fabric.sockets import DealerLink
+from roles.runtime.core import SCHEDULER
 
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
@@ -28,12 +31,16 @@ def ask_change(
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,
+    keyring: Keyring | None = None,
     clock: Clock | None = None,
 ) -> Changed:
-    """Ask for a change and wait until it is over. Raises PeerLost when the scheduler is or becomes unreachable."""
+    """Ask for a change and wait until it is over. `keyring`: the operator's, where the scheduler is reached by TCP.
+
+    Raises PeerLost when the scheduler is or becomes unreachable, Unauthorised where the key does not permit it.
+    """
     clock = clock or MonotonicClock()
-    server = PeerId("scheduler")
-    link = DealerLink.connect(peer_id(OPERATOR, new_incarnation()), server, addresses)
+    own = peer_id(OPERATOR, new_incarnation())
+    link = DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(link.fileno(), selectors.EVENT_READ)
@@ -42,10 +49,12 @@ def ask_change(
             ping_at_ms, pings = heard_at_ms, 0
             is_asked = False
             while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(server, change)
+                is_asked = is_asked or link.send(SCHEDULER, change)
+                if link.refusal:
+                    raise Unauthorised(link.refusal)
                 if clock.now_ms() >= ping_at_ms:
                     ping_at_ms, pings = clock.now_ms() + PING_EVERY_MS, pings + 1
-                    link.send(server, Ping(pings))
+                    link.send(SCHEDULER, Ping(pings))
                 for received in link.receive(16):
                     heard_at_ms = clock.now_ms()
                     match received.message:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
 from roles.runtime.environment import RunDir, run_dir
@@ -105,6 +106,25 @@ run_dir_flag = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
 )
+
+
+key_option = click.option(
+    "--key",
+    "key_file",
+    envvar="TENUTO_KEY_FILE",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="For an address by TCP that asks for one (or $TENUTO_KEY_FILE): a client's file, or operator.key in its keys folder.",
+)
+scheduler_option = click.option(
+    "--scheduler",
+    "scheduler_address",
+    help="Its control address, with --key by TCP (default: the cluster of this host).",
+)
+
+
+def keyring_of(key_file: Path | None) -> Keyring | None:
+    """What `key_option` names. Raises ConfigError where that is no key."""
+    return None if key_file is None else Keyring.of_file(key_file)
 
 
 def chosen_run_dir(option: Path | None) -> RunDir:

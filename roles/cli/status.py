@@ -10,8 +10,17 @@ from rich.table import Table
 
 from fabric.messages import GpuReport
 from roles.cli.console import plain_console
-from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag
-from roles.runtime.running_cluster import ClusterReport, look
+from roles.cli.options import (
+    as_plain,
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    key_option,
+    keyring_of,
+    run_dir_flag,
+    scheduler_option,
+)
+from roles.runtime.running_cluster import ClusterReport, look, look_from_afar
 
 LATELY_SHOWN = 5
 LOOP_COLUMNS = (
@@ -26,14 +35,26 @@ LOOP_COLUMNS = (
 @click.command()
 @click.option("--loops", "has_loops", is_flag=True, help="Also how late each process's timers were.")
 @run_dir_flag
+@scheduler_option
+@key_option
 @json_option
-def status(*, has_loops: bool, run_dir_option: Path | None, as_json: bool) -> None:
-    """Show the cluster of this host: where it is, what runs, and how its slices are."""
-    home = chosen_run_dir(run_dir_option)
-    try:
-        report = look(home.path)
-    finally:
-        home.remove()
+def status(
+    *,
+    has_loops: bool,
+    run_dir_option: Path | None,
+    scheduler_address: str | None,
+    key_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the cluster of this host, or what a scheduler elsewhere knows: what runs, and how its slices are."""
+    if scheduler_address is not None:
+        report = look_from_afar(scheduler_address, keyring_of(key_file))
+    else:
+        home = chosen_run_dir(run_dir_option)
+        try:
+            report = look(home.path)
+        finally:
+            home.remove()
     if as_json:
         listed = report.scheduler
         plain = {
@@ -71,6 +92,8 @@ def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
         console.print(f"{warning.model_id}: {warning.reason}")
     for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
+    for role_id, refused in keys_refused(report).items():
+        console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
@@ -88,6 +111,15 @@ def _loop_table(report: ClusterReport) -> Table:
         if LOOP_COLUMNS[0] in counters:
             table.add_row(role_id, *(f"{counters[name]:.3f}" for name in LOOP_COLUMNS))
     return table
+
+
+def keys_refused(report: ClusterReport) -> dict[str, float]:
+    """By role: connections and messages that a key did not cover, on all its links; roles that refused none are left out."""
+    counted = {
+        role_id: sum(value for name, value in counters.items() if name.endswith("keys_refused"))
+        for role_id, counters in report.counters.items()
+    }
+    return {role_id: refused for role_id, refused in counted.items() if refused}
 
 
 def gpu_tables(gpus: Sequence[GpuReport]) -> list[Table]:

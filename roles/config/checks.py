@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fabric.curve import is_wildcard
 from fabric.errors import ConfigError
 from fabric.policy_options import brief, shown, suggestion
 
@@ -20,7 +20,6 @@ _WORDS = {
     "null": "nothing",
 }
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_WILDCARDS = ("*", "0.0.0.0", "::", "[::]", "")  # noqa: S104  these are the ones that are refused
 
 
 # No user means more; what is larger is a slip of the pen, and would end in an overflow far from the file.
@@ -83,17 +82,8 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
     host, colon, port = (rest if mark else value).rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
         raise ConfigError(f"{where}: is {shown(value)}; it must end in :PORT, 0 to 65535 (0: any free one)")
-    if host in _WILDCARDS:
+    if is_wildcard(host.strip("[]")):
         raise ConfigError(f"{where}: is {shown(value)}; name the interface's own address, or 127.0.0.1")
-
-
-def is_loopback(endpoint: str) -> bool:
-    """Whether only processes of this host reach a `tcp://HOST:PORT`."""
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in {"localhost", "lo"}
 
 
 def named(path: str, key: object) -> str:

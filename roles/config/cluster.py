@@ -108,9 +108,13 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ListenConfig:
-    """Where clients come in. `client` is a ZeroMQ endpoint, the others host:port or None: not served."""
+    """Where others come in. `client` is a ZeroMQ endpoint of the frontends, `control` one of the scheduler beside its ipc one.
+
+    The others are host:port. None: not served.
+    """
 
     client: str = "tcp://127.0.0.1:0"
+    control: str | None = None
     http: str | None = None
     metrics: str | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from fabric.policy_options import shown
@@ -26,7 +27,6 @@ from roles.config.checks import (
     SEED_MAX,
     check_endpoint,
     finite,
-    is_loopback,
     name_like,
     one_of,
     translated,
@@ -321,16 +321,19 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
 
 
 def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
-    check_endpoint(section.client, "listen.client", schemes=("tcp", "ipc"))
-    if not has_keys and section.client.startswith("tcp://") and not is_loopback(section.client):
-        raise ConfigError(
-            f"listen.client: is {shown(section.client)}, which others can reach: that needs keys"
-            " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
-        )
+    for key, value in (("client", section.client), ("control", section.control)):
+        if value is None:
+            continue
+        check_endpoint(value, f"listen.{key}", schemes=("tcp", "ipc"))
+        if not has_keys and value.startswith("tcp://") and not is_loopback(host_of(value)):
+            raise ConfigError(
+                f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
+                " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
+            )
     for key, value in (("http", section.http), ("metrics", section.metrics)):
         if value is not None:
             check_endpoint(value, f"listen.{key}", schemes=())
-    return ListenConfig(section.client, section.http, section.metrics)
+    return ListenConfig(section.client, section.control, section.http, section.metrics)
 
 
 def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[str, dict[str, Any]]:

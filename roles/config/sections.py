@@ -115,6 +115,7 @@ class ListenSection(Section, frozen=True):
     """`listen`."""
 
     client: str = "tcp://127.0.0.1:0"
+    control: str | None = None
     http: str | None = None
     metrics: str | None = None
 

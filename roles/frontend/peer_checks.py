@@ -1,6 +1,7 @@
 """What a frontend's peers may say: its core sees nothing that has not been checked here.
 
-Clients are told apart by their names, and whoever says what is not for a client to say is cut off after a while. The
+Clients are told apart by their names, and whoever says what is not for a client to say is cut off after a while. How the
+frontend is, is for the operator to ask: counters tell what others do (where there are keys, only the operator's may bear that name). The
 scheduler is the one that the frontend connected to. Outputs come by a socket that does not tell who sent them: they
 count where they name the batch and the slice that a request was granted to.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fabric.errors import RemoteProtocolError
-from fabric.ids import PeerId
+from fabric.ids import OPERATOR, PeerId, role_id_of
 from fabric.messages import (
     AnyMessage,
     BatchFailed,
@@ -28,7 +29,7 @@ from fabric.messages import (
 )
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState
 from roles.runtime.core import SCHEDULER
-from roles.runtime.peer_checks import NOT_OWNER, Offences, PeerChecks, Verdict, anybody
+from roles.runtime.peer_checks import NOT_OWNER, Offences, PeerChecks, Rule, Verdict, anybody
 
 A_WORKER: Final = PeerId("")
 """Whichever it was."""
@@ -40,8 +41,9 @@ class FrontendPeerChecks:
     def __init__(self, pending: Pending) -> None:
         self.offences = Offences()
         self._pending = pending
-        asking = (Infer, CancelRequest, ModelsAsked, StatusAsked, Ping)
-        self._clients = PeerChecks(dict.fromkeys(asking, anybody), self.offences)
+        asking = (Infer, CancelRequest, ModelsAsked, Ping)
+        clients: dict[type, Rule] = {**dict.fromkeys(asking, anybody), StatusAsked: _operator_only}
+        self._clients = PeerChecks(clients, self.offences)
         serving = (Directory, Grant, Dropped, Returned)
         self._scheduler = PeerChecks(dict.fromkeys(serving, anybody), self.offences, frozenset({SCHEDULER}))
         ending = (Outputs, BatchFailed)
@@ -86,6 +88,12 @@ class FrontendPeerChecks:
     def _note(self, text: str, now_ms: float) -> None:
         error = RemoteProtocolError(text, NOT_OWNER)
         self.offences.note(A_WORKER, error, now_ms, may_cut_off=False)
+
+
+def _operator_only(peer: PeerId, message: StatusAsked) -> None:
+    del message
+    if role_id_of(peer) != OPERATOR:
+        raise RemoteProtocolError("it is not the operator", NOT_OWNER)
 
 
 def _is_of(place: BatchSlot, message: Outputs | BatchFailed) -> bool:

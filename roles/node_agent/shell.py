@@ -84,11 +84,9 @@ def run_node_agent(
     Raises ConfigError for a host that the configuration does not have, or whose GPUs are not here.
     """
     keys = config.security.keys
-    if keys is not None:
-        Keyring.of_folder(
-            keys, principal_of_node(host)
-        )  # its workers need it: better said now than by each of them
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keys)
+    # Its workers need it too: better said now than by each of them.
+    keyring = None if keys is None else Keyring.of_folder(keys, principal_of_node(host))
+    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keyring)
     try:
         agent.run()
     finally:
@@ -97,7 +95,12 @@ def run_node_agent(
 
 class _Agent:
     def __init__(
-        self, node: NodeConfig, run_dir: Path, options: AgentOptions, stop: StopSignal, keys: Path | None
+        self,
+        node: NodeConfig,
+        run_dir: Path,
+        options: AgentOptions,
+        stop: StopSignal,
+        keyring: Keyring | None,
     ) -> None:
         incarnation = new_incarnation()
         role_id = role_id_of_node(node.host)
@@ -109,10 +112,12 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
-        self._worker_key = () if keys is None else (str(keys.absolute()), principal_of_node(node.host))
+        self._worker_key: tuple[str, ...] = ()
+        if keyring is not None and keyring.path is not None:
+            self._worker_key = (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock)
+        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock, keyring)
         self._processes = Processes()
         self._aside: Background[Answer] = Background()
         self._pins = CorePins(node.pin_cores)

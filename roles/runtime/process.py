@@ -64,8 +64,10 @@ def set_up_descriptors() -> None:
     """Let this process have as many descriptors as it may, the first three of them for what they stand for.
 
     The usual 1024 are for programs that use `select`; a frontend has one for every connection of every client. A
-    standard stream that is closed at the start would give its number, and what is printed there, to a socket.
+    standard stream that is closed at the start would give its number, and what is printed there, to a socket. Files
+    that are made from here on are for this user alone, wherever they are: run files, journals, logs, reports.
     """
+    os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for number in range(3):

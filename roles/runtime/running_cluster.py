@@ -9,8 +9,9 @@ from pathlib import Path
 from fabric.client import ask_status
 from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX
+from fabric.keys import Keyring
 from fabric.messages import StatusListed
-from roles.runtime.core import SCHEDULER_ID
+from roles.runtime.core import SCHEDULER, SCHEDULER_ID
 from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
 
@@ -47,6 +48,12 @@ def look(run_dir: Path) -> ClusterReport:
         if process.alive and process.role_id not in counters:
             counters |= _counters(process)
     return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+
+
+def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
+    """What the scheduler at that control address knows. Raises PeerLost, and Unauthorised where the key does not permit it."""
+    scheduler = ask_status(address, server=SCHEDULER, keyring=keyring)
+    return ClusterReport({"control": [address]}, (), scheduler, {scheduler.role_id: scheduler.counters})
 
 
 def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:

@@ -58,7 +58,7 @@ class Written:
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler.
 
-    It serves at the run directory's ipc address and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -82,7 +82,11 @@ class SchedulerShell:
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
         router = RouterLink.bind(
-            [RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"), *control_addresses],
+            [
+                RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"),
+                *control_addresses,
+                *_configured(config),
+            ],
             guard=guarded(keyring, CONTROL_KINDS),
         )
         self.link = HubLink(router, SCHEDULER, clock)
@@ -190,6 +194,11 @@ def run_scheduler(
         shell.serve_no_more()
     finally:
         shell.close()
+
+
+def _configured(config: ClusterConfig) -> list[str]:
+    control = config.listen.control
+    return [] if control is None else [control]
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from fabric.client import BlockingClient, ClientOptions
 from fabric.curve import CONTROL_KINDS, Guard, guarded, may_be_called, new_pair
-from fabric.errors import ConfigError, PeerLost
+from fabric.errors import ConfigError, Unauthorised
 from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
 from fabric.keys import (
     FRONTEND,
@@ -95,7 +95,12 @@ def hears_nothing(link: RouterLink | PullLink, milliseconds: float = QUIET_MS) -
 
 
 def bare(router: RouterLink | PullLink) -> str:
-    return router.addresses[0].partition("?")[0]
+    return bare_address(router.addresses[0])
+
+
+def bare_address(address: str) -> str:
+    """Without the key in it."""
+    return address.partition("?")[0]
 
 
 def test_a_key_gets_in_and_the_answer_comes_back(
@@ -123,7 +128,7 @@ def test_strangers_get_nothing_in_and_are_counted(
         refused = guard.refused
         link = dealer(name, router.addresses, guarded(keyring), opened)
         until(lambda: guard.refused > refused, router)  # noqa: B023  ended before the next turn
-        assert not link.send(SERVER, Ping(1))
+        until(lambda: not link.send(SERVER, Ping(1)) and "our key" in link.refusal, link)  # noqa: B023  likewise
     plain = context().socket(zmq.DEALER)
     try:
         plain.setsockopt(zmq.LINGER, 0)
@@ -221,7 +226,7 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     assert link.send(SERVER, Ping(2))
     until(lambda: router.receive(16) == [] and guard.refused == 1, router)
     assert router.counters["garbage_in"] == 1
-    theirs.folder = None  # on another host, which does not know yet
+    theirs.path = None  # on another host, which does not know yet
     dealer("frontend-0/2", router.addresses, guarded(theirs), opened)
     until(lambda: guard.refused >= 2, router)
 
@@ -255,9 +260,6 @@ def test_an_address_without_a_key_is_tried_with_each_that_is_trusted(folder: Pat
     run("rotate", str(folder), SCHEDULER)
     guard = guarded(Keyring.of_folder(folder, FRONTEND))
     link = dealer("frontend-0/1", [bare(old)], guard, opened)  # with the newest, which is not the right one
-    with pytest.raises(AssertionError):
-        until(lambda: link.send(SERVER, Ping(1)), link, limit_ms=QUIET_MS)
-    link.reconnect()
     says(link, 2)
     assert [one.message for one in take(old, 1)] == [Ping(2)]
 
@@ -325,7 +327,9 @@ def test_processes_of_one_host_need_no_key(folder: Path, opened: Opened, tmp_pat
         ("node/a-1", "worker-a-1-2/1", True),
         ("frontend", "frontend-3/1", True),
         ("frontend", "scheduler-0/1", False),
-        ("client/alice", "client/1", True),
+        ("client/alice", "client/alice/1", True),
+        ("client/alice", "client/bob/1", False),
+        ("client/alice", "client/1", False),
         ("client/alice", "operator/1", False),
         ("operator", "operator/1", True),
         ("operator", "planner", False),
@@ -490,10 +494,7 @@ def test_a_cluster_with_keys_serves_whoever_has_one(locked: Home, tmp_path: Path
             client.infer("resnet50", {"input": np.zeros(4, np.float32)}, budget_ms=2_000.0)
     with pytest.raises(ConfigError, match="asks for a key"), BlockingClient(tcp):
         pass
-    with (
-        pytest.raises(PeerLost),
-        BlockingClient(tcp.partition("?")[0], ClientOptions(connect_timeout_ms=QUIET_MS)),
-    ):
+    with pytest.raises(Unauthorised, match="asks for a key"), BlockingClient(tcp.partition("?")[0]):
         pass
     code, out, line = locked.run("status", "--json")
     assert code == 0, line

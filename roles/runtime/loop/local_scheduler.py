@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fabric.clock import Clock
 from fabric.ids import PeerId
+from fabric.keys import Keyring
 from fabric.messages import AnyMessage
 from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
@@ -30,10 +31,10 @@ LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
 class LocalScheduler(SourceOver):
-    """Closed until the scheduler's run file is there."""
+    """Closed until the scheduler's run file is there. `keyring`: for one that is reached by TCP."""
 
-    def __init__(self, own: PeerId, run_dir: Path, clock: Clock) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock)
+    def __init__(self, own: PeerId, run_dir: Path, clock: Clock, keyring: Keyring | None = None) -> None:
+        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring)
         super().__init__(self._connection)
         self._run_file = run_dir / RUN_FILE
         self._incarnation = ""

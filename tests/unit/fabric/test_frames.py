@@ -79,7 +79,9 @@ def test_small_tensors_that_are_cut_short_are_the_senders_error(cut: int) -> Non
 
 
 def test_a_route_is_the_peers_name() -> None:
-    assert frames.peer_from(frames.route_to(PeerId("frontend-0/5f3a9c01"))) == "frontend-0/5f3a9c01"
+    own = PeerId("frontend-0/5f3a9c01")
+    assert frames.peer_from(frames.route_of(own, "2.abc")) == (own, "2.abc")
+    assert frames.peer_from(own.encode()) == (own, "")
 
 
 @pytest.mark.parametrize("route", [b"", b"\x00abcd", b"caf\xc3\xa9", b"x" * 256, b"a\nb"])
@@ -91,7 +93,7 @@ def test_an_identity_that_is_no_name_is_the_senders_error(route: bytes) -> None:
 @pytest.mark.parametrize("name", ["", "x" * 256, "café", "a\nb"])
 def test_a_name_that_is_no_identity_is_ours(name: str) -> None:
     with pytest.raises(LocalProtocolError):
-        frames.route_to(PeerId(name))
+        frames.route_of(PeerId(name), "1.x")
 
 
 def test_a_header_that_is_too_long_is_known_before_anything_is_sent() -> None:

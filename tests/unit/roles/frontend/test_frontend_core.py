@@ -811,6 +811,9 @@ def test_clients_may_ask_for_models_signs_of_life_and_status() -> None:
     assert reply.message == ModelsListed((model_info(),))
     [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, Ping(3)), 0.0))
     assert reply.message == Pong(3)
-    assert core.handle(ClientSaid(CLIENT, StatusAsked()), 0.0) == [Report(CLIENT)]
+    operator = PeerId("operator/1")
+    assert core.handle(ClientSaid(operator, StatusAsked()), 0.0) == [Report(operator)]
+    assert core.handle(ClientSaid(CLIENT, StatusAsked()), 0.0) == []
+    assert core.offences.counters["offences_not_owner"] == 1
     other = PeerId("client/2")
     assert core.handle(ClientSaid(other, CancelRequest(1)), 0.0) == []

@@ -1,0 +1,99 @@
+"""By which connection a router reaches a peer, sans-IO.
+
+ZeroMQ's ROUTER keeps an identity for whoever connected with it first, before any message was checked. If identities were
+peers' names, anybody with some key could connect under another's name before its owner does: the owner would be ignored, and
+what is said to that name would go to the squatter. So a connection's identity is the peer's name and a mark that nobody can
+guess, `NAME#NUMBER.SECRET`, drawn anew for each connection and told to nobody but this server. There is nothing to squat then: a name belongs to the connections that *spoke* under it and
+whose key may bear it (`Guard.check`), the newest of which is answered.
+
+`NUMBER` grows with each connection of a process, so a message that is still on its way by an old one does not bring that
+back. A peer that comes back need not wait until the router has noticed that its old connection is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from fabric import frames
+from fabric.ids import PeerId
+
+NAMES_MAX: Final = 10_000
+"""Of one key; who has more loses its oldest, and nobody else's."""
+_NUMBER_CHARS_MAX: Final = 12
+_numbers = count(1)
+
+
+def new_route(peer: PeerId) -> bytes:
+    """The identity of one more connection of this process. Raises LocalProtocolError for what cannot be a name."""
+    return frames.route_of(peer, f"{next(_numbers):x}.{secrets.token_hex(16)}")
+
+
+@dataclass(slots=True, frozen=True)
+class _Route:
+    identity: bytes
+    number: int
+    key: str | None
+
+
+class Routes:
+    """The routes of a router's peers."""
+
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._names_max = names_max
+        self._routes: dict[PeerId, _Route] = {}
+        self._names: dict[str | None, dict[PeerId, None]] = {}  # of each key, the oldest first
+
+    def __len__(self) -> int:
+        """How many peers are known."""
+        return len(self._routes)
+
+    def note(self, identity: bytes, peer: PeerId, mark: str, key: str | None) -> None:
+        """A message came by that connection, from a peer that may be called so. `key`: its public one; None: none is needed."""
+        known = self._routes.get(peer)
+        if known is not None:
+            if known.identity == identity or _number(mark) <= known.number:
+                return
+            self.forget(peer)
+        names = self._names.setdefault(key, {})
+        if len(names) >= self._names_max:
+            self.forget(next(iter(names)))
+            names = self._names.setdefault(key, {})
+        names[peer] = None
+        self._routes[peer] = _Route(identity, _number(mark), key)
+
+    def to(self, peer: PeerId) -> bytes | None:
+        """The identity to send to; None: nobody of that name has spoken."""
+        route = self._routes.get(peer)
+        return None if route is None else route.identity
+
+    def forget(self, peer: PeerId) -> None:
+        """It is gone, or its key is."""
+        route = self._routes.pop(peer, None)
+        if route is not None:
+            names = self._names[route.key]
+            del names[peer]
+            if not names:
+                del self._names[route.key]
+
+    def forget_keys(self, is_trusted: Callable[[str], bool]) -> list[PeerId]:
+        """Forget the peers whose keys are trusted no more; who they were."""
+        gone = [key for key in self._names if key is not None and not is_trusted(key)]
+        lost = [peer for key in gone for peer in self._names[key]]
+        for peer in lost:
+            self.forget(peer)
+        return lost
+
+
+def _number(mark: str) -> int:
+    """0 where there is none: then the first connection of that name stays the one."""
+    number = mark.partition(".")[0]
+    if not number or len(number) > _NUMBER_CHARS_MAX:
+        return 0
+    try:
+        return int(number, 16)
+    except ValueError:
+        return 0
