@@ -65,22 +65,22 @@ def up(
     """
     die_with_parent()
     set_up_descriptors()
-    home = chosen_run_dir(run_dir_option)
     if file is not None:
         load_config(file)
+    home = chosen_run_dir(run_dir_option)
     if detach:
         arguments = [
             *([str(file)] if file else []),
             *(["--run-dir", str(home.path)] if run_dir_option else []),
             *([] if together is None else ["--together" if together else "--apart"]),
         ]
-        up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
+        up_file = start_detached(arguments, home.path, is_removed=home.is_new)
         _show_start(up_file, (), home.path, as_json=as_json)
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
         set_up_logging("up")
-        with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
+        with claim(home.path, is_removed=remove_run_dir or home.is_new):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)

@@ -192,9 +192,7 @@ class _Supervisor:
             case Announce():
                 readiness = self._readiness
                 readiness.rest()
-                self._on_started(
-                    Started(endpoints_in(self._run_dir), readiness.slices, readiness.warnings)
-                )
+                self._on_started(Started(endpoints_in(self._run_dir), readiness.slices, readiness.warnings))
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

@@ -6,6 +6,7 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
+from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.drive import run_roles
 from roles.runtime.process import StopSignal
@@ -21,7 +22,10 @@ def run_on_one_loop(
     """Serve until told to stop; see both shells. Either's end is the other's."""
     scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
     try:
-        frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+        try:
+            frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+        except ConfigError as error:  # whoever started this process knows it by the scheduler's name
+            raise ConfigError(f"{frontend.frontend_id}, in the same process, {error}") from error
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()

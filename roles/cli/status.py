@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from fabric.messages import GpuReport
+from fabric.messages import GpuReport, StatusListed
 from roles.cli.console import plain_console
 from roles.cli.options import (
     as_plain,
@@ -83,13 +83,9 @@ def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
     for item in report.scheduler.slices:
         state = f"{item.state}: {item.reason}" if item.reason else item.state
         slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
-    models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
-    for model in report.scheduler.models:
-        models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models):
-        console.print(table)
-    for warning in report.scheduler.warnings:
-        console.print(f"{warning.model_id}: {warning.reason}")
+    console.print(processes)
+    console.print(slices)
+    print_models(report.scheduler)
     for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
     for role_id, refused in keys_refused(report).items():
@@ -101,6 +97,17 @@ def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
         console.print(f"Plan: {plan.state}{why}; {advised}")
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}")
+
+
+def print_models(listed: StatusListed) -> None:
+    """A row a model, and what should be known of it."""
+    console = plain_console()
+    table = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
+    for model in listed.models:
+        table.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
+    console.print(table)
+    for warning in listed.warnings:
+        console.print(f"{warning.model_id}: {warning.reason}")
 
 
 def _loop_table(report: ClusterReport) -> Table:

@@ -19,7 +19,9 @@ def settle(request: Request, outputs: Outputs, now_ms: float) -> Ledger:
     granted_at_ms = max(place.granted_at_ms if place is not None else 0.0, queued_at_ms)
     waited_ms = min(place.waited_ms if place is not None else 0.0, granted_at_ms - queued_at_ms)
     first_at_ms = request.first_announced_at_ms
-    lost_ms = max(0.0, request.announced_at_ms - max(first_at_ms, ready_at_ms)) if first_at_ms is not None else 0.0
+    lost_ms = (
+        max(0.0, request.announced_at_ms - max(first_at_ms, ready_at_ms)) if first_at_ms is not None else 0.0
+    )
     on_worker_ms = outputs.transfer_ms + outputs.queue_ms + outputs.gpu_ms
     return Ledger(
         preprocess_ms=request.preprocess_ms,

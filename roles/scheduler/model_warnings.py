@@ -43,7 +43,9 @@ def _hardly_held(replicas: Counter[ReplicaInfo], slo_ms: float) -> str:
     """The staggered bound of Symphony (3.3) for batches of one, with as many slices as host the model."""
     exec_ms = min(one.exec_ms[0] for one in replicas)
     if exec_ms > slo_ms:
-        return f"a request alone takes {exec_ms:.4g} ms, over its SLO of {slo_ms:g} ms: none is answered in time"
+        return (
+            f"a request alone takes {exec_ms:.4g} ms, over its SLO of {slo_ms:g} ms: none is answered in time"
+        )
     if (1 + 1 / replicas.total()) * exec_ms > slo_ms:
         return (
             f"a request alone takes {exec_ms:.4g} ms of its SLO of {slo_ms:g} ms:"

@@ -57,6 +57,18 @@ class Home:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, (err.strip().splitlines() or [""])[-1]
 
+    def infer(self, *arguments: str) -> tuple[int, str, str]:
+        """`tenuto infer`, which takes its run directory from the environment."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "roles.cli", "infer", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TENUTO_RUN_DIR": str(self.path)},
+        )
+        return ended.returncode, ended.stdout, (ended.stderr.strip().splitlines() or [""])[-1]
+
     def up(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
         """Start a cluster and wait until it says that it is ready."""
         process = self.start("up", str(self.file), *arguments, "--json")
@@ -270,15 +282,17 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
     home.assert_nothing_left()
 
 
-def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--apart", "--together"])
+def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path, flag: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         file = tmp_path / "cluster.yaml"
         file.write_text(CLUSTER + f'listen: {{client: "tcp://127.0.0.1:{taken.getsockname()[1]}"}}\n')
-        code, _, line = home.run("up", "--detach", str(file))
+        code, _, line = home.run("up", "--detach", flag, str(file))
     assert code in (1, 3)
     assert line.endswith("it is in use")
+    assert "frontend-0" in line
     home.assert_nothing_left()
 
 
@@ -332,6 +346,12 @@ def test_up_and_status_warn_of_smaller_batches_and_of_an_slo_that_hardly_holds(h
     words = "batches of at most 31, because it has 130 inputs a request, and a message holds 4096 tensors"
     assert f"tenuto: ManyInputs: {words}" in err
     assert f"ManyInputs: {words}" in " ".join(home.run("status")[1].split())
+    code, out, _ = home.run("models", "list")
+    assert code == 0
+    assert f"ManyInputs: {words}" in " ".join(out.split())
+    code, out, _ = home.run("models", "list", "--json")
+    assert code == 0
+    assert [model["model_id"] for model in json.loads(out)["models"]] == ["ManyInputs"]
     _, out, _ = home.run("status", "--json")
     assert json.loads(out)["warnings"] == [{"model_id": "ManyInputs", "reason": words}]
     assert home.run("down")[0] == 0
@@ -420,6 +440,10 @@ def test_status_shows_tables_to_people(home: Home) -> None:
     assert "scheduler-0" in out
     assert "local/gpu0/0" in out
     assert "Loops" not in out
+    np.save(home.file.with_suffix(".npy"), np.zeros(3, np.float32))
+    code, _, line = home.infer("resnet51", str(home.file.with_suffix(".npy")))
+    assert code == 1
+    assert line.startswith("tenuto: ModelNotFound: ")
     code, out, _ = home.run("status", "--loops")
     assert code == 0
     assert "Loops" in out

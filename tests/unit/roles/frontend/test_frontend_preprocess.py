@@ -179,7 +179,10 @@ def test_what_is_no_picture_by_its_first_bytes_waits_for_no_thread(payloads: Pay
     assert decoding.has_more
     [failed] = ended(decoding, 1)
     assert isinstance(failed, PreprocessFailed)
-    assert (failed.code, failed.reason.partition(" (")[0]) == ("InvalidInput", "not a picture of a known format")
+    assert (failed.code, failed.reason.partition(" (")[0]) == (
+        "InvalidInput",
+        "not a picture of a known format",
+    )
     decoding.close()
 
 
