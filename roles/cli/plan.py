@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def _print_plan(config: ClusterConfig, placement: Placement) -> None:
 def _left_open(config: ClusterConfig, placement: Placement) -> str:
     """Why a figure of the table is a dash; empty where none is."""
     planned = [model for one in placement.slices for model in one.models]
-    figures = {
+    figures: Mapping[str, Sequence[float | None]] = {
         "batch": [model.batch for model in planned],
         "r/s": [model.rate_rps for model in planned],
         "duty ms": [model.duty_ms for model in planned],

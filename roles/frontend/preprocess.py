@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import Internal, InvalidInput
+from fabric.link import Tensor
 from fabric.messages import ImagePreprocess
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _BROKEN = (
 )
 
 
-def check_signature(file: NDArray[np.uint8]) -> None:
+def check_signature(file: Tensor) -> None:
     """Raises InvalidInput where the first bytes are of no format above: in microseconds, without Pillow."""
     if not file[:8].tobytes().startswith(SIGNATURES):
         raise InvalidInput(f"not a picture of a known format ({', '.join(FORMATS)})")
