@@ -38,6 +38,7 @@ QUICK: tuple[Quick, ...] = (
     _script("change_under_load", "--repeat", "3", "--quiet", "3"),
     _script("scheduler_core", "--seconds", "1"),
     _script("lost_peers", "--restarts", "2000"),
+    _script("takeover", "--kills", "3"),
     _script("key_costs", "--turns", "2"),
     _script("simulator_speed", "--seconds", "10", "--repeat", "3"),
     _script("scheduling_quality", "--seconds", "10", "--seeds", "1"),
@@ -58,6 +59,11 @@ LONG: tuple[Long, ...] = (
     Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
         "goodput of `tenuto` on 42 workloads beside four rivals: [docs/disciplines.md](disciplines.md)",
+    ),
+    Long(
+        "python benchmarks/overload.py; python benchmarks/overload.py --set held-out",
+        "goodput at 1.2 to 5 times the capacity, of others in a flood of one model, and how soon all is well again:"
+        " [docs/disciplines.md](disciplines.md#overload)",
     ),
     Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",

@@ -324,7 +324,7 @@ def _public(named: str, address: str) -> str:
     return z85.encode(key).decode()
 
 
-CONTROL_KINDS: Final = frozenset({FRONTEND, NODE, OPERATOR})
+CONTROL_KINDS: Final = frozenset({FRONTEND, NODE, OPERATOR, SCHEDULER})
 """Who speaks to a scheduler."""
 CLIENT_KINDS: Final = frozenset({CLIENT, OPERATOR})
 """Who speaks to a frontend."""

@@ -46,14 +46,18 @@ class PeerLost(FabricError):
 
 
 class RequestError(FabricError):
-    """A request's final answer when it is not an output. `retryable`: the same request may succeed later."""
+    """A request's final answer when it is not an output. `retryable`: the same request may succeed later.
+
+    `retry_after_ms`: not sooner than that, where the one who refused it could tell.
+    """
 
     code: ClassVar[str] = "Internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, retry_after_ms: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.retry_after_ms = retry_after_ms
 
 
 class ModelNotFound(RequestError):
@@ -75,7 +79,7 @@ class TooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """Given up to protect a batch, or a queue is full."""
+    """More is asked than can be served: never taken on, or given up to protect a batch, or a queue is full."""
 
     code = "Overloaded"
     retryable = True
@@ -141,6 +145,6 @@ def code_of_unsendable(error: LocalProtocolError) -> str:
     return TooLarge.code if isinstance(error, PayloadTooLarge) else Internal.code
 
 
-def request_error(code: str, reason: str) -> RequestError:
+def request_error(code: str, reason: str, retry_after_ms: float | None = None) -> RequestError:
     """The typed error for a wire code; an unknown code (a newer peer) becomes `Internal`."""
-    return REQUEST_ERRORS.get(code, Internal)(reason)
+    return REQUEST_ERRORS.get(code, Internal)(reason, retry_after_ms)

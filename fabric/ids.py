@@ -22,11 +22,17 @@ Incarnation = NewType("Incarnation", str)
 OPERATOR: Final = "operator"
 """The role id of whoever asks for a status, or changes the plan."""
 FRONTEND_PREFIX: Final = "frontend-"
+SCHEDULER_PREFIX: Final = "scheduler-"
 
 
 def frontend_id(number: int) -> FrontendId:
     """The role id of a frontend, from 0."""
     return FrontendId(f"{FRONTEND_PREFIX}{number}")
+
+
+def scheduler_id(number: int) -> str:
+    """The role id of a scheduler, from 0; the others stand by."""
+    return f"{SCHEDULER_PREFIX}{number}"
 
 
 def worker_prefix(node_id: NodeId) -> str:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    PRIORITY_MAX,
     RUN_REQUESTS_MAX,
     TOLD_REQUESTS_MAX,
     Changed,
@@ -33,6 +34,7 @@ from fabric.messages import (
     Parcel,
     PlanReport,
     ReplicaInfo,
+    SchedulerStanding,
     SeqRun,
     SliceState,
     SliceStatus,
@@ -58,6 +60,7 @@ INTEGER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "ran": (0, RUN_REQUESTS_MAX),
     "part": (0, RUN_REQUESTS_MAX),
     "gpu": (0, RUN_REQUESTS_MAX),
+    "priority": (0, PRIORITY_MAX),
 }
 FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "span_ms": (0.0, 1.001),  # 1 ms, and the rounding of a sender that split exactly there
@@ -73,6 +76,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (Done, "status"): ("ok", "failed", "expired", "preempted"),
     (Changed, "status"): ("ok", "partial", "failed", "refused"),
     (PlanReport, "state"): ("steady", "planning", "moving"),
+    (SchedulerStanding, "state"): ("standby", "candidate", "active"),
     (SliceStatus, "state"): tuple(state.value for state in SliceState),
 }
 

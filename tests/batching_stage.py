@@ -104,6 +104,7 @@ class Stage:
         ready_in_ms: float = 0.0,
         frontend: str = "f",
         seq: int | None = None,
+        priority: int | None = None,
     ) -> None:
         model_id, frontend_id = ModelId(name), FrontendId(frontend)
         first_seq = self._seqs.get((model_id, frontend_id), 1) if seq is None else seq
@@ -118,6 +119,7 @@ class Stage:
             self.now_ms,
             span_ms if count > 1 else 0.0,
             self.now_ms + ready_in_ms if ready_in_ms else 0.0,
+            priority=priority,
         )
         self._take(self.discipline.arrive(model_id, run, self.now_ms))
 

@@ -87,11 +87,12 @@ def asked(
     late_ms: float = 0.0,
     size_bytes: int | None = None,
     way_ms: float = 0.0,
+    priority: int | None = None,
 ) -> Asked:
     size = sum(int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in specs)
     return Asked(
         PeerId(client),
-        Infer(request_no, ModelId(model_id), budget_ms, way_ms),
+        Infer(request_no, ModelId(model_id), budget_ms, way_ms, priority),
         late_ms,
         Handle(next(_handles)),
         tuple(specs),

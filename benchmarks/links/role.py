@@ -49,7 +49,7 @@ def main() -> int:
         elif role == "frontend":
             keyring = Keyring.of_folder(Path(home) / KEYS, FRONTEND)
             own = FrontendId(f"frontend-{host}")
-            run_frontend(FrontendOptions(own, run_dir_path, scheduler, host=address, keyring=keyring), stop)
+            run_frontend(FrontendOptions(own, run_dir_path, [scheduler], host=address, keyring=keyring), stop)
         else:
             agent_options = AgentOptions(command=partial(_worker_command, address))
             run_node_agent(load_config(Path(config)), host, run_dir_path, stop, agent_options)

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from deploy.local.core import RolePlan
-from fabric.ids import frontend_id, role_id_of_node
+from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from roles.config.cluster import ClusterConfig
-from roles.runtime.core import SCHEDULER_ID
 
 CORES_APART = 4  # client, frontend, scheduler, worker
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
@@ -20,9 +19,9 @@ FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
 def is_better_together(config: ClusterConfig) -> bool:
     """Whether the frontend is to share the scheduler's loop: on a host without a core for each busy process.
 
-    With several frontends the scheduler is what they share, and stays apart.
+    With several frontends the scheduler is what they share, and stays apart. With a standby it may be lost alone.
     """
-    return config.frontends == 1 and len(os.sched_getaffinity(0)) < CORES_APART
+    return config.frontends == config.schedulers == 1 and len(os.sched_getaffinity(0)) < CORES_APART
 
 
 def role_plans(
@@ -35,7 +34,16 @@ def role_plans(
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
     common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
-    scheduler = RolePlan(SCHEDULER_ID, (*tenuto, "scheduler", *common, *beside), 0, 2, SCHEDULER_STOP_MS)
+    schedulers = [
+        RolePlan(
+            scheduler_id(number),
+            (*tenuto, "scheduler", *common, *(("--standby", "--index", str(number)) if number else beside)),
+            start_rank=0,
+            stop_rank=2,
+            stop_limit_ms=SCHEDULER_STOP_MS,
+        )
+        for number in range(config.schedulers)
+    ]
     agents = [
         RolePlan(
             role_id_of_node(node.host),
@@ -56,4 +64,4 @@ def role_plans(
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]
-    return [scheduler, *agents, *frontends]
+    return [*schedulers, *agents, *frontends]

@@ -21,7 +21,7 @@ from deploy.local.core import (
     TerminateRole,
 )
 from fabric.clock import MonotonicClock
-from fabric.ids import OPERATOR, new_incarnation, peer_id
+from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
 from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
@@ -32,7 +32,7 @@ from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
-from roles.runtime.running_cluster import endpoints_in
+from roles.runtime.running_cluster import endpoints_in, is_active
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
@@ -133,7 +133,11 @@ class _Readiness(SourceOver):
     def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
         settled = []
         for event in self._scheduler.take(limit, now_ms):
-            if isinstance(event, Heard) and isinstance(event.message, StatusListed):
+            if (
+                isinstance(event, Heard)
+                and isinstance(event.message, StatusListed)
+                and is_active(event.message)
+            ):
                 self.slices, self.warnings = event.message.slices, event.message.warnings
                 if all(report.state in SETTLED_STATES for report in self.slices):
                     problems = problems_of(self.slices)
@@ -161,12 +165,14 @@ class _Supervisor:
         self._run_dir = run_dir
         self._on_started = on_started
         self._processes = Processes()
-        self._scheduler = LocalScheduler(peer_id(OPERATOR, new_incarnation()), run_dir, clock)
-        self._readiness = _Readiness(self._scheduler)
+        own = peer_id(OPERATOR, new_incarnation())
+        role_ids = [plan.role_id for plan in plans if plan.role_id.startswith(SCHEDULER_PREFIX)]
+        self._schedulers = [LocalScheduler(own, run_dir, clock, role_id=role_id) for role_id in role_ids]
+        self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
         watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [stop, self._processes, watch, self._readiness], self._perform
+            self._core, [stop, self._processes, watch, *self._readiness], self._perform
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
@@ -178,7 +184,8 @@ class _Supervisor:
     def close(self) -> None:
         self._processes.close()
         self._driver.close()
-        self._scheduler.close()
+        for scheduler in self._schedulers:
+            scheduler.close()
 
     def _perform(self, action: SupervisorAction) -> None:
         match action:
@@ -190,9 +197,10 @@ class _Supervisor:
             case KillRole(role_id):
                 self._processes.kill(role_id)
             case Announce():
-                readiness = self._readiness
-                readiness.rest()
-                self._on_started(Started(endpoints_in(self._run_dir), readiness.slices, readiness.warnings))
+                for readiness in self._readiness:
+                    readiness.rest()
+                told = next((one for one in self._readiness if one.slices), self._readiness[0])
+                self._on_started(Started(endpoints_in(self._run_dir), told.slices, told.warnings))
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

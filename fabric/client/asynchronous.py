@@ -35,6 +35,7 @@ from fabric.link import NamedTensor, Received, Tensor
 from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.margin import LearnedWay
 from fabric.messages import (
+    PRIORITY_MAX,
     Answer,
     AnyMessage,
     CancelRequest,
@@ -195,16 +196,20 @@ class Client:
     ) -> None:
         self.close()
 
-    async def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
+    async def infer(
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
+    ) -> InferResult:
         """Send one request and wait for its answer; cancelling the waiting task cancels the request.
 
-        `budget_ms` None means the model's SLO. Arrays must not change until the answer is there: large ones are
-        not copied, unless into memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost.
+        `budget_ms` None means the model's SLO, `priority` (0 to 9) None the model's: of requests that cannot all be served
+        those of a lower one go first. Arrays must not change until the answer is there: large ones are not copied, unless into
+        memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost; an Overloaded
+        says in `retry_after_ms` when asking again may help.
         """
-        return await self.submit(model, inputs, budget_ms)
+        return await self.submit(model, inputs, budget_ms, priority)
 
     def submit(
-        self, model: str, inputs: Inputs, budget_ms: float | None = None
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
     ) -> asyncio.Future[InferResult]:
         """Send one request; the future's `cancel()` tells the frontend to forget it.
 
@@ -215,12 +220,14 @@ class Client:
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
+        if priority is not None and not 0 <= priority <= PRIORITY_MAX:
+            raise InvalidInput(f"a priority of {priority}; priorities go from 0 to {PRIORITY_MAX}")
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
         self._requests += 1
         number, now_ms = self._requests, self._clock.now_ms()
-        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.planned_ms)
+        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.planned_ms, priority)
         try:
             if self._outbox.is_sharing:
                 self._sharing.share(tensors)
@@ -302,8 +309,8 @@ class Client:
         match received.message:
             case Answer(number, ledger):
                 self._answer(number, ledger, received.tensors, now_ms)
-            case Refusal(number, code, reason):
-                self._fail(number, request_error(code, reason))
+            case Refusal(number, code, reason, _, retry_after_ms):
+                self._fail(number, request_error(code, reason, retry_after_ms))
             case ModelsListed(models):
                 for future in self._listing:
                     if not future.done():

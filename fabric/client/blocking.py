@@ -58,16 +58,18 @@ class BlockingClient:
     ) -> None:
         self.close()
 
-    def infer(self, model: str, inputs: Inputs, budget_ms: float | None = None) -> InferResult:
+    def infer(
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
+    ) -> InferResult:
         """Send one request and wait for its answer. Errors as `Client.infer`."""
         limit_ms = limit_ms_of(budget_ms, self._options)
-        return self._call(self._opened().infer(model, inputs, budget_ms), limit_ms)
+        return self._call(self._opened().infer(model, inputs, budget_ms, priority), limit_ms)
 
     def submit(
-        self, model: str, inputs: Inputs, budget_ms: float | None = None
+        self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
     ) -> concurrent.futures.Future[InferResult]:
         """Send one request; the future's `cancel()` tells the frontend to forget it."""
-        return self._start(self._opened().infer(model, inputs, budget_ms))
+        return self._start(self._opened().infer(model, inputs, budget_ms, priority))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """What the frontend serves."""

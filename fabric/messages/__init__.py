@@ -27,6 +27,7 @@ from fabric.messages.agent_worker import (
 from fabric.messages.base import (
     ADDRESSES_MAX as ADDRESSES_MAX,
     ITEMS_MAX as ITEMS_MAX,
+    PRIORITY_MAX as PRIORITY_MAX,
     PARTS_MAX as PARTS_MAX,
     REQUESTS_TOLD_MAX as REQUESTS_TOLD_MAX,
     RUN_REQUESTS_MAX as RUN_REQUESTS_MAX,
@@ -79,6 +80,13 @@ from fabric.messages.gpus import (
     GpuSample as GpuSample,
     GpuSharing as GpuSharing,
 )
+from fabric.messages.leases import (
+    EpochGranted as EpochGranted,
+    LeaseAsked as LeaseAsked,
+    LeaseReport as LeaseReport,
+    PlanCopy as PlanCopy,
+    SchedulerHello as SchedulerHello,
+)
 from fabric.messages.models import (
     InterferenceOption as InterferenceOption,
     InterferenceSpec as InterferenceSpec,
@@ -99,7 +107,9 @@ from fabric.messages.operator import (
     ModelsRemove as ModelsRemove,
     PlanChange as PlanChange,
     PlanReport as PlanReport,
+    SchedulerStanding as SchedulerStanding,
     SliceReport as SliceReport,
+    StandbyReport as StandbyReport,
     StatusAsked as StatusAsked,
     StatusListed as StatusListed,
     UnplacedInfo as UnplacedInfo,

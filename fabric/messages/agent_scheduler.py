@@ -32,7 +32,8 @@ class SliceStatus(Value, frozen=True):
 class NodeHello(Message, frozen=True, tag=40):
     """Agent -> scheduler: first message, and again after a reconnect: what is there and what runs.
 
-    `workers_outlive_agent`: when this agent is lost, its workers are not, until they are silent themselves.
+    `workers_outlive_agent`: when this agent is lost, its workers are not, until they are silent themselves. The last
+    four fields are a `LeaseReport`'s: whose lease this agent has granted.
     """
 
     node_id: NodeId
@@ -40,6 +41,10 @@ class NodeHello(Message, frozen=True, tag=40):
     gpus: Listed[GpuInfo]
     slices: Listed[SliceStatus]
     workers_outlive_agent: bool = False
+    epoch: int = 0
+    holder_id: str = ""
+    holder_incarnation: Incarnation = Incarnation("")
+    is_lease_free: bool = True
 
 
 class DesiredSlices(Message, frozen=True, tag=41):

@@ -23,7 +23,7 @@ class Host(Message, frozen=True, tag=51):
     """Agent -> worker: host these slices; introduce yourself to the scheduler at `scheduler_addresses`.
 
     `agent_pid` is the process that a worker which may outlive its agent watches; 0: not said. Models `left_out` are
-    not even loaded.
+    not even loaded. `epoch`: of the scheduler whose commands count; 0: of one that has none yet.
     """
 
     node_id: NodeId
@@ -31,6 +31,7 @@ class Host(Message, frozen=True, tag=51):
     scheduler_addresses: Addresses
     agent_pid: int = 0
     left_out: Listed[LeftOut] = ()
+    epoch: int = 0
 
 
 class SliceFailed(Message, frozen=True, tag=52):

@@ -9,6 +9,8 @@ import msgspec
 
 from fabric.ids import FrontendId
 
+PRIORITY_MAX: Final = 9
+"""Priorities go from 0, the least important, to this."""
 ITEMS_MAX: Final = 65_536
 """In any tuple or dict of a message."""
 ADDRESSES_MAX: Final = 16

@@ -34,13 +34,15 @@ class Infer(Message, frozen=True, tag=1):
     """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO.
 
     The budget ends when the client has the answer: `way_ms` of it go by between client and frontend, as far
-    as the client has measured, and are not the frontend's to spend.
+    as the client has measured, and are not the frontend's to spend. Of requests that cannot all be served those of a lower
+    `priority` go first; None means the model's.
     """
 
     request_no: int
     model_id: ModelId
     budget_ms: float | None = None
     way_ms: float = 0.0
+    priority: int | None = None
 
 
 class CancelRequest(Message, frozen=True, tag=2):
@@ -57,12 +59,16 @@ class Answer(Message, frozen=True, tag=3):
 
 
 class Refusal(Message, frozen=True, tag=4):
-    """Frontend -> client: the final answer when there are no outputs."""
+    """Frontend -> client: the final answer when there are no outputs.
+
+    `retry_after_ms`: more is asked than can be served; sooner than that the same request is hardly served either.
+    """
 
     request_no: int
     code: str
     reason: str
     retryable: bool
+    retry_after_ms: float | None = None
 
 
 class ModelsAsked(Message, frozen=True, tag=5):

@@ -29,6 +29,7 @@ from fabric.messages.frontend_scheduler import (
     Withdraw,
 )
 from fabric.messages.frontend_worker import BatchFailed, Inputs, Outputs
+from fabric.messages.leases import EpochGranted, LeaseAsked, LeaseReport, PlanCopy, SchedulerHello
 from fabric.messages.operator import (
     Changed,
     DrainAsked,
@@ -85,6 +86,11 @@ AnyMessage = (
     | Changed
     | PlanAsked
     | PlanMade
+    | LeaseAsked
+    | LeaseReport
+    | SchedulerHello
+    | PlanCopy
+    | EpochGranted
 )
 
 

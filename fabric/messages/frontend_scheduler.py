@@ -46,7 +46,7 @@ class Arrivals(Message, frozen=True, tag=12):
 
     Budgets never fall along a run: `budget_ms` is the tightest, `span_ms` (at most 1) the spread to the
     loosest. `ready_in_ms` covers preprocessing. `slack_ms`: was kept back for what cannot be known, so that a result
-    up to so much later may still be of use.
+    up to so much later may still be of use. `priority` is that of all of them; None means the model's.
     """
 
     model_id: ModelId
@@ -56,6 +56,7 @@ class Arrivals(Message, frozen=True, tag=12):
     span_ms: float = 0.0
     ready_in_ms: float = 0.0
     slack_ms: float = 0.0
+    priority: int | None = None
 
 
 class Withdraw(Message, frozen=True, tag=13):
@@ -84,12 +85,13 @@ class Grant(Message, frozen=True, tag=14):
 
 
 class Dropped(Message, frozen=True, tag=15):
-    """Scheduler -> frontend: these will not run. `code` is a request error's wire code."""
+    """Scheduler -> frontend: these will not run. `code` is a request error's wire code; `retry_after_ms` as in `Refusal`."""
 
     model_id: ModelId
     runs: Runs
     code: str
     reason: str
+    retry_after_ms: float | None = None
 
 
 class Returned(Message, frozen=True, tag=16):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fabric.ids import ModelId, NodeId, SliceId
+from fabric.ids import Incarnation, ModelId, NodeId, SliceId
 from fabric.messages.base import Listed, Message, Value
 from fabric.messages.gpus import GpuReport
 from fabric.messages.models import LeftOut, ModelInfo
@@ -61,6 +61,28 @@ class PlanReport(Value, frozen=True):
     lately: Listed[str] = ()
 
 
+class StandbyReport(Value, frozen=True):
+    """Another scheduler that the active one is connected with. `has_plan`: the present plan was sent to it."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+    has_plan: bool
+
+
+class SchedulerStanding(Value, frozen=True):
+    """Whether a scheduler is the active one: `state` standby | candidate | active, and the `epoch` of its lease.
+
+    `agents_granted` of `agents` hold its lease now; `takeovers`: how often it became active.
+    """
+
+    state: str
+    epoch: int
+    agents_granted: int
+    agents: int
+    takeovers: int
+    standbys: Listed[StandbyReport] = ()
+
+
 class StatusAsked(Message, frozen=True, tag=60):
     """Operator -> any role's control socket."""
 
@@ -75,6 +97,7 @@ class StatusListed(Message, frozen=True, tag=61):
     counters: dict[str, float]
     gpus: Listed[GpuReport] = ()
     plan: PlanReport | None = None
+    standing: SchedulerStanding | None = None
     warnings: Listed[ModelWarning] = ()
 
 
@@ -117,7 +140,7 @@ PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
 class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 
-    refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy);
+    refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy, NotActive);
     partial: `unplaced` found no place; failed: rolled back. The numbers are of slices; `changed` ones serve on with
     other models.
     """

@@ -36,6 +36,9 @@ from fabric.sockets.base import (
 )
 from fabric.sockets.routes import Routes, new_route
 
+_EVENTS: Final = int(zmq.EVENTS)  # as plain integers: see `base.py`
+_READABLE: Final = int(zmq.POLLIN)
+_WRITABLE: Final = int(zmq.POLLOUT)
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
@@ -159,6 +162,7 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._server_key = ""
         self._connect_at_ms: float | None = None
+        self._was_connected = False
         self._failures = 0  # handshakes since the last that did not fail
         self._monitor: zmq.Socket[bytes] | None = None
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -214,6 +218,17 @@ class DealerLink(SocketLink):
             if is_foreign
             else ""
         )
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """The server, where its connection was closed since the last call: ZeroMQ wakes its owner at that moment.
+
+        With ZMQ_IMMEDIATE a socket is writable exactly while it has a connection whose queue is not full.
+        """
+        was_connected = self._was_connected
+        events = 0 if self._socket.closed else int(self._socket.getsockopt(_EVENTS))
+        self._was_connected = bool(events & _WRITABLE)
+        self._is_touched |= bool(events & _READABLE)
+        return (self._server,) if was_connected and not self._was_connected else ()
 
     @property
     def is_by_ipc(self) -> bool:

@@ -22,7 +22,8 @@ class RequestRun:
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
     first. Cutting a run keeps the tightest bound for the first piece. None may start before `ready_at_ms`.
-    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use.
+    Deadlines are already less the return path. A result up to `slack_ms` later may still be of use. Of requests that cannot
+    all be served those of a lower `priority` go first; None: the model's.
     """
 
     frontend_id: FrontendId
@@ -33,6 +34,7 @@ class RequestRun:
     span_ms: float = 0.0
     ready_at_ms: float = 0.0
     slack_ms: float = 0.0
+    priority: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +47,7 @@ class Delay:
 
 @dataclass(slots=True, frozen=True)
 class BatchModel:
-    """A model to schedule. `priority`: higher is served first among equals."""
+    """A model to schedule. `priority`: of its requests that name none; a batch of a higher one is served first among equals."""
 
     model_id: ModelId
     slo_ms: float
@@ -94,11 +96,15 @@ class Dispatch:
 
 @dataclass(slots=True)
 class Drop:
-    """These will not run. `is_expired`: could no longer finish; else given up to protect a batch."""
+    """These will not run. `is_expired`: could no longer finish; else given up to protect a batch, or never taken on.
+
+    `retry_after_ms`: they were not taken on, as more is asked than can be served; from then on they may be.
+    """
 
     model_id: ModelId
     runs: list[RequestRun]
     is_expired: bool
+    retry_after_ms: float | None = None
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
 ALL_LOSE = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
 RESERVE = 0.35  # of the square root of the slices: so far do the needs of many swing about their mean
+RELIEF = 0.01  # of the slices: where there is no room for all, a model that stops holding may not take more
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000
@@ -104,11 +105,14 @@ def plan_holds(
     slices: int,
     mean: float,
     opening_ratio: float = 1.0,
+    *,
+    is_short: bool = False,
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `opening_ratio`: what opening their batches really costs, over what their rates let expect.
+    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `is_short`: requests are
+    refused, as there is no room for all.
     """
     if not prospects:
         return []
@@ -129,7 +133,11 @@ def plan_holds(
         selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
         hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * one.hold_max_ms
         # Who loses more than the others stops holding and giving up heads: it lacks slack more than they do.
-        held_share = 1.0 - min(1.0, max(0.0, (lost_share - _UNFAIR * mean) / ALL_LOSE))
+        relief = min(1.0, max(0.0, (lost_share - _UNFAIR * mean) / ALL_LOSE))
+        extra = opening_ratio * (one.opening(0.0) - one.opening(hold_ms))
+        if is_short and relief * extra > RELIEF * slices:
+            relief = RELIEF * slices / extra
+        held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
         spares_reserve = held_share == 1.0 and needed_ms > 0.0

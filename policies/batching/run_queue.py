@@ -21,14 +21,16 @@ class RunQueue:
 
     `runs` and `count` may be read by anyone. `tail_at_ms` is no earlier than the last run's deadline: a caller
     in a hurry may append to `runs` a run that is not tighter, if it sets `count` and `tail_at_ms` too. (Looking at
-    the last run itself costs a visit to memory that has long left the cache.) All else goes through the methods.
+    the last run itself costs a visit to memory that has long left the cache.) All else goes through the methods. Whoever
+    adds a run with a priority of its own sets `has_priorities`.
     """
 
-    __slots__ = ("count", "runs", "tail_at_ms")
+    __slots__ = ("count", "has_priorities", "runs", "tail_at_ms")
 
     def __init__(self) -> None:
         self.runs: deque[RequestRun] = deque()
         self.count = 0
+        self.has_priorities = False
         self.tail_at_ms = -math.inf
 
     def push(self, run: RequestRun) -> int:
@@ -76,6 +78,32 @@ class RunQueue:
         runs.extendleft(skipped)
         self.count += skipped_count
         return taken
+
+    def pop_important(self, skip_runs: int, count: int, usual: int) -> list[RequestRun]:
+        """As `pop_after`, but the most important ones, the tightest of them first. Costs a look at every run.
+
+        `usual`: the priority of runs that have none of their own. What waits behind the tightest deadline is no tighter, so
+        any batch of `count` is in time if the first `count` are.
+        """
+        waiting = list(self.runs)
+        kept = waiting[:skip_runs]
+        taken: list[RequestRun] = []
+        left = count
+        for run in sorted(waiting[skip_runs:], key=lambda run: usual - _priority_of(run, usual)):
+            if not left:
+                kept.append(run)
+            elif run.count <= left:
+                taken.append(run)
+                left -= run.count
+            else:
+                taken.append(cut(run, left))
+                kept.append(run)
+                left = 0
+        self.runs = deque(sorted(kept, key=_deadline_at_ms))
+        self.count -= count - left
+        self.tail_at_ms = max((run.deadline_at_ms for run in kept), default=-math.inf)
+        self.has_priorities = any(run.priority is not None for run in kept)
+        return sorted(taken, key=_deadline_at_ms)
 
     def drop_before(self, deadline_at_ms: float) -> list[RequestRun]:
         """Take all requests with a deadline before that moment; a run with both sorts is cut."""
@@ -168,6 +196,7 @@ def cut(run: RequestRun, count: int) -> RequestRun:
         span_ms=step_ms * (count - 1),
         ready_at_ms=run.ready_at_ms,
         slack_ms=run.slack_ms,
+        priority=run.priority,
     )
     run.first_seq += count
     run.count -= count
@@ -184,6 +213,10 @@ def tight_count(run: RequestRun, deadline_at_ms: float) -> int:
     if run.span_ms < missing_ms:
         return run.count
     return min(run.count, max(1, math.ceil(missing_ms * (run.count - 1) / run.span_ms)))
+
+
+def _priority_of(run: RequestRun, usual: int) -> int:
+    return usual if run.priority is None else run.priority
 
 
 def _disjoint(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -72,7 +72,7 @@ def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _addresses(cluster: _Cluster) -> Iterator[tuple[list[str], Keyring | None]]:
+def _addresses(cluster: _Cluster) -> Iterator[tuple[Sequence[str], Keyring | None]]:
     """Where its scheduler is, and the key for it."""
     keyring = keyring_of(cluster.key_file)
     home = chosen_run_dir(cluster.run_dir)

@@ -18,12 +18,13 @@ def run_on_one_loop(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
+    number: int = 0,
 ) -> None:
-    """Serve until told to stop; see both shells. Either's end is the other's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording)
+    """Serve until told to stop; see both shells. Either's end is the other's. `number`: the scheduler's."""
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, number=number)
     try:
         try:
-            frontend_shell = FrontendShell(frontend, scheduler_shell.link)
+            frontend_shell = FrontendShell(frontend, scheduler_shell.link, number)
         except ConfigError as error:  # whoever started this process knows it by the scheduler's name
             raise ConfigError(f"{frontend.frontend_id}, in the same process, {error}") from error
         try:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, role_id_of_node
+from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, Keyring
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
-from roles.runtime.core import SCHEDULER_ID
-from roles.runtime.loop.local_scheduler import RUN_FILE
+from roles.runtime.environment import RunDir
+from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import (
     StopSignal,
     die_with_parent,
@@ -51,44 +51,70 @@ _CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Pat
     is_flag=True,
     help="Also run frontend 0, on the same loop: for a host with few cores.",
 )
+@click.option(
+    "--standby", is_flag=True, help="One of cluster.schedulers that takes over when the active one is lost."
+)
+@click.option(
+    "--index",
+    type=IntRange(0, SCHEDULERS_MAX - 1),
+    help="Which of cluster.schedulers this one is (default: 0, with --standby 1).",
+)
 def scheduler(
     config: Path,
     run_dir_option: Path | None,
     journal: Path | None,
     journal_mb: int,
     with_frontend: bool,  # noqa: FBT001  click's flags
+    standby: bool,  # noqa: FBT001  click's flags
+    index: int | None,
 ) -> None:
-    """Run the scheduler: queues of metadata, every slice's free moment, the placement."""
+    """Run a scheduler: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
     from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
     from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
-    with _role(SCHEDULER_ID, run_dir_option) as (home, stop):
+    number = int(standby) if index is None else index
+    if standby and number == 0:
+        raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
+    with _role(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         document = read_document(config)
         written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
+        schedulers = written.config.schedulers
+        if number >= schedulers:
+            raise ConfigError(
+                f"cluster.schedulers: is {schedulers}; with scheduler {number} it must be over {number}"
+            )
         if with_frontend:
             client = _client_address(written.config.listen.client, 0)
             keyring = _frontend_keys(written.config)
-            options = FrontendOptions(frontend_id(0), home, (), (client,), keyring=keyring)
-            run_on_one_loop(written, options, stop, recording)
+            addresses = _scheduler_addresses(home, schedulers)
+            options = FrontendOptions(frontend_id(0), home, addresses, (client,), keyring=keyring)
+            run_on_one_loop(written, options, stop, recording, number)
         else:
-            run_scheduler(written, home, stop, recording)
+            run_scheduler(written, home, stop, recording, number=number)
 
 
 @click.command()
 @_CONFIG
 @run_dir_flag
 @click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
-@click.option("--scheduler", "scheduler_address", help="Its control address (default: from its run file).")
-def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_address: str | None) -> None:
+@click.option(
+    "--scheduler",
+    "scheduler_given",
+    multiple=True,
+    help="The control address of a scheduler, once for each in their order (default: from their run files).",
+)
+def frontend(config: Path, run_dir_option: Path | None, index: int, scheduler_given: tuple[str, ...]) -> None:
     """Run a frontend: it owns requests and their payload, and gives each its one answer."""
     from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
 
     own = frontend_id(index)
     with _role(own, run_dir_option) as (home, stop):
         read = load_config(config)
-        addresses = [scheduler_address] if scheduler_address else _scheduler_addresses(home)
+        addresses = [[one] for one in scheduler_given] or _scheduler_addresses(home, read.schedulers)
+        if not scheduler_given:
+            _require_scheduler(home, read.schedulers)
         client, keyring = _client_address(read.listen.client, index), _frontend_keys(read)
         options = FrontendOptions(own, home, addresses, (client,), keyring=keyring)
         run_frontend(options, stop)
@@ -136,14 +162,22 @@ def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, Sto
             home.remove()
 
 
-def _scheduler_addresses(home: Path) -> list[str]:
-    path = home / RUN_FILE
-    run_file = read_run_file(path)
-    if run_file is None:
+def _scheduler_addresses(home: Path, schedulers: int) -> list[Sequence[str]]:
+    """Of each; where one that does not run yet will listen."""
+    return [
+        found.addresses["control"]
+        if (found := read_run_file(home / f"{role_id}.json")) is not None
+        else [RunDir(home).ipc_address(f"{role_id}.control")]
+        for role_id in map(scheduler_id, range(schedulers))
+    ]
+
+
+def _require_scheduler(home: Path, schedulers: int) -> None:
+    names = [f"{scheduler_id(number)}.json" for number in range(schedulers)]
+    if not any((home / name).exists() for name in names):
         raise ConfigError(
-            f"no scheduler serves in {home} (there is no {path.name}): start it first, or give --scheduler"
+            f"no scheduler serves in {home} (there is no {names[0]}): start it first, or give --scheduler"
         )
-    return list(run_file.addresses["control"])
 
 
 def _client_address(given: str, index: int) -> str:

@@ -64,6 +64,7 @@ def status(
             "models": listed.models,
             "gpus": listed.gpus,
             "plan": listed.plan,
+            "scheduling": listed.standing,
             "warnings": listed.warnings,
             "counters": listed.counters,
             "roles": report.counters,
@@ -88,6 +89,15 @@ def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
     print_models(report.scheduler)
     for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
+    standing = report.scheduler.standing
+    if standing is not None:
+        console.print(
+            f"Scheduling: {report.scheduler.role_id} is active, epoch {standing.epoch},"
+            f" granted by {standing.agents_granted} of {standing.agents} agents"
+        )
+        for standby in standing.standbys:
+            plan_state = "has the plan" if standby.has_plan else "has no plan yet"
+            console.print(f"  {standby.scheduler_id} stands by, and {plan_state}")
     for role_id, refused in keys_refused(report).items():
         console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")
     plan = report.scheduler.plan

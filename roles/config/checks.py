@@ -28,6 +28,8 @@ DURATION_MS_MAX = 86_400_000.0
 MOMENT_S_MAX = 31_536_000.0
 """Of a run: a year."""
 RATE_RPS_MAX = 1e9
+SCHEDULERS_MAX = 16
+"""An epoch names its scheduler in four bits (`roles/runtime/epochs.py`)."""
 SEED_MAX = 2**53 - 1
 """What a double still counts exactly: seeds travel in messages, and in JSON."""
 

@@ -153,6 +153,8 @@ class ClusterConfig:
     placement: PolicyChoice
     seed: int = 1
     frontends: int = 1
+    schedulers: int = 1
+    """One active, the others stand by."""
     network: NetworkConfig = NetworkConfig()
     interference: PolicyChoice = PolicyChoice("none")
     listen: ListenConfig = ListenConfig()

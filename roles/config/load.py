@@ -16,6 +16,7 @@ import msgspec
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
+from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import shown
 from policies.batching import discipline_options
 from profiles.gpu import GIB, MIB, gpu_profile
@@ -24,6 +25,7 @@ from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfi
 from profiles.store import read_profile, shipped_profile
 from roles.config.checks import (
     DURATION_MS_MAX,
+    SCHEDULERS_MAX,
     SEED_MAX,
     check_endpoint,
     finite,
@@ -56,6 +58,7 @@ from roles.config.sections import (
     ModelSection,
     NodeSection,
     ProfileSection,
+    SchedulerSection,
 )
 
 __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
@@ -66,7 +69,6 @@ NETWORK_MS_MAX = 60_000.0
 MEMORY_GB_MAX = 1e6
 PRICE_MAX = 1e9
 PIN_CORES_MAX = 4096
-PRIORITY_MAX = 1_000_000
 PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
 RUN_MS_MIN = 1e-6  # what results are rounded to
@@ -111,6 +113,7 @@ def _cluster_config(
         for place, section in enumerate(read.models)
     )
     whole(read.cluster.frontends, "cluster.frontends", 1, 1024)
+    schedulers = _schedulers(read.cluster.schedulers)
     whole(read.seed, "seed", 0, SEED_MAX)
     network = read.cluster.network
     for field in network.__struct_fields__:
@@ -127,6 +130,7 @@ def _cluster_config(
         placement=placed,
         seed=read.seed,
         frontends=read.cluster.frontends,
+        schedulers=schedulers,
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
@@ -178,7 +182,7 @@ def _model(
         profiles_by_type=by_type,
         loader=loader_spec(section.loader, f"{where}.loader", base_dir),
         memory_bytes=memory_bytes,
-        priority=whole(section.priority, f"{where}.priority", -PRIORITY_MAX, PRIORITY_MAX),
+        priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
         run_limit_ms=section.run_limit_ms,
     )
 
@@ -318,6 +322,22 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     if not 1 <= sum(node.gpus for node in nodes) <= GPUS_LIMIT:
         raise ConfigError(f"cluster: has no GPU; it must have from 1 to {GPUS_LIMIT} of them")
     return tuple(nodes)
+
+
+def _schedulers(given: int | tuple[SchedulerSection, ...]) -> int:
+    """How many; of a list the first is the active one at a start, and the others stand by."""
+    where = "cluster.schedulers"
+    if isinstance(given, int):
+        return whole(given, where, 1, SCHEDULERS_MAX)
+    whole(len(given), f"the length of {where}", 1, SCHEDULERS_MAX)
+    for place, section in enumerate(given):
+        name_like(section.host, f"{where}[{place}].host")
+        if section.standby != (place > 0):
+            right = (
+                "the first one is the active one at a start" if place == 0 else "only the first one is active"
+            )
+            raise ConfigError(f"{where}[{place}].standby: is {shown(section.standby)}; {right}")
+    return len(given)
 
 
 def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:

@@ -85,6 +85,13 @@ class NodeSection(Section, frozen=True):
     workers_outlive_agent: bool = False
 
 
+class SchedulerSection(Section, frozen=True):
+    """One of `cluster.schedulers`."""
+
+    host: str
+    standby: bool = False
+
+
 class NetworkSection(Section, frozen=True):
     """`cluster.network`."""
 
@@ -101,6 +108,7 @@ class ClusterSection(Section, frozen=True):
     gpu_type: str | None = None
     nodes: tuple[NodeSection, ...] | None = None
     frontends: int = 1
+    schedulers: int | tuple[SchedulerSection, ...] = 1
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
 
@@ -149,6 +157,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "loader": LoaderSection,
     "cluster": ClusterSection,
     "nodes": NodeSection,
+    "schedulers": SchedulerSection,
     "network": NetworkSection,
     "popularity": PopularitySection,
     "listen": ListenSection,

@@ -36,6 +36,7 @@ class NotAdmitted:
 
     error: type[RequestError]
     reason: str
+    retry_after_ms: float | None = None
 
 
 def admit(
@@ -60,7 +61,8 @@ def admit(
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:
-        return NotAdmitted(Overloaded, no_room)
+        # Each of those that are pending now has its answer by then, unless it has a budget of its own.
+        return NotAdmitted(Overloaded, no_room, info.slo_ms)
     if budget_left_ms(asked, info) <= 0:
         return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {asked.late_ms:.1f} ms")
     return info

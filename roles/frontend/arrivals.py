@@ -44,15 +44,18 @@ class Gatherer:
         for model_id, requests in gathered.items():
             live = [request for request in requests if request.stage is RequestState.GATHERED]
             path = return_of(model_id)
-            # A run has one ready moment, and whoever is ready need not wait for who is not.
-            for is_ready in (True, False):
-                for run, tightest_ms, span_ms in cut_runs(
-                    [request for request in live if request.is_ready is is_ready], path, now_ms
-                ):
+            # A run has one priority and one ready moment, and whoever is ready need not wait for who is not.
+            kinds: dict[tuple[bool, int | None], list[Request]] = {}
+            for request in live:
+                kinds.setdefault((request.is_ready, request.priority), []).append(request)
+            for (is_ready, priority), alike in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
+                for run, tightest_ms, span_ms in cut_runs(alike, path, now_ms):
                     first_seq = self._number(model_id, run, pending, now_ms)
                     ready_ms = 0.0 if is_ready else max(ready_in_ms(request) for request in run)
                     slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
-                    yield Arrivals(model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms)
+                    yield Arrivals(
+                        model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms, priority
+                    )
 
     def _number(self, model_id: ModelId, run: Sequence[Request], pending: Pending, now_ms: float) -> int:
         """Give them dense seqs; the first one."""

@@ -11,6 +11,9 @@ request ends with it.
 The scheduler is *linked* while its directory lists this incarnation of the frontend. Otherwise the frontend
 says hello until it does, and then announces again whatever was never granted: a restarted scheduler has
 forgotten it.
+
+Of several schedulers it goes by the one with the highest epoch: a scheduler has one only while a majority of the agents
+has granted it. Whatever bears a lower one is refused.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ from roles.frontend.events import (
     TurnEnded,
     Unannounced,
     Unpushed,
+    UseScheduler,
     WorkerSaid,
 )
 from roles.frontend.ledger import settle
@@ -114,6 +118,9 @@ class FrontendCore:
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
+        self._epoch = 0
+        self._scheduler = 0
+        """The number of the one that has it."""
         self._hello_at_ms = now_ms
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
@@ -171,8 +178,9 @@ class FrontendCore:
                     out.append(Release(event.payload))
             case TurnEnded():
                 self._announce()
-            case SchedulerSaid(message):
-                if self._checks.scheduler(message, now_ms) is None:
+            case SchedulerSaid(message, epoch, scheduler):
+                is_of_the_active_one = epoch == self._epoch or self._adopts(epoch, scheduler)
+                if is_of_the_active_one and self._checks.scheduler(message, now_ms) is None:
                     self._on_scheduler(message)
             case Computed():
                 self._on_computed(event)
@@ -190,8 +198,9 @@ class FrontendCore:
                 self._on_unannounced(message)
             case Unpushed(message, reason):
                 self._on_unpushed(message, reason)
-            case SchedulerLost():
-                self._unlink()
+            case SchedulerLost(scheduler):
+                if scheduler == self._scheduler:
+                    self._unlink()
             case Lost(peer):
                 self._abandon(peer)
         return out
@@ -216,7 +225,15 @@ class FrontendCore:
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
             self._out.append(Release(asked.payload))
-            self._out.append(_refusal(asked.peer, asked.message.request_no, admitted.error, admitted.reason))
+            self._out.append(
+                _refusal(
+                    asked.peer,
+                    asked.message.request_no,
+                    admitted.error,
+                    admitted.reason,
+                    admitted.retry_after_ms,
+                )
+            )
             return
         self._counts["accepted"] += 1
         info = admitted
@@ -233,6 +250,7 @@ class FrontendCore:
             due_at_ms=deadline_at_ms - way_kept_ms(asked, info),
             deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
+            priority=asked.message.priority,
         )
         self._pending.add(request)
         if image is not None:
@@ -304,12 +322,13 @@ class FrontendCore:
         match message:
             case Grant():
                 self._on_grant(message)
-            case Dropped(model_id, runs, code, reason):
+            case Dropped(model_id, runs, code, reason, retry_after_ms):
                 dropped = self._queued(model_id, runs)
-                self._return_of(model_id).note_dropped(len(dropped))
+                if retry_after_ms is None:  # else no margin is to blame
+                    self._return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
-                    self._refuse_dropped(request, code, reason)
+                    self._refuse_dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs):
@@ -317,7 +336,21 @@ class FrontendCore:
             case Directory():
                 self._on_directory(message)
 
-    def _refuse_dropped(self, request: Request, code: str, reason: str) -> None:
+    def _adopts(self, epoch: int, scheduler: int) -> bool:
+        """Whether that is a higher epoch than the one known: whoever has it is the active scheduler."""
+        if epoch < self._epoch:
+            self._counts["epochs_refused"] += 1
+            return False
+        self._epoch = epoch
+        self._unlink()  # whoever begins an epoch may know nothing of what was announced before
+        self._hello_at_ms = self._now_ms
+        if scheduler != self._scheduler:
+            self._scheduler = scheduler
+            self._counts["schedulers_changed"] += 1
+            self._out.append(UseScheduler(scheduler))
+        return True
+
+    def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
         error = REQUEST_ERRORS.get(code, Internal)
         if error is DeadlineExceeded and not request.is_ready:
             request.step(RequestTransition.MISS)
@@ -325,7 +358,7 @@ class FrontendCore:
         elif error is DeadlineExceeded and request.has_lost_worker:
             self._refuse(request, WorkerLost, "its worker was lost and the budget did not allow another try")
         else:
-            self._refuse(request, error, reason)
+            self._refuse(request, error, reason, retry_after_ms)
 
     def _on_grant(self, grant: Grant) -> None:
         self._counts["grants"] += 1
@@ -444,10 +477,15 @@ class FrontendCore:
         if not self._is_linked and self._now_ms >= self._hello_at_ms:
             self._say_hello()
 
-    def _say_hello(self) -> None:
+    @property
+    def hello(self) -> FrontendHello:
+        """Who it is."""
         settings = self._settings
-        self._hello_at_ms = self._now_ms + settings.hello_every_ms
-        self._out.append(Tell(FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)))
+        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+
+    def _say_hello(self) -> None:
+        self._hello_at_ms = self._now_ms + self._settings.hello_every_ms
+        self._out.append(Tell(self.hello))
 
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.
@@ -523,11 +561,17 @@ class FrontendCore:
             request.run.note_left()
             request.run = None
 
-    def _refuse(self, request: Request, error: type[RequestError], reason: str) -> None:
+    def _refuse(
+        self,
+        request: Request,
+        error: type[RequestError],
+        reason: str,
+        retry_after_ms: float | None = None,
+    ) -> None:
         self._finish(request)
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
-        self._out.append(_refusal(request.client, request.number, error, reason))
+        self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
 
     def _note_end(self, request: Request) -> None:
         """Granted, and its end has come: in time, or late."""
@@ -554,5 +598,7 @@ def _why_late(request: Request) -> str:
     return f"no result of model {request.model_id!r} within the budget"
 
 
-def _refusal(client: PeerId, number: int, error: type[RequestError], reason: str) -> Reply:
-    return Reply(client, Refusal(number, error.code, reason, error.retryable))
+def _refusal(
+    client: PeerId, number: int, error: type[RequestError], reason: str, retry_after_ms: float | None
+) -> Reply:
+    return Reply(client, Refusal(number, error.code, reason, error.retryable, retry_after_ms))

@@ -65,9 +65,11 @@ class ClientSaid:
 
 @dataclass(slots=True, frozen=True)
 class SchedulerSaid:
-    """A message of the scheduler, whether it may say that or not."""
+    """A message of the scheduler with that number, whether it may say that or not; `epoch`: of its header."""
 
     message: AnyMessage
+    epoch: int = 0
+    scheduler: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,7 +126,9 @@ class Unpushed:
 
 @dataclass(slots=True, frozen=True)
 class SchedulerLost:
-    """Nothing has been heard of the scheduler for too long."""
+    """Its connection is closed, or nothing has been heard of it for too long."""
+
+    scheduler: int = 0
 
 
 FrontendEvent = (
@@ -165,9 +169,16 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Tell:
-    """To the scheduler. `Arrivals` that cannot be sent come back as `Unannounced`; the rest is counted and dropped."""
+    """To the active scheduler, a `FrontendHello` to all. `Arrivals` that cannot be sent come back as `Unannounced`; the rest is counted and dropped."""
 
     message: ToScheduler
+
+
+@dataclass(slots=True, frozen=True)
+class UseScheduler:
+    """That one is the active scheduler from now on."""
+
+    scheduler: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -211,4 +222,6 @@ class Release:
     payload: Handle
 
 
-FrontendAction = Reply | Report | Tell | PushInputs | OpenSlice | DropSlice | Preprocess | Release
+FrontendAction = (
+    Reply | Report | Tell | UseScheduler | PushInputs | OpenSlice | DropSlice | Preprocess | Release
+)

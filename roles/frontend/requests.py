@@ -94,6 +94,7 @@ class Request:
     due_at_ms: float
     deadline_at_ms: float
     is_ready: bool
+    priority: int | None = None
     stage: RequestState = RequestState.GATHERED
     seq: int = NO_SEQ
     former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come

@@ -20,6 +20,7 @@ from fabric.messages import (
     Answer,
     AnyMessage,
     Arrivals,
+    FrontendHello,
     Infer,
     Outputs,
     Refusal,
@@ -46,21 +47,20 @@ from roles.frontend.events import (
     Release,
     Reply,
     Report,
-    SchedulerLost,
-    SchedulerSaid,
     Tell,
     TurnEnded,
     Unannounced,
     Unpushed,
+    UseScheduler,
     WorkerSaid,
 )
-from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.frontend.scheduler_links import SchedulerLinks
+from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.server_connection import ServerSource
-from roles.runtime.loop.sources import UNROUTABLE, LinkSource, TranslatedSource
+from roles.runtime.loop.sources import UNROUTABLE, LinkSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 
@@ -71,12 +71,12 @@ _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is 
 class FrontendOptions:
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
-    `host`: the interface of the TCP address at which workers leave outputs.
+    `scheduler_addresses`: of each scheduler. `host`: the interface of the TCP address at which workers leave outputs.
     """
 
     frontend_id: FrontendId
     run_dir: Path
-    scheduler_addresses: Sequence[str]
+    scheduler_addresses: Sequence[Sequence[str]]
     client_addresses: Sequence[str] = ("tcp://127.0.0.1:0",)
     request_bytes_max: int = 64 << 20
     pending_max: int = 65_536
@@ -89,11 +89,11 @@ class FrontendOptions:
 class FrontendShell:
     """Does what the core decides, with the links of one frontend.
 
-    `hub`: of the scheduler, where that is in this process; then no address of it is needed.
+    `hub`: of the scheduler with number `beside`, where that is in this process; its addresses are not needed then.
     Raises ConfigError for an address that cannot be bound.
     """
 
-    def __init__(self, options: FrontendOptions, hub: HubLink | None = None) -> None:
+    def __init__(self, options: FrontendOptions, hub: HubLink | None = None, beside: int = 0) -> None:
         incarnation = new_incarnation()
         own = peer_id(options.frontend_id, incarnation)
         self._run_dir = options.run_dir
@@ -118,14 +118,16 @@ class FrontendShell:
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
             guard=guarded(keyring, {NODE}, names=False),
         )
-        self._scheduler: ServerLink = (
-            DealerLink.connect(own, SCHEDULER, options.scheduler_addresses, guard=guarded(keyring))
-            if hub is None
-            else hub.connect(own)
-        )
+        links: list[ServerLink] = [
+            hub.connect(own)
+            if hub is not None and number == beside
+            else DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
+            for number, addresses in enumerate(options.scheduler_addresses)
+        ]
+        self._schedulers = SchedulerLinks(links, self._clock)
         self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring))
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
-        self._to_scheduler = Outbox(self._scheduler, self._untold)
+        self._to_scheduler = Outbox(self._schedulers, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)
         self._core = FrontendCore(
             FrontendSettings(
@@ -143,7 +145,7 @@ class FrontendShell:
             self._core,
             [
                 LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, UNROUTABLE)),
-                TranslatedSource(ServerSource(self._scheduler, SCHEDULER, self._clock), _from_scheduler),
+                *self._schedulers.sources,
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
                 self._unsent,
@@ -162,9 +164,10 @@ class FrontendShell:
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
         remove_run_file(self._run_dir, self._run_file)
-        links: tuple[Link, ...] = (self._clients, self._scheduler, self._outputs, self._slices)
+        links: tuple[Link, ...] = (self._clients, self._outputs, self._slices)
         for link in links:
             link.close()
+        self._schedulers.close()
         self._decoding.close()
         self._unsent.close()
 
@@ -196,8 +199,13 @@ class FrontendShell:
             case Release(payload):
                 self._payloads.release(payload)
                 self._decoding.forget(payload)
+            case Tell(FrontendHello() as hello):
+                self._schedulers.greet(hello)
             case Tell(message):
                 self._tell(message)
+            case UseScheduler(number):
+                self._to_scheduler.flush()  # what was for the former one
+                self._schedulers.active = number
             case PushInputs():
                 self._push(action)
             case Preprocess(payload, image):
@@ -242,6 +250,7 @@ class FrontendShell:
                 self._perform(action)
         log_offences(self._core.offences)
         self._to_scheduler.flush()
+        self._schedulers.greet_others(self._core.hello)
         self._to_clients.flush()
 
     def _undelivered(self, peer: PeerId, message: AnyMessage) -> None:
@@ -274,7 +283,7 @@ class FrontendShell:
         counters: dict[str, float] = {**self._core.counters, **self._counts}
         links: dict[str, Link] = {
             "client": self._clients,
-            "scheduler": self._scheduler,
+            "scheduler": self._schedulers.link,
             "inputs": self._slices,
             "outputs": self._outputs,
         }
@@ -291,10 +300,6 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
         run_roles([shell.role], stop, DefectReport(options.frontend_id, options.run_dir).end)
     finally:
         shell.close()
-
-
-def _from_scheduler(event: Heard | Lost) -> FrontendEvent:
-    return SchedulerLost() if isinstance(event, Lost) else SchedulerSaid(event.message)
 
 
 def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:

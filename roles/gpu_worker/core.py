@@ -22,10 +22,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import Epoch, ModelId, SliceId
+from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
     Directory,
+    EpochGranted,
     Host,
     Inputs,
     Loading,
@@ -115,6 +117,8 @@ class WorkerCore:
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
+        self._epoch = NO_EPOCH
+        """The agent's: commands of any other are refused."""
         self._hello_at_ms: float | None = -math.inf
         self._hello_until_ms: float | None = None
         self._outlive_ms = outlive_ms
@@ -137,6 +141,8 @@ class WorkerCore:
                     return []
                 if peer == AGENT:
                     return self._heard_agent(message, late_ms, now_ms)
+                if event.epoch != self._epoch:
+                    return self._refuse_epoch(message)
                 return self._heard_scheduler(message, late_ms, now_ms)
             case InputsCame():
                 return self._take_inputs(event, now_ms)
@@ -194,6 +200,8 @@ class WorkerCore:
         match message:
             case Host():
                 return self._host(message, now_ms)
+            case EpochGranted(epoch, addresses):
+                return self._take_epoch(Epoch(epoch), addresses, now_ms)
             case Stop(grace_ms=grace_ms):
                 return self._stop(now_ms - late_ms + grace_ms, now_ms)
             case StatusAsked():
@@ -210,10 +218,7 @@ class WorkerCore:
         self._hello_at_ms = None
         self._registration.node_id = host.node_id
         actions = self._follow_agent(host.agent_pid)
-        if host.scheduler_addresses and host.scheduler_addresses != self._scheduler_addresses:
-            self._scheduler_addresses = host.scheduler_addresses
-            self._registration.scheduler_gone()
-            actions.append(JoinScheduler(host.scheduler_addresses))
+        actions += self._take_epoch(Epoch(host.epoch), host.scheduler_addresses, now_ms)
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         self._changes.left_out = host.left_out
         for slice_ in list(self._slices.values()):
@@ -228,6 +233,22 @@ class WorkerCore:
                 actions += self._forget_if_drained(slice_)
         new = [spec for slice_id, spec in self._wanted.items() if slice_id not in self._slices]
         return actions + [action for spec in new for action in self._load(spec)]
+
+    def _take_epoch(self, epoch: Epoch, addresses: tuple[str, ...], now_ms: float) -> list[WorkerAction]:
+        """Commands of that epoch count, from the scheduler at these addresses; it may not know anything of us."""
+        if self._stop_by_ms is not None:
+            return []
+        is_another, self._epoch = epoch != self._epoch, epoch
+        if addresses and addresses != self._scheduler_addresses:
+            self._scheduler_addresses = addresses
+            self._registration.scheduler_gone()
+            return [JoinScheduler(addresses)]
+        return [*self._registration.epoch_changed(now_ms)] if is_another else []
+
+    def _refuse_epoch(self, message: AnyMessage) -> list[WorkerAction]:
+        """Of a scheduler that is the active one no more, or not yet for our agent. What it granted goes back."""
+        self.counters["epochs_refused"] += 1
+        return [Send(SCHEDULER, unlaunched(message))] if isinstance(message, RunBatch) else []
 
     def _follow_agent(self, agent_pid: int) -> list[WorkerAction]:
         """Whoever says what to host is the agent; a new one hears how the slices are."""

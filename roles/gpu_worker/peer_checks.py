@@ -12,6 +12,7 @@ from fabric.ids import PeerId
 from fabric.messages import (
     AnyMessage,
     Directory,
+    EpochGranted,
     Host,
     Inputs,
     Ping,
@@ -28,7 +29,7 @@ A_FRONTEND: Final = PeerId("")
 """Whichever it was."""
 
 _SAYS: Final = {
-    AGENT: (Host, Stop, StatusAsked, Ping),
+    AGENT: (Host, EpochGranted, Stop, StatusAsked, Ping),
     SCHEDULER: (RunBatch, PreemptBatch, Directory),
     A_FRONTEND: (Inputs,),
 }

@@ -50,6 +50,10 @@ class Registration:
         self._is_scheduler_there = False
         self.wake_at_ms = None
 
+    def epoch_changed(self, now_ms: float) -> list[Send]:
+        """The scheduler there is another, behind the same address, or has begun anew."""
+        return self._introduce(self._ready_slices(), now_ms) if self._is_scheduler_there else []
+
     def loaded(self, slice_: HostedSlice, now_ms: float) -> list[Send]:
         """A slice has become ready."""
         return self._introduce([slice_], now_ms) if self._is_scheduler_there else []

@@ -16,6 +16,8 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
 - The scheduler is greeted until it answers with a `DesiredSlices`: what is sent without a connection is lost.
+- Of several schedulers the one that holds this agent's lease (`lease.py`) is listened to; the others are greeted once,
+  and hear when the lease is free.
 - Workers of a former agent of this host (`orphans`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
@@ -40,6 +42,7 @@ from fabric.messages import (
     DesiredSlices,
     Directory,
     GpuInfo,
+    LeaseAsked,
     Loading,
     NodeHello,
     Pong,
@@ -57,11 +60,13 @@ from roles.node_agent.events import (
     AgentEvent,
     AgentLimits,
     DaemonChecked,
+    FollowScheduler,
     GpusSampled,
     Kill,
     Orphan,
     SharingPlan,
 )
+from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
 from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.peer_checks import AgentPeerChecks
 from roles.node_agent.slice_reports import SliceReports
@@ -70,6 +75,7 @@ from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers.lifecycle import WorkerState
 from roles.node_agent.workers.processes import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.loop.sources import UNROUTABLE
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
@@ -86,6 +92,8 @@ class AgentSelf:
     role_id: str = ""
     pid: int = 0
     outlives: bool = False
+    lease: LeaseRecord = NO_LEASE
+    """What a former agent of this host granted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,7 +131,13 @@ class NodeAgentCore:
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.
         self._workers.count_from(max(map(_number, self._orphans), default=0))
-        self._checks = AgentPeerChecks(self._workers, self._orphans)
+        self._lease = LeaseGrants(own.node_id, own.lease)
+        self._schedulers: dict[PeerId, tuple[str, ...]] = {}
+        """Addresses of those that were found."""
+        self._followed: PeerId | None = None
+        """Who `SCHEDULER` is: the lease's holder, or who was found first."""
+        self._workers.epoch = self._lease.epoch
+        self._checks = AgentPeerChecks(self._workers, self._orphans, self._schedulers)
         self._adopt_until_ms: float | None = None
         self._strays: set[str] = set()
         """Orphans that were killed and whose end is not known yet."""
@@ -140,6 +154,7 @@ class NodeAgentCore:
         """Take one event; answer what to do, in order."""
         if self._orphans and self._adopt_until_ms is None:
             self._adopt_until_ms = now_ms + self._limits.adopt_ms
+        self._lease.begin(now_ms)
         match event:
             case Tick():
                 self._on_tick(now_ms)
@@ -150,16 +165,18 @@ class NodeAgentCore:
             case Heard(peer, message):
                 if self._checks.check(peer, message, now_ms) is not None:
                     pass
-                elif peer == SCHEDULER:
-                    self._on_scheduler(message, now_ms)
+                elif peer == SCHEDULER or peer in self._schedulers:
+                    self._on_scheduler(peer, message, event.epoch, now_ms)
                 else:
                     self._on_worker(peer, message, now_ms)
-            case Lost():
-                self._hello_at_ms = now_ms
+            case Lost(peer, reason):
+                self._on_scheduler_lost(peer, reason, now_ms)
+            case LeaseKept():
+                self._on_lease_kept(event, now_ms)
             case ProcessExited(worker_id, code, last_words):
                 self._on_exit(worker_id, code, last_words, now_ms)
-            case SchedulerFound(addresses):
-                self._on_scheduler_found(addresses, now_ms)
+            case SchedulerFound(addresses, peer):
+                self._on_scheduler_found(peer, addresses, now_ms)
             case StopAsked():
                 self._on_stop(now_ms)
         if self._is_stopping and self._workers.are_gone and not self._strays:
@@ -183,6 +200,7 @@ class NodeAgentCore:
             self._liveness.wake_at_ms,
             self._adopt_until_ms,
             self._hello_at_ms,
+            self._lease.wake_at_ms,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -193,14 +211,36 @@ class NodeAgentCore:
 
     # ------------------------------------------------------------ the scheduler's side
 
-    def _on_scheduler_found(self, addresses: tuple[str, ...], now_ms: float) -> None:
-        former, self._workers.scheduler_addresses = self._workers.scheduler_addresses, addresses
-        if former and addresses != former:
-            for worker in self._workers:
-                self._workers.tell_what_to_host(worker)
-        self._hello(now_ms)
+    def _on_scheduler_found(self, peer: PeerId, addresses: tuple[str, ...], now_ms: float) -> None:
+        self._schedulers[peer] = addresses
+        record = self._lease.record
+        is_first = not record.epoch and self._followed in (None, peer)
+        if is_first or peer == record.holder_id:
+            self._follow(peer)
+            self._hello(now_ms)
+        elif not self._orphans:
+            self._actions.append(Send(peer, self._introduction(now_ms)))
 
-    def _on_scheduler(self, message: AnyMessage, now_ms: float) -> None:
+    def _follow(self, peer: PeerId) -> None:
+        """Its words count, those of the epoch granted; workers hear where it is."""
+        workers, addresses = self._workers, self._schedulers[peer]
+        is_new = (workers.scheduler_addresses, workers.epoch) != (addresses, self._lease.epoch)
+        workers.scheduler_addresses, workers.epoch = addresses, self._lease.epoch
+        if peer != self._followed:
+            self._followed = peer
+            if peer != SCHEDULER:
+                self._actions.append(FollowScheduler(peer))
+        if is_new:
+            for worker in workers:
+                workers.tell_the_epoch(worker)
+
+    def _on_scheduler(self, peer: PeerId, message: AnyMessage, epoch: int, now_ms: float) -> None:
+        if isinstance(message, LeaseAsked):
+            self._on_lease_asked(peer, message, now_ms)
+            return
+        if epoch != self._lease.epoch:  # of one that is the active scheduler no more, or not yet
+            self.counters["epochs_refused"] += 1
+            return
         match message:
             case DesiredSlices():
                 self._hello_at_ms = None
@@ -210,16 +250,66 @@ class NodeAgentCore:
             case _:
                 assert isinstance(message, Directory), "checked before"
 
+    def _on_scheduler_lost(self, peer: PeerId, reason: str, now_ms: float) -> None:
+        if reason == UNROUTABLE and self._lease.closed(peer):
+            self._tell_schedulers(now_ms)
+        if peer in (self._followed, SCHEDULER):
+            self._hello_at_ms = now_ms
+        elif not self._orphans:
+            self._actions.append(Send(peer, self._introduction(now_ms)))
+
     def _hello(self, now_ms: float) -> None:
         if self._orphans:
             self._hello_at_ms = self._adopt_until_ms
             return
-        own = self._own
-        hello = NodeHello(own.node_id, own.incarnation, self._gpus, self._reports.alive(), own.outlives)
-        self._actions.append(Send(SCHEDULER, hello))
+        self._actions.append(Send(SCHEDULER, self._introduction(now_ms)))
         self._hello_at_ms = now_ms + HELLO_EVERY_MS
         if self._daemons.listed():
             self._watch.tell()
+
+    def _greet_all(self, now_ms: float) -> None:
+        if self._followed is not None:
+            self._hello(now_ms)
+        others = (peer for peer in self._schedulers if peer != self._followed)
+        self._actions.extend(Send(peer, self._introduction(now_ms)) for peer in others)
+
+    def _introduction(self, now_ms: float) -> NodeHello:
+        own, lease = self._own, self._lease.report(now_ms)
+        return NodeHello(
+            own.node_id,
+            own.incarnation,
+            self._gpus,
+            self._reports.alive(),
+            own.outlives,
+            lease.epoch,
+            lease.holder_id,
+            lease.incarnation,
+            lease.is_free,
+        )
+
+    # ------------------------------------------------------------ the lease
+
+    def _on_lease_asked(self, peer: PeerId, asked: LeaseAsked, now_ms: float) -> None:
+        done = self._lease.asked(asked, now_ms)
+        if done is not None:
+            self._actions.append(done if isinstance(done, KeepLease) else Send(peer, done))
+
+    def _on_lease_kept(self, kept: LeaseKept, now_ms: float) -> None:
+        report = self._lease.kept(kept, now_ms)
+        if report is None:
+            self.counters["leases_not_kept"] += 1
+            return
+        holder = PeerId(report.holder_id)
+        self.counters["epochs_granted"] += 1
+        # To the scheduler first: it hears of its epoch before the workers do whom it will command.
+        self._actions.append(Send(holder, report))
+        if holder in self._schedulers:
+            self._follow(holder)
+            self._hello(now_ms)
+
+    def _tell_schedulers(self, now_ms: float) -> None:
+        report = self._lease.report(now_ms)
+        self._actions.extend(Send(peer, report) for peer in self._schedulers)
 
     def _on_status_asked(self, asker: PeerId, now_ms: float) -> None:
         """The workers are asked in their turn; `handle` answers when they have."""
@@ -379,8 +469,8 @@ class NodeAgentCore:
     def _settle_orphans(self, now_ms: float) -> None:
         if not self._orphans and self._adopt_until_ms is not None:
             self._adopt_until_ms = None
-            if self._workers.scheduler_addresses and not self._is_stopping:
-                self._hello(now_ms)
+            if not self._is_stopping:
+                self._greet_all(now_ms)
 
     def _on_news(self, worker: Worker, message: SliceReady | SliceFailed, now_ms: float) -> None:
         slice_id, incarnation = message.slice_id, message.incarnation
@@ -427,6 +517,8 @@ class NodeAgentCore:
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
         self._look_for_silence(now_ms)
+        if self._lease.tick(now_ms):
+            self._tell_schedulers(now_ms)
         if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
             for worker_id in list(self._orphans):
                 self._send_away(worker_id)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fabric.ids import Incarnation
+from fabric.ids import Incarnation, PeerId
 from fabric.messages import GpuSample, SliceSpec
+from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
@@ -121,5 +122,26 @@ class SampleGpus:
     """Read the GPUs' sensors: `GpusSampled` follows."""
 
 
-AgentEvent = Heard | Lost | SchedulerFound | ProcessExited | StopAsked | DaemonChecked | GpusSampled | Tick
-AgentAction = Spawn | Terminate | Kill | Send | Remember | StartDaemon | CheckDaemon | SampleGpus | Warn
+@dataclass(slots=True, frozen=True)
+class FollowScheduler:
+    """From now on what goes to `SCHEDULER` goes to that one."""
+
+    peer: PeerId
+
+
+AgentEvent = (
+    Heard | Lost | SchedulerFound | ProcessExited | StopAsked | DaemonChecked | GpusSampled | LeaseKept | Tick
+)
+AgentAction = (
+    Spawn
+    | Terminate
+    | Kill
+    | Send
+    | Remember
+    | StartDaemon
+    | CheckDaemon
+    | SampleGpus
+    | Warn
+    | KeepLease
+    | FollowScheduler
+)

@@ -1,19 +1,20 @@
 """What a node agent's peers may say: its core sees nothing that has not been checked here.
 
-The scheduler is the one that the agent connected to. Workers introduce themselves under their own identity, worker id
+Schedulers are those that the agent connected to. Workers introduce themselves under their own identity, worker id
 and boot nonce, and speak of the slices that their process was started with. Everybody may ask how the agent is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fabric.errors import RemoteProtocolError
-from fabric.ids import PeerId
+from fabric.ids import PeerId, scheduler_id
 from fabric.messages import (
     AnyMessage,
     DesiredSlices,
     Directory,
+    LeaseAsked,
     Loading,
     Pong,
     SliceFailed,
@@ -25,6 +26,7 @@ from fabric.messages import (
 from roles.node_agent.events import Orphan
 from roles.node_agent.workers.processes import Workers
 from roles.runtime.core import SCHEDULER
+from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.peer_checks import (
     NOT_OWNER,
     WRONG_IDENTITY,
@@ -40,10 +42,13 @@ from roles.runtime.peer_checks import (
 class AgentPeerChecks:
     """Looks at the core's own tables."""
 
-    def __init__(self, workers: Workers, orphans: Mapping[str, Orphan]) -> None:
+    def __init__(
+        self, workers: Workers, orphans: Mapping[str, Orphan], schedulers: Collection[PeerId]
+    ) -> None:
         self.offences = Offences()
         self._workers = workers
         self._orphans = orphans
+        self._schedulers = schedulers
         rules: dict[type, Rule] = {
             WorkerHello: self._worker_hello,
             SliceReady: self._slice_news,
@@ -54,13 +59,26 @@ class AgentPeerChecks:
             StatusAsked: anybody,
         }
         self._others = PeerChecks(rules, self.offences)
-        wanting: dict[type, Rule] = {DesiredSlices: anybody, Directory: anybody}
-        self._scheduler = PeerChecks(wanting, self.offences, frozenset({SCHEDULER}))
+        wanting: dict[type, Rule] = {
+            DesiredSlices: anybody,
+            Directory: anybody,
+            LeaseAsked: self._lease_asked,
+        }
+        self._scheduler = PeerChecks(
+            wanting,
+            self.offences,
+            frozenset({SCHEDULER, *map(PeerId, map(scheduler_id, range(SCHEDULERS_MAX)))}),
+        )
 
     def check(self, peer: PeerId, message: AnyMessage, now_ms: float) -> Verdict | None:
         """None if the core may look at what a peer says."""
-        checks = self._scheduler if peer == SCHEDULER else self._others
+        is_scheduler = peer == SCHEDULER or peer in self._schedulers
+        checks = self._scheduler if is_scheduler else self._others
         return checks.check(peer, message, now_ms)
+
+    def _lease_asked(self, peer: PeerId, asked: LeaseAsked) -> None:
+        if peer not in (SCHEDULER, asked.scheduler_id):
+            raise RemoteProtocolError(f"it says that it is {asked.scheduler_id}", WRONG_IDENTITY)
 
     def _worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
         require_identity(peer, hello.worker_id, hello.incarnation)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
-from fabric.ids import new_incarnation, peer_id, role_id_of_node
+from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import StatusListed
+from fabric.messages import LeaseAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.background import Background
@@ -26,6 +26,7 @@ from roles.node_agent.events import (
     AgentLimits,
     CheckDaemon,
     DaemonChecked,
+    FollowScheduler,
     GpusSampled,
     Kill,
     Orphan,
@@ -36,6 +37,8 @@ from roles.node_agent.events import (
     Terminate,
 )
 from roles.node_agent.gpus import discover, open_nvml
+from roles.node_agent.lease import KeepLease, LeaseKept
+from roles.node_agent.lease_file import LeaseFile
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
@@ -45,8 +48,9 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
 from roles.runtime.loop.drive import Driver, Role
-from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.sources import LinkSource, TranslatedSource
+from roles.runtime.loop.local_scheduler import LocalScheduler, LocalSchedulerEvent
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -86,7 +90,7 @@ def run_node_agent(
     keys = config.security.keys
     # Its workers need it too: better said now than by each of them.
     keyring = None if keys is None else Keyring.of_folder(keys, principal_of_node(host))
-    agent = _Agent(_node(config, host), run_dir, options or AgentOptions(), stop, keyring)
+    agent = _Agent(config, _node(config, host), run_dir, options or AgentOptions(), stop, keyring)
     try:
         agent.run()
     finally:
@@ -96,6 +100,7 @@ def run_node_agent(
 class _Agent:
     def __init__(
         self,
+        config: ClusterConfig,
         node: NodeConfig,
         run_dir: Path,
         options: AgentOptions,
@@ -117,24 +122,42 @@ class _Agent:
             self._worker_key = (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        self._scheduler = LocalScheduler(peer_id(role_id, incarnation), run_dir, options.clock, keyring)
+        own_peer = peer_id(role_id, incarnation)
+        self._schedulers = {
+            PeerId(known): LocalScheduler(own_peer, run_dir, options.clock, keyring, known)
+            for known in map(scheduler_id, range(config.schedulers))
+        }
+        self._followed = next(iter(self._schedulers))
+        self._lease_file = LeaseFile(run_dir, node.host)
+        self._kept: Mailbox[LeaseKept] = Mailbox()
         self._processes = Processes()
         self._aside: Background[Answer] = Background()
         self._pins = CorePins(node.pin_cores)
         self._sharing = Sharing(node, gpus, run_dir, options.sharing, self._outlive_ms)
         self._records = WorkerRecords(run_dir, node.host)
         self._core = NodeAgentCore(
-            AgentSelf(node.node_id, incarnation, role_id, os.getpid(), node.workers_outlive_agent),
+            AgentSelf(
+                node.node_id,
+                incarnation,
+                role_id,
+                os.getpid(),
+                node.workers_outlive_agent,
+                self._lease_file.read(),
+            ),
             FoundDevices(gpus, self._sharing.plans, *self._take_over()),
             options.limits,
         )
+        schedulers: list[Source[AgentEvent]] = [
+            TranslatedSource(scheduler, _from_scheduler) for scheduler in self._schedulers.values()
+        ]
         role = Role[AgentEvent, AgentAction](
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
                 stop,
                 LinkSource(self._link, _from_worker),
-                self._scheduler,
+                *schedulers,
+                self._kept,
                 TranslatedSource(self._aside, self._from_aside),
                 TranslatedSource(self._processes, self._from_process),
             ],
@@ -159,7 +182,9 @@ class _Agent:
         self._processes.close()
         self._driver.close()
         self._aside.close()
-        self._scheduler.close()
+        for scheduler in self._schedulers.values():
+            scheduler.close()
+        self._kept.close()
         self._link.close()
 
     def _take_over(self) -> tuple[Sequence[Orphan], Sequence[int]]:
@@ -176,7 +201,13 @@ class _Agent:
     def _perform(self, action: AgentAction) -> None:
         match action:
             case Send(peer, message) if peer == SCHEDULER:
-                self._scheduler.send(message)
+                self._schedulers[self._followed].send(message)
+            case Send(peer, message) if peer in self._schedulers:
+                self._schedulers[peer].send(message)
+            case FollowScheduler(peer):
+                self._followed = peer
+            case KeepLease(record):
+                self._kept.post(LeaseKept(record, self._lease_file.write(record)))
             case Send(peer, StatusListed() as status):
                 self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
@@ -255,6 +286,13 @@ class _Agent:
 def _from_worker(received: Received) -> Heard:
     """Workers are not watched: the end of one is seen at its process. None can have the scheduler's name."""
     return Heard(received.peer, received.message, received.late_ms)
+
+
+def _from_scheduler(event: LocalSchedulerEvent) -> AgentEvent:
+    """Only about leases the core has to know which one it is: by all else it goes as the epoch says."""
+    if isinstance(event, Heard) and not isinstance(event.message, LeaseAsked):
+        return Heard(SCHEDULER, event.message, event.late_ms, epoch=event.epoch)
+    return event
 
 
 def _node(config: ClusterConfig, host: str) -> NodeConfig:

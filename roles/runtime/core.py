@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NewType, Protocol, TypeVar
 
-from fabric.ids import PeerId
+from fabric.ids import Epoch, PeerId
+from fabric.link import NO_EPOCH
 from fabric.messages import AnyMessage
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
@@ -60,6 +61,8 @@ class Heard:
     message: AnyMessage
     late_ms: float = 0.0
     payload: Handle = NO_PAYLOAD
+    epoch: Epoch = NO_EPOCH
+    """Of the message's header: a scheduler's commands count only with the epoch that their receiver goes by."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fabric.ids import PeerId
+from roles.runtime.core import SCHEDULER
+
 _LOGGED = re.compile(r" level=[A-Z]+ role=")
 
 
@@ -24,9 +27,10 @@ class ProcessExited:
 
 @dataclass(slots=True, frozen=True)
 class SchedulerFound:
-    """The scheduler (or its next incarnation) can be reached at `addresses`."""
+    """A scheduler (or its next incarnation) can be reached at `addresses`; `peer` is what it is called here."""
 
     addresses: tuple[str, ...]
+    peer: PeerId = SCHEDULER
 
 
 @dataclass(slots=True, frozen=True)

@@ -101,9 +101,9 @@ def is_claimed(run_dir: Path) -> bool:
 
 
 def sweep(run_dir: Path) -> None:
-    """Remove what dead processes left: run files, plans, half-written files, sockets nobody listens on."""
+    """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on."""
     for path in run_dir.iterdir():
-        if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan"):
+        if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
             path.unlink(missing_ok=True)
         elif stat.S_ISSOCK(path.lstat().st_mode):
             if not _is_listening(path):

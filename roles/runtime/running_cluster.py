@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX
+from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
-from roles.runtime.core import SCHEDULER, SCHEDULER_ID
+from roles.runtime.core import SCHEDULER
 from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
 
 ROLE_LIMIT_MS = 1_000.0
+SCHEDULER_LIMIT_MS = 2_000.0
+TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,14 +43,19 @@ class ClusterReport:
 
 
 def look(run_dir: Path) -> ClusterReport:
-    """The cluster of a run directory as its scheduler sees it. PeerLost when that does not answer."""
-    scheduler = ask_status(scheduler_addresses(run_dir))
+    """The cluster of a run directory as its active scheduler sees it. PeerLost when none answers that is."""
+    _, scheduler = _active_scheduler(run_dir)
     processes = processes_in(run_dir)
     counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
     for process in processes:
         if process.alive and process.role_id not in counters:
             counters |= _counters(process)
     return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+
+
+def is_active(scheduler: StatusListed) -> bool:
+    """Whether it is the active scheduler that says how it is."""
+    return scheduler.standing is None or scheduler.standing.state == "active"
 
 
 def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
@@ -72,17 +80,37 @@ def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
     return counters
 
 
-def scheduler_addresses(run_dir: Path) -> list[str]:
-    """Where the scheduler of a run directory listens. PeerLost where none runs."""
-    addresses = [
-        address
+def scheduler_addresses(run_dir: Path) -> Sequence[str]:
+    """Where the active scheduler of a run directory listens. PeerLost where there is none."""
+    return _active_scheduler(run_dir)[0]
+
+
+def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
+    """The one with the highest epoch. While one takes over there is none: so they are asked again for a while."""
+    alive = [
+        process.addresses.get("control", ())
         for process in processes_in(run_dir)
-        if process.role_id.startswith("scheduler-") and process.alive
-        for address in process.addresses.get("control", ())
+        if process.role_id.startswith(SCHEDULER_PREFIX) and process.alive
     ]
-    if not addresses:
+    if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
-    return addresses
+    limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
+    for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
+        answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
+        active = [answer for answer in answers if is_active(answer[1])]
+        if active:
+            return max(
+                active, key=lambda answer: 0 if answer[1].standing is None else answer[1].standing.epoch
+            )
+        select.select([], [], [], TAKE_OVER_LOOK_S)
+    raise PeerLost(f"no active scheduler answers in {run_dir}")
+
+
+def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:
+    try:
+        return ask_status(addresses, limit_ms)
+    except PeerLost:
+        return None
 
 
 def processes_in(run_dir: Path) -> list[ProcessReport]:
@@ -100,7 +128,7 @@ def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
             is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
-            is_scheduler = run_file.role_id == SCHEDULER_ID
+            is_scheduler = run_file.role_id.startswith(SCHEDULER_PREFIX)
             if (is_frontend and purpose in ("client", "http", "metrics")) or (
                 is_scheduler and purpose == "control"
             ):

@@ -83,7 +83,9 @@ class SchedulerCore:
         self._estimates = Estimates(settings)
         self._updates = DirectoryUpdates(self._fleet)
         run_time_watch = None if planning is None else RunTimeWatch()
-        self._batches = Batches(discipline, self._fleet, self._estimates, self._updates, run_time_watch)
+        self._batches = Batches(
+            discipline, self._fleet, self._estimates, self._updates, run_time_watch, settings.first_batch_id
+        )
         self._withdrawals = self._batches.withdrawals
         self._counters = self._batches.counters
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
@@ -164,6 +166,7 @@ class SchedulerCore:
                     message.span_ms,
                     sent_at_ms + ready_in_ms if ready_in_ms else 0.0,
                     message.slack_ms,
+                    message.priority,
                 )
                 decisions = self._arrive(model_id, run, now_ms)
                 if decisions is QUIET:
@@ -387,7 +390,7 @@ class SchedulerCore:
             asdict(self._counters) | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
-            model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
+            warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
 

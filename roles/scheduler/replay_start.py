@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fabric.errors import ConfigError, FabricError
-from fabric.ids import ModelId, NodeId, SliceId
+from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.messages import (
     DesiredSlices,
     GpuRef,
@@ -55,6 +55,7 @@ def about_scheduler(
         "transfer_ms": settings.transfer_ms,
         "role_id": settings.role_id,
         "pid": settings.pid,
+        "first_batch_id": settings.first_batch_id,
         "planning": None if planning is None else _packed_planning(planning),
     }
     return json.dumps(about).encode()
@@ -94,6 +95,7 @@ def _settings(read: dict[str, Any]) -> SchedulerSettings:
         transfer_ms=read["transfer_ms"],
         role_id=read["role_id"],
         pid=read["pid"],
+        first_batch_id=BatchId(read.get("first_batch_id", 1)),
     )
 
 

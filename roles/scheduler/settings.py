@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
-from fabric.ids import ModelId, NodeId, SliceId
+from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
@@ -18,6 +18,7 @@ from roles.runtime.core import SCHEDULER_ID
 BATCH_SIZE_UNPROFILED = 32  # the largest bucket a real device warms up where no profile says more
 
 NO_DELAY = Delay()
+FIRST_BATCH_ID = BatchId(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class SchedulerSettings:
     """What inputs take besides the configured delay before that was measured."""
     role_id: str = SCHEDULER_ID
     pid: int = 0
+    first_batch_id: BatchId = FIRST_BATCH_ID
+    """What it counts batches from. Those of a former scheduler may still be under way, and must not be meant."""
 
 
 def settings_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,31 +12,46 @@ from typing import Any
 from fabric.clock import MonotonicClock
 from fabric.curve import CONTROL_KINDS, guarded
 from fabric.errors import LocalProtocolError
-from fabric.ids import PeerId, new_incarnation
+from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
-from fabric.messages import AnyMessage, PlanAsked, StatusListed, replaced
+from fabric.messages import AnyMessage, PlanAsked, PlanCopy, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
-from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
+from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
+from roles.scheduler.availability.replica import (
+    CopyPlan,
+    KeepPlan,
+    ReplicaAction,
+    ReplicaEvent,
+    ReplicaSettings,
+    SchedulerReplica,
+)
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.planner import Planner
-from roles.scheduler.planning.saved_plan import PLAN_FILE, SavedPlan
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS = 2.0
 FIRST_TRANSFER_MS = 5.0
+_BATCH_ID_BITS, _BATCHES_BITS = (
+    53,
+    33,
+)  # what the wire takes; of these for as many batches as a scheduler ever counts
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +72,7 @@ class Written:
 
 
 class SchedulerShell:
-    """Does what the core decides, with the links of one scheduler.
+    """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
     It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
     cannot be, or an address in use.
@@ -68,82 +84,150 @@ class SchedulerShell:
         run_dir: Path,
         recording: Recording | None = None,
         control_addresses: Sequence[str] = (),
+        number: int = 0,
     ) -> None:
         self._run_dir = run_dir
+        self._written = written
         self._config = config = written.config
-        self._kept = SavedPlan(run_dir / PLAN_FILE, written.document)
-        settings, planning = self._kept.read() or _first_plan(written)
-        settings = replace(settings, pid=os.getpid(), guard_ms=FIRST_GUARD_MS, transfer_ms=FIRST_TRANSFER_MS)
-        self._settings = settings
-        self._core = scheduler_core(settings, config.batching, planning)
-        assert self._core.controller is not None, "it was made with one"
-        self._controller = self._core.controller
+        self._recording = recording
+        self._role_id = role_id = scheduler_id(number)
         self._clock = clock = MonotonicClock()
+        electorate = Electorate(frozenset(node.node_id for node in config.nodes), config.schedulers)
+        self._is_alone = not electorate.has_standby
+        self._kept = SavedPlan(run_dir, role_id, written.document)
+        # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
+        self._first = None if number else self._kept.read() or _first_plan(written)
+        self._begun: tuple[SchedulerSettings, ControllerSettings] | None = None
+        self._core: SchedulerCore | None = None
+        self._journal: Journal | None = None
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
         router = RouterLink.bind(
             [
-                RunDir(run_dir).ipc_address(f"{SCHEDULER_ID}.control"),
+                RunDir(run_dir).ipc_address(f"{role_id}.control"),
                 *control_addresses,
-                *_configured(config),
+                *_configured(config, number),
             ],
             guard=guarded(keyring, CONTROL_KINDS),
         )
         self.link = HubLink(router, SCHEDULER, clock)
-        # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
-        core: MessageCore = self._core
-        self._journal: Journal | None = None
-        if recording is not None:
-            about = about_scheduler(settings, config.batching, planning)
-            self._journal = Journal(recording.path, about, recording.bytes_max)
-            core = Recorded(core, self._journal)
+        self._incarnation = new_incarnation()
+        own = peer_id(role_id, self._incarnation)
+        self._others = {
+            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other)
+            for other in map(scheduler_id, range(config.schedulers))
+            if other != role_id
+        }
         self._outbox = Outbox(self.link, self._refused)
         self._planner = Planner()
-        self.role = Role[Heard | Lost, Send](
-            core, [WatchedLinkSource(self.link, clock), self._planner], self._perform, self._end_turn
+        # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
+        self._replica = SchedulerReplica(
+            ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),
+            self._make_core,
+        )
+        self.role = Role[ReplicaEvent, ReplicaAction](
+            self._replica,
+            [WatchedLinkSource(self.link, clock), self._planner, *self._others.values()],
+            self._perform,
+            self._end_turn,
         )
         journal = None if recording is None else kept_aside(recording.path)
-        self.on_defect = DefectReport(SCHEDULER_ID, run_dir, journal, self._keep_journal)
+        self.on_defect = DefectReport(role_id, run_dir, journal, self._keep_journal)
         self._run_file = RunFile(
-            SCHEDULER_ID, os.getpid(), new_incarnation(), {"control": list(self.link.addresses)}
+            role_id, os.getpid(), self._incarnation, {"control": list(self.link.addresses)}
         )
 
     def announce(self) -> None:
         """Say where it is, and what has no place."""
         write_run_file(self._run_dir, self._run_file)
-        log.info(
-            "scheduler_serving address=%s models=%d slices=%d",
-            self.link.addresses[0],
-            len(self._settings.models),
-            len(self._settings.slices),
-        )
-        for model_id, reason in self._settings.unplaced.items():
-            log.warning("model_unplaced model=%s reason=%r", model_id, reason)
+        log.info("scheduler_serving address=%s stands_by=%s", self.link.addresses[0], self._core is None)
 
     def serve_no_more(self) -> None:
-        """An end in order: a successor begins with the configuration's plan. Any other leaves it the one that ran."""
-        self._kept.forget()
+        """An end in order. Without a standby a successor begins with the configuration's plan."""
+        if self._is_alone:
+            self._kept.forget()
 
     def close(self) -> None:
         """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
         self._planner.close()
         self._close_journal()
+        for other in self._others.values():
+            other.close()
         self.link.close()
 
-    def _perform(self, action: Send) -> None:
-        message = action.message
-        if action.peer == PLANNER:
+    def _make_core(self) -> MessageCore:
+        """A fresh one, of the newest plan that is known here."""
+        self._begun = self._kept.read() or self._first or _first_plan(self._written)
+        settings, planning = self._begun
+        settings = replace(
+            settings,
+            role_id=self._role_id,
+            pid=os.getpid(),
+            guard_ms=FIRST_GUARD_MS,
+            transfer_ms=FIRST_TRANSFER_MS,
+            first_batch_id=_first_batch_id(),
+        )
+        self._kept.begin()
+        self._core = core = scheduler_core(settings, self._config.batching, planning)
+        log.info("plan_begins models=%d slices=%d", len(settings.models), len(settings.slices))
+        for model_id, reason in settings.unplaced.items():
+            log.warning("model_unplaced model=%s reason=%r", model_id, reason)
+        if self._recording is None:
+            return core
+        about = about_scheduler(settings, self._config.batching, planning)
+        self._journal = Journal(self._recording.path, about, self._recording.bytes_max)
+        return Recorded(core, self._journal)
+
+    def _perform(self, action: ReplicaAction) -> None:
+        match action:
+            case Send(peer, message):
+                self._send(peer, message)
+            case CopyPlan(peers):
+                for peer in peers:
+                    self._send(peer, self._copy())
+            case KeepPlan(copy):
+                self._kept.keep(copy)
+            case EpochTaken(epoch):
+                self._outbox.flush()  # what was decided before has the epoch of then
+                self.link.epoch = epoch
+                log.info("scheduler_active epoch=%d", epoch)
+            case LeaseLapsed():
+                log.warning("scheduler_stands_by epoch=%d: its lease has lapsed", self.link.epoch)
+                self._core = None
+                self._planner.abandon()
+                self._close_journal()
+
+    def _send(self, peer: PeerId, message: AnyMessage) -> None:
+        if peer == PLANNER:
             assert isinstance(message, PlanAsked), "nothing else goes there"
             self._planner.start(message)
+            return
+        if peer in self._others:
+            self._others[peer].send(message)
             return
         if isinstance(message, StatusListed):
             message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
         try:
-            self._outbox.put(action.peer, message)
+            self._outbox.put(peer, message)
         except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
             log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
+
+    def _copy(self) -> PlanCopy:
+        """The plan that was settled last: while it is changed, the one before."""
+        core, kept, epoch = self._core, self._kept, self._replica.epoch
+        assert core is not None, "it is active"
+        assert core.controller is not None, "it was made with one"
+        assert self._begun is not None, "of that"
+        if core.controller.is_steady:
+            plan, number = (core.settings(), core.controller.settings()), core.controller.settled
+        elif kept.newest is not None and kept.newest.epoch == epoch:
+            return kept.newest
+        else:
+            plan, number = self._begun, 0
+        about = about_scheduler(plan[0], self._config.batching, plan[1])
+        return PlanCopy(epoch, number, kept.digest, about.decode())
 
     def _close_journal(self) -> None:
         if self._journal is not None:
@@ -169,14 +253,21 @@ class SchedulerShell:
         """
 
     def _end_turn(self) -> None:
+        log_offences(self._replica.offences)
+        core, kept = self._core, self._kept
+        if core is not None:
+            log_offences(core.offences)
+            controller = core.controller
+            assert controller is not None, "it was made with one"
+            while controller.unlogged:
+                log.info("placement %s", controller.unlogged.popleft())
+            if controller.is_steady and kept.is_due(controller.settled, self._clock):
+                # Before anybody hears that it is settled.
+                copy = self._copy()
+                kept.write(copy, self._clock.now_ms())
+                for peer in self._replica.plan_changed():
+                    self._send(peer, copy)
         self._outbox.flush()
-        controller, kept = self._controller, self._kept
-        log_offences(self._core.offences)
-        while controller.unlogged:
-            log.info("placement %s", controller.unlogged.popleft())
-        if controller.is_steady and kept.is_due(controller.settled, self._clock):
-            about = about_scheduler(self._core.settings(), self._config.batching, controller.settings())
-            kept.write(about, controller.settled, self._clock.now_ms())
 
 
 def run_scheduler(
@@ -185,9 +276,10 @@ def run_scheduler(
     stop: StopSignal,
     recording: Recording | None = None,
     control_addresses: Sequence[str] = (),
+    number: int = 0,
 ) -> None:
     """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, control_addresses)
+    shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
     try:
         shell.announce()
         run_roles([shell.role], stop, shell.on_defect.end)
@@ -196,9 +288,13 @@ def run_scheduler(
         shell.close()
 
 
-def _configured(config: ClusterConfig) -> list[str]:
+def _configured(config: ClusterConfig, number: int) -> list[str]:
+    """Where the file says; scheduler i listens i ports above, as frontends do, and 0 stays 0."""
     control = config.listen.control
-    return [] if control is None else [control]
+    if control is None:
+        return []
+    host, _, port = control.rpartition(":")
+    return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:
@@ -207,3 +303,8 @@ def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings
     settings = settings_from(config, placement)
     base_dir = str(written.base_dir.absolute())
     return settings, controller_settings(config, written.document, base_dir, placement, settings)
+
+
+def _first_batch_id() -> BatchId:
+    """Drawn, so that no batch of a former scheduler that still runs has the same."""
+    return BatchId((secrets.randbits(_BATCH_ID_BITS - _BATCHES_BITS) << _BATCHES_BITS) + 1)

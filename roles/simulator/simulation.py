@@ -78,8 +78,10 @@ def simulate(
         )
     settings = settings or settings_from(config)
     traffic = [
-        ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms)
-        for model, arrived_at_ms in zip(config.models, workload.arrivals(until_ms), strict=True)
+        ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms, priorities)
+        for model, arrived_at_ms, priorities in zip(
+            config.models, workload.arrivals(until_ms), workload.priorities(until_ms), strict=True
+        )
     ]
     hardware = hardware_of(config, workload.seed)
     core = scheduler_core(settings, config.batching)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fabric.ids import ModelId
 
 Moments = NDArray[np.float64]
+Priorities = NDArray[np.int8]
 
 
 @dataclass(slots=True)
@@ -17,12 +18,13 @@ class ModelTraffic:
     """A model's requests. Request i is the number i // F of frontend i % F, of F frontends.
 
     `started_at_ms[i]` is when its batch started, `finished_at_ms[i]` when its outputs reached its frontend; NaN
-    while, or because, it never ran.
+    while, or because, it never ran. `priorities`: of each request, where they have their own.
     """
 
     model_id: ModelId
     slo_ms: float
     arrived_at_ms: Moments
+    priorities: Priorities | None = None
     started_at_ms: Moments = field(init=False)
     finished_at_ms: Moments = field(init=False)
     _answered: list[tuple[int, int, int, float, float]] = field(init=False, default_factory=list)
@@ -30,6 +32,12 @@ class ModelTraffic:
     def __post_init__(self) -> None:
         self.started_at_ms = np.full(self.arrived_at_ms.size, np.nan)
         self.finished_at_ms = np.full(self.arrived_at_ms.size, np.nan)
+
+    def priority(self, index: int) -> int | None:
+        """Of one request; None: the model's."""
+        if self.priorities is None or self.priorities[index] < 0:
+            return None
+        return int(self.priorities[index])
 
     def answered(
         self, first: int, count: int, step: int, started_at_ms: float, finished_at_ms: float

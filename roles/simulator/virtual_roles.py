@@ -223,9 +223,9 @@ class VirtualFrontend:
         """Its moment has come."""
         self._take(_TICK)
 
-    def ask(self, number: int, model_id: ModelId, slo_ms: float) -> None:
+    def ask(self, number: int, model_id: ModelId, slo_ms: float, priority: int | None) -> None:
         """A client's request, without tensors; `end_turn` follows."""
-        infer = Infer(number, model_id, slo_ms + self._grace_ms)
+        infer = Infer(number, model_id, slo_ms + self._grace_ms, priority=priority)
         self._handle(Asked(CLIENT, infer, 0.0, Handle(number), (), 0))
 
     def end_turn(self) -> None:

@@ -230,6 +230,9 @@ class World:
         sent_at_ms, model, index = sent_at_ms[by_time], model[by_time], index[by_time]
         is_first = np.ones(sent_at_ms.size, dtype=bool)
         is_first[1:] = (np.diff(sent_at_ms) > 0) | (np.diff(model) != 0) | (np.diff(index % frontends) != 0)
+        has_priorities = any(one.priorities is not None for one in models)
+        if has_priorities:  # a run has one
+            is_first[:] = True
         first = np.flatnonzero(is_first)
         count = np.diff(np.append(first, sent_at_ms.size))
         sent_at_ms, model, index = sent_at_ms[first], model[first], index[first]
@@ -244,8 +247,8 @@ class World:
             block = by_time[start : start + BLOCK]
             m, first_seq, n, f, late_ms = (column[block].tolist() for column in columns)
             # Through `map`, so that only `Heard` is left for the interpreter to do.
-            if self._is_learning:
-                arrivals = self._learned(map(models.__getitem__, m), first_seq, n)
+            if self._is_learning or has_priorities:
+                arrivals = self._learned(map(models.__getitem__, m), first_seq, n, f)
             else:
                 budgets_ms = map(known_ms.__getitem__, m)
                 arrivals = map(Arrivals, map(names.__getitem__, m), first_seq, n, budgets_ms)
@@ -253,13 +256,18 @@ class World:
             yield zip(at_ms[block].tolist(), heard, strict=True)
 
     def _learned(
-        self, models: Iterable[ModelTraffic], first_seqs: Iterable[int], counts: Iterable[int]
+        self,
+        models: Iterable[ModelTraffic],
+        first_seqs: Iterable[int],
+        counts: Iterable[int],
+        frontends: Iterable[int],
     ) -> Iterator[Arrivals]:
         """Announcements with what has been learned of the return path by the time each is heard."""
-        for model, first_seq, count in zip(models, first_seqs, counts, strict=True):
+        for model, first_seq, count, number in zip(models, first_seqs, counts, frontends, strict=True):
             path, slo_ms = self._returns[model.model_id], model.slo_ms
             budget_ms, slack_ms = path.budget_ms(slo_ms), path.slack_ms(slo_ms)
-            yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms)
+            priority = model.priority(first_seq * len(self._frontends) + number)
+            yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms, priority=priority)
 
     def _note_answers(
         self, traffic: ModelTraffic, indices: Sequence[int], at_ms: float, return_ms: float
@@ -274,7 +282,8 @@ class World:
         del peer
         count = sum(run.count for run in message.runs)
         self.dropped[message.model_id] += count
-        self._returns[message.model_id].note_dropped(count)
+        if message.retry_after_ms is None:  # else no margin is to blame
+            self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
@@ -282,19 +291,28 @@ class World:
         traffic, number = self._traffic[message.model_id], self._number_of_peer[peer]
         back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         again = self._again.setdefault((message.model_id, number), [])
-        came: list[_Returned] = []
+        came: dict[int | None, list[_Returned]] = {}
         for index in (one for run in message.runs for one in self._indices(message.model_id, number, run)):
             due_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
             if due_at_ms > back_at_ms and (message.model_id, index) not in self._announced_again:
                 self._announced_again.add((message.model_id, index))
-                came.append(_Returned(index, due_at_ms))
+                came.setdefault(traffic.priority(index), []).append(_Returned(index, due_at_ms))
         path = self._returns[message.model_id]
-        for run, budget_ms, span_ms in cut_runs(came, path, back_at_ms):
-            first_seq = AGAIN_FROM + len(again)
-            again += [one.index for one in run]
-            slack_ms = path.slack_ms(run[0].due_at_ms - back_at_ms)
-            told = Arrivals(message.model_id, first_seq, len(run), budget_ms, span_ms, slack_ms=slack_ms)
-            self._tell(peer, told, back_at_ms)
+        for priority, alike in came.items():
+            for run, budget_ms, span_ms in cut_runs(alike, path, back_at_ms):
+                first_seq = AGAIN_FROM + len(again)
+                again += [one.index for one in run]
+                slack_ms = path.slack_ms(run[0].due_at_ms - back_at_ms)
+                told = Arrivals(
+                    message.model_id,
+                    first_seq,
+                    len(run),
+                    budget_ms,
+                    span_ms,
+                    slack_ms=slack_ms,
+                    priority=priority,
+                )
+                self._tell(peer, told, back_at_ms)
 
     def _indices(self, model_id: ModelId, number: int, run: SeqRun) -> Sequence[int]:
         """Which requests of a model a run of that frontend is."""

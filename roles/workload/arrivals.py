@@ -25,11 +25,14 @@ from numpy.typing import NDArray
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
+from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import brief, shown
 from roles.config.checks import MOMENT_S_MAX
 from roles.config.cluster import ClusterConfig
 
 Moments = NDArray[np.float64]
+Priorities = NDArray[np.int8]
+NO_PRIORITY = -1
 NAMES_SHOWN = 5
 
 
@@ -37,13 +40,14 @@ NAMES_SHOWN = 5
 class Trace:
     """Recorded arrivals of every model in one file, repeated every `period_ms` (0: played once).
 
-    `ignored`: how many rows name a model that this trace is not played for, by that name.
+    `priorities`: of each arrival, where the file has them (`NO_PRIORITY`: the model's). `ignored`: how many rows name a model that this trace is not played for, by that name.
     """
 
     at_ms: Mapping[ModelId, Moments]
     period_ms: float
     name: str = ""
     ignored: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[ModelId, Priorities] = field(default_factory=dict)
 
     def remarks(self, until_ms: float | None = None) -> list[str]:
         """What of the recording is not played as it is: left out, or repeated in a run of that length."""
@@ -104,6 +108,13 @@ class ArrivalSource:
         # random.Random hashes a text seed the same way in every process; the hash() of a str would not.
         own = random.Random(f"{seed}/arrivals/{self.model_id}")
         return rate.moment_of(self._operational(own, end))
+
+    def priorities(self, until_ms: float) -> Priorities | None:
+        """Of each of the arrivals before `until_ms`; None where none has one of its own."""
+        recorded = None if self.trace is None else self.trace.priorities.get(self.model_id)
+        if recorded is None or not recorded.size:
+            return None
+        return np.resize(recorded, self._played(until_ms).size)
 
     def _operational(self, own: random.Random, end: float) -> Moments:
         """Arrivals with a mean gap of 1, before `end`."""
@@ -170,6 +181,10 @@ class Workload:
         """Each model's arrivals before `until_ms`, in the order of `sources`."""
         return tuple(source.arrivals(self.seed, until_ms) for source in self.sources)
 
+    def priorities(self, until_ms: float) -> tuple[Priorities | None, ...]:
+        """Those of each model's arrivals, where they have priorities of their own."""
+        return tuple(source.priorities(until_ms) for source in self.sources)
+
 
 class _Rate:
     """A piecewise constant rate, its integral (expected arrivals since run start) and the inverse of that."""
@@ -195,26 +210,32 @@ class _Rate:
 
 
 def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
-    """Read recorded arrivals: CSV with header ``at_ms`` or ``at_ms,model``, ascending from 0 on.
+    """Read recorded arrivals: CSV with header ``at_ms``, then ``model`` and ``priority`` as wanted, ascending from 0 on.
 
-    Without the model column every model of `model_ids` gets all of them. It repeats after its last arrival
-    plus one mean gap. Raises ConfigError with the line number for whatever is wrong.
+    Without the model column every model of `model_ids` gets all of them; a request without a priority has its
+    model's. It repeats after its last arrival plus one mean gap. Raises ConfigError with the line number for whatever is wrong.
     """
-    rows: dict[ModelId, list[float]] = {model_id: [] for model_id in model_ids}
+    rows: dict[ModelId, list[tuple[float, int]]] = {model_id: [] for model_id in model_ids}
     ignored: Counter[str] = Counter()
     count, first_ms, last_ms = 0, 0.0, 0.0
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
             header = [name.strip() for name in next(lines, [])]
-            if header not in (["at_ms"], ["at_ms", "model"]):
+            if header[:1] != ["at_ms"] or header[1:] not in (
+                [],
+                ["model"],
+                ["priority"],
+                ["model", "priority"],
+            ):
                 raise ConfigError(
-                    f"{path}: line 1: the header must be 'at_ms' or 'at_ms,model', not {header}"
+                    f"{path}: line 1: the header must be 'at_ms', 'at_ms,model', 'at_ms,priority' or "
+                    f"'at_ms,model,priority', not {header}"
                 )
             for line in lines:
                 if not line:
                     continue
-                at_ms, named = _trace_row(path, lines.line_num, line, len(header))
+                at_ms, named, priority = _trace_row(path, lines.line_num, line, header)
                 if at_ms < last_ms:
                     raise ConfigError(
                         f"{path}: line {lines.line_num}: {at_ms:g} ms comes after {last_ms:g} ms: times must ascend"
@@ -224,7 +245,7 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
                 count += 1
                 for model_id in model_ids if named is None else (ModelId(named),):
                     if model_id in rows:
-                        rows[model_id].append(at_ms)
+                        rows[model_id].append((at_ms, priority))
                     else:  # a recording may hold more models than are asked about
                         ignored[model_id] += 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -235,13 +256,22 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
     if silent:
         raise ConfigError(f"{path}: the trace has no arrivals of {', '.join(silent)}")
     period_ms = last_ms + (last_ms - first_ms) / max(1, count - 1)
-    moments = {model_id: np.array(at_ms, dtype=np.float64) for model_id, at_ms in rows.items()}
-    return Trace(moments, period_ms, path.name, ignored)
+    moments = {
+        model_id: np.array([at_ms for at_ms, _ in row], dtype=np.float64) for model_id, row in rows.items()
+    }
+    priorities = {
+        model_id: np.array([priority for _, priority in row], dtype=np.int8)
+        for model_id, row in rows.items()
+        if header[-1] == "priority"
+    }
+    return Trace(moments, period_ms, path.name, ignored, priorities)
 
 
-def _trace_row(path: Path, line_no: int, line: Sequence[str], columns: int) -> tuple[float, str | None]:
-    if len(line) != columns:
-        raise ConfigError(f"{path}: line {line_no}: {columns} columns expected, not {len(line)}")
+def _trace_row(
+    path: Path, line_no: int, line: Sequence[str], header: Sequence[str]
+) -> tuple[float, str | None, int]:
+    if len(line) != len(header):
+        raise ConfigError(f"{path}: line {line_no}: {len(header)} columns expected, not {len(line)}")
     try:
         at_ms = float(line[0])
     except ValueError as error:
@@ -250,7 +280,13 @@ def _trace_row(path: Path, line_no: int, line: Sequence[str], columns: int) -> t
         raise ConfigError(
             f"{path}: line {line_no}: {shown(line[0])} must be 0 or more, and at most {1000 * MOMENT_S_MAX:,.0f}"
         )
-    return at_ms, line[1].strip() if columns == 2 else None
+    named = line[1].strip() if "model" in header else None
+    priority = line[-1].strip() if "priority" in header else ""
+    if priority and not (priority.isdecimal() and int(priority) <= PRIORITY_MAX):
+        raise ConfigError(
+            f"{path}: line {line_no}: {shown(priority)} must be a priority from 0 to {PRIORITY_MAX}, or empty"
+        )
+    return at_ms, named, int(priority) if priority else NO_PRIORITY
 
 
 def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:

@@ -91,6 +91,8 @@ class Frontend:
                 self.link.send(peer, Answer(number, Ledger(total_ms=1_050)), received.tensors)
             case Infer(number, "missing"):
                 self.link.send(peer, Refusal(number, "ModelNotFound", "no model 'missing'", False))
+            case Infer(number, "busy"):
+                self.link.send(peer, Refusal(number, "Overloaded", "too much is asked", True, 120.0))
             case Infer(number, "noisy"):
                 self.link.send(peer, StatusAsked())
                 self.link.send(peer, Answer(77, Ledger()), [NamedTensor("x", np.zeros(1))])
@@ -185,6 +187,21 @@ def test_a_refusal_is_raised_as_its_type(frontend: Frontend) -> None:
                 await client.infer("missing", {"x": np.zeros(1)})
 
     asyncio.run(run())
+
+
+def test_a_refusal_may_say_when_to_come_again(frontend: Frontend) -> None:
+    async def run() -> None:
+        async with Client(frontend.address) as client:
+            with pytest.raises(Overloaded) as raised:
+                await client.infer("busy", {"x": np.zeros(1)}, priority=4)
+            assert raised.value.retryable
+            assert raised.value.retry_after_ms == 120.0
+            with pytest.raises(InvalidInput, match="priorities go from 0 to 9"):
+                client.submit("busy", {"x": np.zeros(1)}, priority=10)
+
+    asyncio.run(run())
+    asked = [received.message for received in frontend.seen if isinstance(received.message, Infer)]
+    assert [one.priority for one in asked] == [4]
 
 
 def test_models_are_listed(frontend: Frontend) -> None:

@@ -61,7 +61,7 @@ class Running:
     def __init__(self, run_dir: Path, control: str) -> None:
         self._stop = StopSignal()
         self._path = run_dir / "frontend-0.json"
-        options = FrontendOptions(FrontendId("frontend-0"), run_dir, [control], request_bytes_max=4 << 20)
+        options = FrontendOptions(FrontendId("frontend-0"), run_dir, [[control]], request_bytes_max=4 << 20)
         self._thread = threading.Thread(target=run_frontend, args=(options, self._stop), name="frontend")
         self._thread.start()
         until(self._path.exists, what="the frontend's run file")
@@ -304,7 +304,7 @@ def test_garbage_on_every_socket_is_counted_and_the_rest_is_served(frontend: Run
 def test_a_second_frontend_of_the_same_name_is_refused_and_the_first_serves_on(
     frontend: Running, run_dir: Path, control: str
 ) -> None:
-    options = FrontendOptions(FrontendId("frontend-0"), run_dir, [control])
+    options = FrontendOptions(FrontendId("frontend-0"), run_dir, [[control]])
     stop = StopSignal()
     with pytest.raises(Exception, match="in use"):
         run_frontend(options, stop)

@@ -114,7 +114,7 @@ def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_addr
     stage.server.close()
     stage.until(door, lambda _: not door.send(StatusAsked(), stage.clock.now_ms()))
     stage.serve()
-    assert SchedulerAnswers() in stage.until(door, bool)
+    stage.until(door, lambda events: SchedulerAnswers() in events)
 
 
 def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:
@@ -155,7 +155,7 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
     stage.until(door, bool)  # it knows the place, where nobody is yet
     assert not door.send(StatusAsked())
     events = stage.until(door, lambda events: any(isinstance(event, Lost) for event in events))
-    assert events[-1] == Lost(SCHEDULER, REFUSED)
+    assert events[-1] == Lost(PeerId("scheduler-0"), REFUSED)
     stage.serve()
     stage.until(door, lambda _: door.send(StatusAsked()))  # the hello that follows
     stage.until(door, lambda _: any(isinstance(one.message, StatusAsked) for one in stage.at_server))

@@ -20,7 +20,7 @@ from PIL import Image
 from fabric import codec, frames, tensors
 from fabric.curve import keyless, new_pair
 from fabric.errors import ConfigError, FabricError, InvalidInput, RemoteProtocolError
-from fabric.ids import Epoch, ModelId, PeerId
+from fabric.ids import Epoch, Incarnation, ModelId, PeerId
 from fabric.keys import KeyPair, Trusted, TrustedKey, read_pair, read_trusted
 from fabric.limits import OutOfBounds, check
 from fabric.link import NamedTensor
@@ -30,6 +30,7 @@ from fabric.messages import (
     ImagePreprocess,
     Infer,
     Parcel,
+    PlanCopy,
     SharedAt,
     TensorSpec,
 )
@@ -39,6 +40,8 @@ from roles.config.checks import check_endpoint
 from roles.config.documents import read_value
 from roles.config.load import load_config, parse_config
 from roles.frontend.preprocess import preprocess
+from roles.node_agent.lease import LeaseRecord
+from roles.node_agent.lease_file import LeaseFile
 from roles.runtime.core import Heard, Send
 from roles.runtime.journal import Journal, JournalReader
 from roles.runtime.process import RunFile, read_run_file
@@ -182,8 +185,10 @@ def _files(folder: Path, draws: random.Random) -> list[Decoder]:
     client = KeyPair("client/alice", pairs[3].public, pairs[3].secret, trusted.keys[1:2])
     document = read_value(CONFIGURATION_JSON.decode(), "an example")
     about = _about(document)
-    plan = folder / "scheduler-0.plan"
-    SavedPlan(plan, document).write(about, 1, 0.0)
+    plan, lease = folder / "scheduler-0.plan", folder / "node-a.lease"
+    saved = SavedPlan(folder, "scheduler-0", document)
+    saved.write(PlanCopy(16, 1, saved.digest, about.decode()), 0.0)
+    LeaseFile(folder, "a").write(LeaseRecord(Epoch(16), "scheduler-0", Incarnation("5f3a9c01")))
     return [
         Decoder("plans", settings_of, (ConfigError,), [about], weight=10),
         _file(folder / "trusted.json", read_trusted, [msgspec.json.encode(trusted)], 10),
@@ -194,7 +199,8 @@ def _files(folder: Path, draws: random.Random) -> list[Decoder]:
             [_journal(folder, draws)],
             10,
         ),
-        _file(plan, lambda path: SavedPlan(path, document).read(), [plan.read_bytes()], 10),
+        _file(plan, lambda _: SavedPlan(folder, "scheduler-0", document).read(), [plan.read_bytes()], 10),
+        _file(lease, lambda _: LeaseFile(folder, "a").read(), [lease.read_bytes()], 10),
         _file(folder / "scheduler-0.json", read_run_file, [_run_file()], 20),
         _file(folder / "cluster.yaml", load_config, CONFIGURATIONS, 2),
         _file(folder / "cluster.json", load_config, [CONFIGURATION_JSON], 4),

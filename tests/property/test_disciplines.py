@@ -71,15 +71,22 @@ def steps(draw: st.DrawFn) -> Step:
         span_ms = draw(st.sampled_from((0.0, 0.5, 1.0)))
         ready_in_ms = draw(st.sampled_from((0.0, 0.0, 0.0, 2.0, 50.0)))
         frontend = draw(frontends)
+        priority = draw(st.sampled_from((None, None, 0, 3)))
 
         def arrive(stage: Stage) -> None:
             stage.arrive(
-                name, budget_ms, count=count, span_ms=span_ms, ready_in_ms=ready_in_ms, frontend=frontend
+                name,
+                budget_ms,
+                count=count,
+                span_ms=span_ms,
+                ready_in_ms=ready_in_ms,
+                frontend=frontend,
+                priority=priority,
             )
 
         return Step(
             wait_ms,
-            f"arrive {name} x{count} {budget_ms} span {span_ms} ready {ready_in_ms} {frontend}",
+            f"arrive {name} x{count} {budget_ms} span {span_ms} ready {ready_in_ms} {frontend} {priority}",
             arrive,
         )
     if kind == "slice":

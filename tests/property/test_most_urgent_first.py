@@ -1,4 +1,4 @@
-"""A free slice goes to the most urgent batch that waits for it, credit, plans and reserves included.
+"""A free slice goes to the most urgent batch that waits for it, plans and reserves included.
 
 The ranks that the central disciplines keep in heaps are corrected late. Here every candidate is looked at afresh
 whenever a slice is given away.
@@ -27,7 +27,7 @@ ROUNDING_MS = 1e-9
 
 
 def rank_at_ms(candidate: Candidate, now_ms: float, *, is_window: bool) -> float | None:
-    """The latest moment of what it would send now, less the credit; None: nothing can run in time.
+    """The latest moment of what it would send now; None: nothing can run in time.
 
     The window drop takes the heads that cannot run in a batch of the longest tail that can, up to the target.
     """
@@ -41,7 +41,7 @@ def rank_at_ms(candidate: Candidate, now_ms: float, *, is_window: bool) -> float
         return None
     left = [slack for slack in slack_ms if slack >= candidate.cost[tail]]
     size = min(len(left), bisect_right(candidate.cost, left[0]) - 1)
-    return now_ms + left[0] - candidate.table[size] - candidate.model.credit_ms
+    return now_ms + left[0] - candidate.table[size]
 
 
 def pressed_at_ms(candidate: Candidate) -> float:
@@ -53,9 +53,6 @@ def pressed_at_ms(candidate: Candidate) -> float:
 class Watched(Central):
     """Checks every batch before it goes. `seen`: how many had somebody to be compared with."""
 
-    CREDIT_MS = (
-        Tenuto.CREDIT_MS
-    )  # the papers' disciplines have none, but what gives it could serve all of them
     seen: Counter[str]
 
     def _dispatch(
@@ -79,17 +76,16 @@ class Watched(Central):
             other_ms = rank_at_ms(other, now_ms, is_window=self._is_window_drop) if other.is_waiting else None
             if other_ms is not None:
                 self.seen["waiting"] += 1
-                self.seen["credit"] += other.model.credit_ms > 0
                 assert other_ms >= own_ms - ROUNDING_MS, f"{other.model.model.model_id} is more urgent"
         is_early = (
             candidate.spares_reserve and pressed_at_ms(candidate) > now_ms and size < candidate.size_max
         )
         if is_early and slice_.pool is not None and slice_.pool.reserve:
-            own_ms = pressed_at_ms(candidate) - candidate.model.credit_ms
+            own_ms = pressed_at_ms(candidate)
             for other in others:
                 if other.is_early:
                     self.seen["early"] += 1
-                    other_ms = pressed_at_ms(other) - other.model.credit_ms
+                    other_ms = pressed_at_ms(other)
                     assert other_ms >= own_ms - ROUNDING_MS, f"{other.model.model.model_id} is more pressed"
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
@@ -127,7 +123,6 @@ def test_nobody_more_urgent_waits_for_the_slice(name: str) -> None:
         discipline.seen = seen
         play_ours(discipline, random_setting(seed, requests=600))
     assert seen["waiting"] > 1000
-    assert seen["credit"] > 100
 
 
 @pytest.mark.parametrize("rate_rps", [8000, 8500, 9000])

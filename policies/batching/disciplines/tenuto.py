@@ -20,13 +20,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from policies.batching.base import NEVER_MS, BatchModel, Decision, RequestRun
+from policies.batching.admission import Gate, Sharing, share_out
+from policies.batching.base import NEVER_MS, BatchModel, Decision, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.run_queue import cut
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
@@ -69,6 +71,7 @@ class ModelCounts:
     """
 
     losses: WaitLosses = field(default_factory=WaitLosses)
+    gate: Gate = field(default_factory=Gate)
     opening_ms: float = 0.0  # of one batch: beta
     expected_ms_per_request: float = 0.0
     openings_ms: float = 0.0
@@ -96,10 +99,6 @@ class Group:
 class Tenuto(Central):
     """`drop`: window or simple forces one of the usual rules; None protects what is planned."""
 
-    # 3 ms for each percent. From 30 to 3000 ms the goodput of mixes in overload differs by 1 %; without it a model may
-    # fall to a third of what it got at capacity (ADR 0011).
-    CREDIT_MS = 300.0
-
     def __init__(self, *, drop: str | None = None, is_lowest_id: bool = True) -> None:
         super().__init__(TENUTO, is_window_drop=drop != "simple", is_lowest_id=is_lowest_id)
         self._plans_target = drop is None
@@ -108,10 +107,24 @@ class Tenuto(Central):
         self._group_of: dict[ModelId, Group] = {}
         self._counts: dict[ModelId, ModelCounts] = {}
         self._is_regrouped = True
+        self._planned_at_ms = NEVER_MS
+
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """What is more than the model's share is given up at once (`admission.py`)."""
+        gate = self._counts[state.model.model_id].gate
+        if gate.buckets is not None and now_ms >= self._plan_at_ms:
+            self._plan(now_ms)
+        priority = gate.priority if run.priority is None else run.priority
+        admitted = gate.admit(run.count, priority, now_ms)
+        if admitted == run.count:
+            return super()._admit(state, run, now_ms)
+        taken = super()._admit(state, cut(run, admitted), now_ms) if admitted else ()
+        retry_after_ms = gate.retry_after_ms(priority)
+        return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
-        self._counts.setdefault(model.model_id, ModelCounts())
+        self._counts.setdefault(model.model_id, ModelCounts()).gate.priority = model.priority
         self._is_regrouped = True
         super().add_model(model, now_ms)
 
@@ -136,6 +149,8 @@ class Tenuto(Central):
         counts = self._counts.get(candidate.model.model.model_id)
         if counts is not None:
             counts.losses.requests += size
+            counts.gate.served += size
+            counts.gate.busy_ms += slice_.tables[candidate.model.model.model_id][size]
             if candidate.wanted_at_ms >= now_ms:
                 counts.openings_ms += counts.opening_ms
                 counts.expected_ms += counts.expected_ms_per_request * size
@@ -150,6 +165,7 @@ class Tenuto(Central):
         if counts is not None:
             counts.losses.requests += lost
             counts.losses.lost += lost
+            counts.gate.lost += lost
         super()._give_up(state, runs, now_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
@@ -159,9 +175,13 @@ class Tenuto(Central):
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
         self._plan_at_ms = now_ms + PLAN_EVERY_MS
+        elapsed_ms = now_ms - self._planned_at_ms
+        self._planned_at_ms = now_ms
         if self._is_regrouped:
             self._regroup()
         for group in self._groups:
+            if elapsed_ms > 0.0:  # not the first time
+                self._share_out(group, elapsed_ms, now_ms)
             # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's counts are not.
             all_counts = [self._counts[model_id] for model_id in group.model_ids]
             group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
@@ -190,7 +210,8 @@ class Tenuto(Central):
                 for state, rate_rps in asked
             ]
             lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
-            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio)
+            is_short = any(counts.gate.buckets is not None for counts in all_counts)
+            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio, is_short=is_short)
             reserves = plan_reserves(
                 prospects, group.slices, [pool.size for pool in group.pools], opening_ratio
             )
@@ -205,6 +226,17 @@ class Tenuto(Central):
                 timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
                 target = hold.target if self._plans_target else 0
                 self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+
+    def _share_out(self, group: Group, elapsed_ms: float, now_ms: float) -> None:
+        """Open or close the gates of models that share slices."""
+        models = []
+        for model_id in group.model_ids:
+            state = self._models[model_id]
+            slices = sum(pool.size for candidate in state.candidates for pool in candidate.pools)
+            models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
+        share_out(models, group.slices, elapsed_ms, now_ms)
+        for model_id in group.model_ids:
+            self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None
 
     def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
         """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
@@ -240,6 +272,10 @@ class Tenuto(Central):
                     self._group_of.update(dict.fromkeys(group.model_ids, merged))
             merged.slices += pool.size
             merged.pools.append(pool)
+        for model_id, counts in self._counts.items():
+            if model_id not in self._group_of:
+                counts.gate.open()  # hosted nowhere
+                self._models[model_id].is_gated = False
         self._groups = list({id(group): group for group in self._group_of.values()}.values())
         for group in self._groups:
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)

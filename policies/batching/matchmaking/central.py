@@ -2,10 +2,10 @@
 
 Each candidate has one timer. At exec - delay(b) the batch is sent to the best slice that will be free by exec; if
 there is none the candidate waits in the pools of its class, and the timer then guards the moment after which the
-head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it serves the waiting candidate with the smallest
-latest (in `tenuto` less its model's credit for what it has lost). A candidate that is overtaken by time while it
-waits (Symphony's invalidate timer) is not touched until a slice comes for it: nothing could be done about it
-before, and the outcome is the same.
+head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it
+serves the waiting candidate with the smallest latest. A candidate that is overtaken by time while it waits (Symphony's
+invalidate timer) is not touched until a slice comes for it: nothing could be done about it before, and the outcome is
+the same.
 
 The model timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
 again. So most arrivals only add to a count. An event costs O(log models + log slices + pools of the model).
@@ -60,7 +60,6 @@ class Central(Matchmaker):
         if state is None:
             return NOTHING
         runs = state.queue.pop(state.queue.count)
-        state.armed_at_ms = NEVER_MS
         self._reset(state, now_ms)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
@@ -93,9 +92,13 @@ class Central(Matchmaker):
         self._serve(pool, now_ms, out)
         return out
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def arrive(
+        self, model_id: ModelId, run: RequestRun, now_ms: float, *, is_admitted: bool = False
+    ) -> Sequence[Decision]:
         """See `Discipline`. The run belongs to the discipline from now on."""
         state = self._models[model_id]
+        if (run.priority is not None or state.is_gated) and not is_admitted:
+            return self._admit(state, run, now_ms)
         count = run.count
         rate = state.rate
         if now_ms < rate.due_at_ms:  # `add`, written out: every single request pays for these lines
@@ -120,7 +123,6 @@ class Central(Matchmaker):
             state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)
             index = queue.push(run)
             if index == 0:
-                state.drops.add(0, now_ms)  # both meters cover the same time
                 self._reset(state, now_ms)
         out: list[Decision] = []
         for candidate in state.candidates:
@@ -136,6 +138,12 @@ class Central(Matchmaker):
                 self._advance(state, now_ms, out)
                 break
         return out or NOTHING
+
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
+        if run.priority is not None:
+            state.queue.has_priorities = True
+        return self.arrive(state.model.model_id, run, now_ms, is_admitted=True)
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
@@ -171,8 +179,6 @@ class Central(Matchmaker):
             target.armed_at_ms = NEVER_MS
             if isinstance(target, Pool):
                 self._serve(target, now_ms, out)
-            elif isinstance(target, ModelState):
-                self._review_credit(target, now_ms)
             elif target.model.sole is None or self._step(target, now_ms, out):
                 self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
         return out or NOTHING

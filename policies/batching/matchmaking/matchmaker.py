@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
 from policies.batching.drop import suffix_size
@@ -14,9 +14,8 @@ from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.moments import EPSILON_MS, exec_at_ms, latest_at_ms
-from policies.rates import SAMPLE_MS
 
-Target = Candidate | Pool[Candidate] | ModelState
+Target = Candidate | Pool[Candidate]
 
 
 class _Batch(NamedTuple):
@@ -32,18 +31,14 @@ class Matchmaker:
 
     A slice that is free goes to the most urgent batch that waits for it. Those that wait stand in heaps by a moment
     that is corrected only when they come to the front, so it must never be later than their true one. Time makes a
-    waiting batch smaller, hence less urgent: that may be seen late. Three things make it more urgent, and are seen at once:
-    arrivals, where the batch is the whole queue, or they let the window drop take more of its heads; another size worth
-    protecting, for the same reason; and its model's credit, which changes at moments of its own. (Heads that the drop
-    would take are left out of the rank, and stay until a slice comes. Requests whose inputs are not ready yet count for
-    the rank as if they were.)
+    waiting batch smaller, hence less urgent: that may be seen late. Two things make it more urgent, and are seen at once:
+    arrivals, where the batch is the whole queue, or they let the window drop take more of its heads; and another size worth
+    protecting, for the same reason. (Heads that the drop would take are left out of the rank, and stay until a slice comes.
+    Requests whose inputs are not ready yet count for the rank as if they were.)
 
     Decisions are appended to `out`. The timers are a heap in which only the entry counts that agrees with its
     target's `armed_at_ms`.
     """
-
-    CREDIT_MS: ClassVar[float] = 0.0
-    """Credit of a model that loses everything. The papers' disciplines have none (ADR 0011)."""
 
     def __init__(self, rule: SendRule, *, is_window_drop: bool) -> None:
         self._rule = rule
@@ -73,7 +68,7 @@ class Matchmaker:
         batch = self._batch_left(candidate, now_ms)
         if batch.size:
             size = bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1
-            rank_at_ms = batch.deadline_at_ms - candidate.table[size] - candidate.model.credit_ms
+            rank_at_ms = batch.deadline_at_ms - candidate.table[size]
             if rank_at_ms < candidate.rank_at_ms:
                 self._wait(candidate, _Batch(size, batch.left, batch.deadline_at_ms), now_ms)
             elif not self._is_window_drop or size >= candidate.window_target(now_ms):
@@ -226,7 +221,7 @@ class Matchmaker:
         if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
             size = max(size, bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1)
         self._watch_arrivals(candidate, size, batch.left, now_ms)
-        candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
+        candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[size]
         lead_ms = candidate.lead[batch.size]
         for pool in candidate.pools:
             self._serial += 1
@@ -267,7 +262,7 @@ class Matchmaker:
             batch = self._batch_left(candidate, now_ms)
             size = batch.size
             if size > 0:
-                rank_at_ms = batch.deadline_at_ms - candidate.table[size] - state.credit_ms
+                rank_at_ms = batch.deadline_at_ms - candidate.table[size]
                 if rank_at_ms != waiting[0][0]:
                     self._watch_arrivals(candidate, size, batch.left, now_ms)
                     candidate.rank_at_ms = rank_at_ms
@@ -299,11 +294,10 @@ class Matchmaker:
                 self._arm_pool(pool, lead_ms, now_ms)
                 return
             pressed_at_ms = candidate.hold_deadline_at_ms - candidate.hold[count]
-            if pressed_at_ms - state.credit_ms > rank_at_ms:
+            if pressed_at_ms > rank_at_ms:
                 candidate.alarm_at_ms = pressed_at_ms  # as it is now, arrivals make it more urgent
                 self._serial += 1
-                rank_at_ms = pressed_at_ms - state.credit_ms
-                heapreplace(early, (rank_at_ms, self._serial, head_no, candidate))
+                heapreplace(early, (pressed_at_ms, self._serial, head_no, candidate))
                 if early[0][1] != self._serial:
                     continue
             heappop(early)
@@ -327,8 +321,7 @@ class Matchmaker:
         """Rank a candidate that holds back by a moment before which it need not go, whatever arrives quietly."""
         for pool in candidate.pools:
             self._serial += 1
-            rank_at_ms = pressed_at_ms - candidate.model.credit_ms
-            heappush(pool.early, (rank_at_ms, self._serial, candidate.head_no, candidate))
+            heappush(pool.early, (pressed_at_ms, self._serial, candidate.head_no, candidate))
 
     def _holds_back(
         self, candidate: Candidate, count: int, now_ms: float, chosen: Pool[Candidate] | None
@@ -350,18 +343,6 @@ class Matchmaker:
             self._arm_pool(pool, lead_ms, now_ms)
         self._sleep(candidate, pressed_at_ms, now_ms)
         return True
-
-    def _review_credit(self, state: ModelState, now_ms: float) -> None:
-        """Follow what the model has lost; more credit makes its candidates more urgent."""
-        before_ms = state.credit_ms
-        if state.review_credit(self.CREDIT_MS, now_ms):
-            self._arm(state, now_ms + SAMPLE_MS)
-        if state.credit_ms > before_ms:
-            for candidate in state.candidates:
-                if candidate.is_waiting:
-                    self._queue_anew(candidate, now_ms)
-                elif candidate.is_early:
-                    self._queue_early(candidate, candidate.armed_at_ms)
 
     def _dispatch(
         self,
@@ -393,7 +374,10 @@ class Matchmaker:
             reason = "full"
         latest_ms = latest_at_ms(candidate.deadline_at_ms, size, table)
         skip_runs = candidate.skip_runs
-        runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
+        if queue.has_priorities and size < queue.count - candidate.skip_count and state.ready_at_ms <= now_ms:
+            runs = queue.pop_important(skip_runs, size, state.model.priority)
+        else:
+            runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
         assert slice_.pool is not None
         slice_.pool.free_from(slice_, start_at_ms + exec_ms)
         self._reset(state, now_ms)
@@ -427,9 +411,6 @@ class Matchmaker:
 
     def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
         """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
-        state.drops.add(sum(run.count for run in runs), now_ms)
-        if self.CREDIT_MS and state.armed_at_ms == NEVER_MS:
-            self._arm(state, now_ms + SAMPLE_MS)
         limit_at_ms = now_ms + state.alone_ms
         expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]
         if expired:

@@ -18,10 +18,6 @@ from policies.batching.moments import EPSILON_MS, cost_table, lead_table
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
-# Credit takes slices from batches that use them better. At a rate at which the best order loses 0.04 % in all and 0.4 % of
-# the worst model, credit from the first loss on cost 13.6 % of all requests (ADR 0011).
-CREDIT_FROM = 0.1
-
 
 class ModelPlan(NamedTuple):
     """What is planned for a model, in place of what `SendRule` says of all.
@@ -40,10 +36,8 @@ class ModelState:
 
     __slots__ = (
         "alone_ms",
-        "armed_at_ms",
         "candidates",
-        "credit_ms",
-        "drops",
+        "is_gated",
         "model",
         "per_ms",
         "plan",
@@ -58,9 +52,7 @@ class ModelState:
         self.model = model
         self.queue = RunQueue()
         self.rate = RateMeter()
-        self.drops = RateMeter()
-        self.credit_ms = 0.0
-        self.armed_at_ms = NEVER_MS  # when its credit is worked out anew
+        self.is_gated = False  # what arrives may be refused
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
         self.ready_at_ms = 0.0  # when the last of the queued requests is ready
@@ -92,19 +84,6 @@ class ModelState:
         self.candidates.sort(key=lambda candidate: candidate.table[common])
         self.sole = self.candidates[0] if len(self.candidates) == 1 else None
         self.alone_ms = min(candidate.cost[1] for candidate in self.candidates)
-
-    def review_credit(self, whole_ms: float, now_ms: float) -> bool:
-        """Set `credit_ms` from the losses of the last seconds; False when there were none, so it stays 0.
-
-        So much sooner than its latest moment says the model is served among those that wait. It grows with the
-        share of requests lost beyond `CREDIT_FROM`: else an overload would fall on whoever batches badly or is asked
-        for most, as every model gets its turn however much it needs. `whole_ms`: for each whole of the requests lost.
-        """
-        arrived_rps = self.rate.rate_rps(now_ms)
-        lost_rps = self.drops.rate_rps(now_ms)
-        share = lost_rps / arrived_rps if arrived_rps and lost_rps else 0.0
-        self.credit_ms = whole_ms * max(0.0, share - CREDIT_FROM)
-        return bool(lost_rps or self.drops.counted)
 
     def refresh_rate(self, now_ms: float) -> None:
         """Take over the rate if a sample was completed since."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
-from fabric.messages import AnyMessage, Host, SliceFailed, SliceSpec, SliceState, Stop
+from fabric.ids import Epoch, Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
+from fabric.messages import AnyMessage, EpochGranted, Host, SliceFailed, SliceSpec, SliceState, Stop
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate
 from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
@@ -67,6 +67,8 @@ class Workers:
         agent_pid: int,
     ) -> None:
         self.scheduler_addresses: tuple[str, ...] = ()
+        self.epoch = Epoch(0)
+        """Of the scheduler at these addresses, whose commands count."""
         self._node_id = node_id
         self._limits = limits
         self._limit_ms = {
@@ -169,8 +171,15 @@ class Workers:
         """Tell it anew, if it was told before: something of it has changed."""
         if worker.state in TOLD:
             slices, left_out = tuple(worker.slices.values()), self._suspects.left_out(worker.slices)
-            host = Host(self._node_id, slices, self.scheduler_addresses, self._agent_pid, left_out)
+            host = Host(
+                self._node_id, slices, self.scheduler_addresses, self._agent_pid, left_out, self.epoch
+            )
             self._send(worker, host)
+
+    def tell_the_epoch(self, worker: Worker) -> None:
+        """Another scheduler commands it from now on, or one that is elsewhere."""
+        if worker.state in TOLD:
+            self._send(worker, EpochGranted(self.epoch, self.scheduler_addresses))
 
     def _spawn(self, worker: Worker, now_ms: float) -> None:
         self._spawned += 1

@@ -1,11 +1,11 @@
-"""The way to this host's scheduler, wherever it is at the moment: for the node agent and `tenuto up`.
+"""The way to one of this host's schedulers, wherever it is at the moment: for the node agent, `tenuto up`, and the others.
 
 A scheduler that is started again writes a new run file, perhaps with another address. So the run file is read
 again and again, and a new incarnation gets a new connection.
 
 A message that was refused is lost, while the connection may be back before anybody takes the scheduler for silent. So
 its next look tells of it as a `Lost` too, and the core begins with a hello again. That is no more often than it
-looks, whatever becomes of the hello.
+looks, whatever becomes of the hello. A connection that was closed is told of at once.
 """
 
 from __future__ import annotations
@@ -17,26 +17,36 @@ from fabric.clock import Clock
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
-from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
+from roles.runtime.core import SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
 
 LOOK_EVERY_MS = 100.0
-RUN_FILE = f"{SCHEDULER_ID}.json"
 REFUSED = "it could not be told something"
 
 LocalSchedulerEvent = Heard | Lost | SchedulerFound
 
 
 class LocalScheduler(SourceOver):
-    """Closed until the scheduler's run file is there. `keyring`: for one that is reached by TCP."""
+    """Closed until the scheduler's run file is there. What it says comes under its role id.
 
-    def __init__(self, own: PeerId, run_dir: Path, clock: Clock, keyring: Keyring | None = None) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring)
+    `keyring`: for one that is reached by TCP.
+    """
+
+    def __init__(
+        self,
+        own: PeerId,
+        run_dir: Path,
+        clock: Clock,
+        keyring: Keyring | None = None,
+        role_id: str = SCHEDULER_ID,
+    ) -> None:
+        self._role_id = role_id
+        self._connection = ServerConnection(own, PeerId(role_id), clock, keyring=keyring)
         super().__init__(self._connection)
-        self._run_file = run_dir / RUN_FILE
+        self._run_file = run_dir / f"{role_id}.json"
         self._incarnation = ""
         self._look_at_ms = 0.0
         self._is_behind = False
@@ -65,7 +75,7 @@ class LocalScheduler(SourceOver):
             self._look_at_ms = now_ms + LOOK_EVERY_MS
             if self._is_behind:
                 self._is_behind = False
-                events.append(Lost(SCHEDULER, REFUSED))
+                events.append(Lost(PeerId(self._role_id), REFUSED))
             events.extend(self._look())
         events.extend(self._connection.take(limit, now_ms))
         return events
@@ -79,4 +89,4 @@ class LocalScheduler(SourceOver):
             return ()
         self._connection.open(addresses)
         self._incarnation = found.incarnation
-        return (SchedulerFound(addresses),)
+        return (SchedulerFound(addresses, PeerId(self._role_id)),)

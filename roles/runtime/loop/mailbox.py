@@ -56,6 +56,11 @@ class Mailbox(Generic[EventT]):
             self._woken += os.eventfd_read(self._descriptor)
         return [self._events.popleft() for _ in range(min(limit, len(self._events)))]
 
+    def forget(self) -> None:
+        """Nobody wants what was left so far."""
+        with self._lock:
+            self._events.clear()
+
     def close(self) -> None:
         """Give the descriptor back; what a thread that would not end posts later goes nowhere."""
         with self._lock:

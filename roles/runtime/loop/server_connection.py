@@ -1,7 +1,8 @@
 """A client's end of a control link: the one server behind a DEALER, as a source of the driver.
 
-A server that has been silent for too long may only be unreachable by *this* connection, so each `Lost` begins a
-new one, and the server is watched again: until somebody answers, it is lost again and again.
+A server that has been silent for too long may only be unreachable by *this* connection, so each such `Lost` begins
+a new one, and the server is watched again: until somebody answers, it is lost again and again. A connection that was
+closed is a `Lost` at once, and ZeroMQ opens the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, DealerLink, new_counters
 from roles.runtime.core import Heard, Lost
-from roles.runtime.loop.sources import WatchedLinkSource
+from roles.runtime.loop.sources import SILENT, WatchedLinkSource
 
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 
@@ -37,9 +38,10 @@ class ServerSource(WatchedLinkSource):
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
         """At most `limit` messages; at the end that the server is gone, if it is."""
         events = super().take(limit, now_ms)
-        if events and isinstance(events[-1], Lost):
-            self._server_link.reconnect()
-            self.watch(events[-1].peer)
+        if events and isinstance(lost := events[-1], Lost):
+            if lost.reason == SILENT:
+                self._server_link.reconnect()
+            self.watch(lost.peer)
         return events
 
 

@@ -19,7 +19,7 @@ from fabric.link import Link, Received
 from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import Ping, Pong
 from fabric.transit import TransitMeter
-from roles.runtime.core import Heard, Lost
+from roles.runtime.core import NO_PAYLOAD, Heard, Lost
 
 SILENT = "it has been silent for too long"
 UNROUTABLE = "its connection is closed"
@@ -154,7 +154,7 @@ class WatchedLinkSource(SourceOver):
                 self._link.send(peer, Pong(message.number))
             else:
                 self._liveness.heard(peer, now_ms)
-                events.append(Heard(peer, message, received.late_ms))
+                events.append(Heard(peer, message, received.late_ms, NO_PAYLOAD, received.epoch))
         if self._liveness.wake_at_ms is not None and self._liveness.wake_at_ms <= now_ms:
             for peer, ping in self._liveness.due(now_ms):
                 self._link.send(peer, ping)

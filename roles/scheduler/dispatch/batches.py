@@ -40,6 +40,7 @@ class Batches:
         estimates: Estimates,
         updates: DirectoryUpdates,
         run_time_watch: RunTimeWatch | None,
+        first_batch_id: BatchId,
     ) -> None:
         """`run_time_watch` hears of every run, if there is one."""
         self.counters = Counters()
@@ -54,7 +55,7 @@ class Batches:
         self._updates = updates
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
-        self._next_batch = BatchId(1)
+        self._next_batch = first_batch_id
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
         self._preempted: list[Flight] = []  # while decisions are carried out
 
@@ -190,11 +191,17 @@ class Batches:
         if drop.is_expired:
             self.counters.requests_expired += count
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"
+        elif drop.retry_after_ms is not None:
+            self.counters.requests_dropped += count
+            code, reason = (
+                "Overloaded",
+                f"more is asked of {drop.model_id} than its share of the slices can do",
+            )
         else:
             self.counters.requests_dropped += count
             code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
         for peer, runs in by_frontend(drop.runs).items():
-            actions += dropped(peer, drop.model_id, runs, code, reason)
+            actions += dropped(peer, drop.model_id, runs, code, reason, drop.retry_after_ms)
 
     def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
         """Stop what was sent there last, if it is still under way. What is before it will end soon."""
@@ -329,11 +336,16 @@ def free_from_ms(record: SliceRecord, now_ms: float) -> float:
 
 
 def dropped(
-    peer: PeerId, model_id: ModelId, runs: tuple[SeqRun, ...], code: str, reason: str
+    peer: PeerId,
+    model_id: ModelId,
+    runs: tuple[SeqRun, ...],
+    code: str,
+    reason: str,
+    retry_after_ms: float | None = None,
 ) -> Iterator[Send]:
     """What a frontend is told of requests that will not run."""
     for told in split_runs(runs):
-        yield Send(peer, Dropped(model_id, told, code, reason))
+        yield Send(peer, Dropped(model_id, told, code, reason, retry_after_ms))
 
 
 def by_frontend(runs: Sequence[RequestRun]) -> dict[PeerId, tuple[SeqRun, ...]]:

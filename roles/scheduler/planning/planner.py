@@ -62,11 +62,17 @@ class Planner(Mailbox[Heard]):
             return
         self._thread = thread
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         """End what runs; its answer is nobody's."""
         if self._child is not None and self._thread is not None:
             self._child.kill()
             self._thread.join()
+            self._thread = None
+        self.forget()
+
+    def close(self) -> None:
+        """End what runs, and give everything back."""
+        self.abandon()
         super().close()
 
     def _refuse(self, asked: PlanAsked, reason: str) -> None:

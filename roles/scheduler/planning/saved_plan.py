@@ -1,71 +1,108 @@
-"""The plan as it was changed, for a scheduler that is started again after this one was killed.
+"""The plan as it was changed, for the scheduler that goes on when this one was killed: the next one here, or a standby.
 
 Slices outlive their scheduler. One that began with the file's plan would end those that the file does not know,
-and forget models that operators have added.
+and forget models that operators have added. So the active scheduler writes down each plan that it has settled, in a
+file of its own, and sends it to the standbys, which do the same with what they are sent. The plan that counts is
+that of the highest epoch, and of that the one with the highest number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
-from roles.runtime.core import SCHEDULER_ID
+from fabric.messages import PlanCopy
 from roles.runtime.process import log, write_whole
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.settings import SchedulerSettings
 
-PLAN_FILE = f"{SCHEDULER_ID}.plan"
+PLAN_SUFFIX: Final = ".plan"
 AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
 
 
 class SavedPlan:
-    """A file that is good for one configuration. `failures`: how often it could not be written."""
+    """One scheduler's file, good for one configuration. `failures`: how often it could not be written."""
 
-    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, role_id: str, document: Mapping[str, Any]) -> None:
         self.failures = 0
+        self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
+        """Of the configuration."""
         self._settled = 0
         self._again_at_ms = 0.0
-        self._path = path
-        self._digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
+        self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
+        self.newest: PlanCopy | None = None
+        """What was kept last, if anything was."""
 
     def read(self) -> tuple[SchedulerSettings, ControllerSettings] | None:
-        """What to go on from; None: nothing was changed, or the file's configuration was."""
-        try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if kept["document"] != self._digest:
-                return None
-            settings, _, planning = settings_of(b64decode(kept["about"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-            log.warning("plan_not_read path=%s reason=%r", self._path, str(error))
-            return None
-        log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
-        return None if planning is None else (settings, planning)
+        """What to go on from, of all schedulers' files and what was kept; None: nothing of this configuration is there."""
+        found = [copy for path in self._paths() if (copy := _read(path)) is not None]
+        if self.newest is not None:
+            found.append(self.newest)
+        for copy in sorted(found, key=lambda one: (one.epoch, one.number), reverse=True):
+            if copy.digest == self.digest:
+                try:
+                    settings, _, planning = settings_of(copy.document.encode())
+                except ConfigError as error:
+                    log.warning("plan_not_read epoch=%d reason=%r", copy.epoch, str(error))
+                    continue
+                if planning is not None:
+                    log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
+                    return settings, planning
+        return None
+
+    def begin(self) -> None:
+        """Another core counts what it settles from 0 on."""
+        self._settled = 0
 
     def is_due(self, settled: int, clock: Clock) -> bool:
         """Whether the plan changed since it was written. `settled`: the state of the controller that has it."""
         return settled != self._settled and clock.now_ms() >= self._again_at_ms
 
-    def write(self, about: bytes, settled: int, now_ms: float) -> None:
-        """Keep it, whole or not at all; where it cannot be written, it is due again in a while."""
-        kept = {"document": self._digest, "about": b64encode(about).decode()}
+    def write(self, copy: PlanCopy, now_ms: float) -> None:
+        """Keep this scheduler's own plan; where it cannot be written, it is due again in a while."""
+        if self.keep(copy):
+            self._settled = copy.number
+        else:
+            self._again_at_ms = now_ms + AGAIN_AFTER_MS
+
+    def keep(self, copy: PlanCopy) -> bool:
+        """Keep a plan, whole or not at all; False: only as long as this process lives."""
+        self.newest = copy
+        kept = {
+            "document": copy.digest,
+            "epoch": copy.epoch,
+            "number": copy.number,
+            "about": copy.document,
+        }
         try:
             write_whole(self._path, json.dumps(kept))
         except OSError as error:
             self.failures += 1
-            self._again_at_ms = now_ms + AGAIN_AFTER_MS
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
-            return
-        self._settled = settled
+            return False
+        return True
 
     def forget(self) -> None:
-        """An end in order: whoever starts next begins with the file."""
-        self._path.unlink(missing_ok=True)
+        """An end in order, and nobody takes over: whoever starts next begins with the configuration."""
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._path.parent.glob(f"scheduler-*{PLAN_SUFFIX}"))
+
+
+def _read(path: Path) -> PlanCopy | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return PlanCopy(int(kept["epoch"]), int(kept["number"]), kept["document"], str(kept["about"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        log.warning("plan_not_read path=%s reason=%r", path, str(error))
+        return None

@@ -111,7 +111,7 @@ def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> Non
     discipline = to.discipline
     assert isinstance(discipline, Tenuto)
     (group,) = discipline._groups
-    assert group.wait_losses.share > 0.1
+    assert group.wait_losses.share > 0.01
     assert group.wait_losses.share == pytest.approx(discipline._counts[ModelId("m")].losses.share)
 
 

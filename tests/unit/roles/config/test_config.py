@@ -357,6 +357,8 @@ A_NODE = {"host": "a", "gpus": 1}
             "models[0].run_limit_ms: is 0; it must be a number, over 0 and at most",
         ),
         (document(model(run_limit_ms=2e9)), "models[0].run_limit_ms: is 2,000,000,000; it must be"),
+        (document(model(priority=10)), "models[0].priority: is 10; it must be from 0 to 9"),
+        (document(model(priority=-1)), "models[0].priority: is -1; it must be from 0 to 9"),
         (document(model(priority=1.5)), "models[0].priority: is 1.5; it must be a whole number"),
         (document(cluster={}), "cluster: must have exactly one of gpus"),
         (document(cluster={"gpus": 1, "nodes": [A_NODE]}), "cluster: must have exactly one of gpus"),
@@ -512,3 +514,30 @@ def test_a_shared_total_is_kept(total: float, weights: list[float], zipf: float 
     assert math.fsum(steps[0][1] for steps, _ in rates) == pytest.approx(total, rel=1e-9, abs=1e-9)
     if zipf is not None:
         assert [steps[0][1] for steps, _ in rates] == sorted((s[0][1] for s, _ in rates), reverse=True)
+
+
+# ---------------------------------------------------------------- schedulers
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [(1, 1), (3, 3), ([{"host": "a"}], 1), ([{"host": "a"}, {"host": "b", "standby": True}], 2)],
+)
+def test_schedulers_are_a_number_or_a_list(given: object, count: int) -> None:
+    cluster = {"gpus": 1, "schedulers": given}
+    assert parse_config(document(cluster=cluster), HERE, source="f.yaml").schedulers == count
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (0, "from 1 to 16"),
+        (17, "from 1 to 16"),
+        ([], "from 1 to 16"),
+        ([{"host": "a", "standby": True}], "the first one is the active one"),
+        ([{"host": "a"}, {"host": "b"}], "only the first one is active"),
+        ([{"host": "a", "stand_by": True}], "standby"),
+    ],
+)
+def test_wrong_schedulers_are_refused_with_what_would_be_right(given: object, what: str) -> None:
+    assert what in refused(document(cluster={"gpus": 1, "schedulers": given}))

@@ -223,6 +223,30 @@ def test_what_is_asked_again_after_its_due_moment_is_announced_with_nothing_left
     assert run.budget_ms == 0.0
 
 
+def test_a_run_has_one_priority() -> None:
+    core = linked_core()
+    for number, priority in enumerate((None, 3, None, 0, 3)):
+        core.handle(asked(number, priority=priority), 0.0)
+    runs = [one for one in told(core.handle(TurnEnded(), 0.0)) if isinstance(one, Arrivals)]
+    assert [(run.priority, run.count) for run in runs] == [(None, 2), (3, 2), (0, 1)]
+    core.handle(grant((runs[1].first_seq, 2)), 1.0)
+    core.handle(returned((runs[1].first_seq, 2)), 2.0)
+    [again] = told(core.handle(TurnEnded(), 2.0))
+    assert isinstance(again, Arrivals)
+    assert (again.priority, again.count) == (3, 2)
+
+
+def test_a_refusal_says_when_to_come_again_and_no_margin_is_to_blame_for_it() -> None:
+    core = linked_core(settings=frontend_settings(pending_max=2))
+    announced(core, 2)
+    [reply] = of_type(Reply, core.handle(asked(3), 0.0))
+    assert isinstance(reply.message, Refusal)
+    assert (reply.message.code, reply.message.retry_after_ms) == ("Overloaded", 100.0)
+    told_so = SchedulerSaid(Dropped(DIGITS, (SeqRun(0, 2),), "Overloaded", "its share", 250.0))
+    replies = [one.message for one in of_type(Reply, core.handle(told_so, 1.0))]
+    assert [one.retry_after_ms for one in replies if isinstance(one, Refusal)] == [250.0, 250.0]
+
+
 def test_runs_are_cut_by_when_requests_are_due_not_by_when_their_budgets_end() -> None:
     core = linked_core()
     core.handle(asked(1, way_ms=10.0), 0.0)

@@ -9,6 +9,7 @@ from fabric.messages import (
     AnyMessage,
     DesiredSlices,
     Directory,
+    EpochGranted,
     GpuInfo,
     Host,
     LeftOut,
@@ -554,7 +555,7 @@ def test_workers_hear_of_a_scheduler_at_another_address() -> None:
     (started,) = host.serve(spec("x"))
     assert sent(host.find_scheduler()) == []
     assert sent(host.find_scheduler("tcp://new")) == [
-        (peer(started.worker_id), Host(NODE, (spec("x"),), ("tcp://new",)))
+        (peer(started.worker_id), EpochGranted(0, ("tcp://new",)))
     ]
 
 

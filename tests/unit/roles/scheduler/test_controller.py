@@ -27,6 +27,7 @@ from fabric.messages import (
     NewSlice,
     NodeHello,
     PlanAsked,
+    PlanCopy,
     PlanMade,
     ReplicaHint,
     ReplicaInfo,
@@ -352,17 +353,19 @@ def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path
     controller = stage.scheduler.controller
     assert controller is not None
     about = about_scheduler(stage.scheduler.settings(), PolicyChoice("eager"), controller.settings())
-    kept = SavedPlan(tmp_path / "plan", {"of": "this"})
+    kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
     assert kept.read() is None
-    kept.write(about, 1, 0.0)
-    assert SavedPlan(tmp_path / "plan", {"of": "that"}).read() is None
+    kept.write(PlanCopy(16, 1, kept.digest, about.decode()), 0.0)
+    assert SavedPlan(tmp_path, "scheduler-0", {"of": "that"}).read() is None
     read = kept.read()
     assert read is not None
     settings, planning = read
     assert planning == controller.settings()
     assert settings == stage.scheduler.settings()
-    (tmp_path / "plan").write_text("{", encoding="utf-8")
-    assert kept.read() is None
+    standby = SavedPlan(tmp_path, "scheduler-1", {"of": "this"})
+    assert standby.read() == read, "on the same host it finds the active one's file"
+    (tmp_path / "scheduler-0.plan").write_text("{", encoding="utf-8")
+    assert SavedPlan(tmp_path, "scheduler-0", {"of": "this"}).read() is None
 
 
 def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) -> None:

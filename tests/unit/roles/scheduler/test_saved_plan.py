@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fabric.messages import PlanCopy
 from roles.scheduler.planning.saved_plan import AGAIN_AFTER_MS, SavedPlan
 from tests.scarcity import full_disk
 
@@ -23,21 +24,21 @@ class HandClock:
 def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, path = HandClock(), tmp_path / "plan"
-    kept = SavedPlan(path, {"of": "this"})
+    clock, path = HandClock(), tmp_path / "scheduler-0.plan"
+    kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
     assert not kept.is_due(0, clock)
     assert kept.is_due(1, clock)
-    kept.write(b"first", 1, clock.at_ms)
+    kept.write(PlanCopy(16, 1, kept.digest, "first"), clock.at_ms)
     assert not kept.is_due(1, clock)
     before = path.read_bytes()
     with full_disk():
-        kept.write(b"second", 2, clock.at_ms)
+        kept.write(PlanCopy(16, 2, kept.digest, "second"), clock.at_ms)
     assert (kept.failures, path.read_bytes()) == (1, before)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["plan"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["scheduler-0.plan"]
     assert "plan_not_kept" in caplog.text
     assert not kept.is_due(2, clock), "not at every turn"
     clock.at_ms += AGAIN_AFTER_MS
     assert kept.is_due(2, clock)
-    kept.write(b"second", 2, clock.at_ms)
+    kept.write(PlanCopy(16, 2, kept.digest, "second"), clock.at_ms)
     assert not kept.is_due(2, clock)
     assert path.read_bytes() != before

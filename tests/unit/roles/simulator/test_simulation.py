@@ -16,7 +16,7 @@ from fabric.ids import ModelId
 from roles.config.cluster import ClusterConfig
 from roles.config.load import parse_config
 from roles.simulator.simulation import SimulatedRun, simulate
-from roles.workload.arrivals import workload_of
+from roles.workload.arrivals import NO_PRIORITY, workload_of
 from roles.workload.outcomes import Window
 
 MIX: dict[str, Any] = {
@@ -55,6 +55,42 @@ def test_one_seed_is_one_history_and_another_seed_is_another() -> None:
     of = config()
     assert history(played(of)) == history(played(of))
     assert history(played(of)) != history(played(of, seed=6))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("batching", ["tenuto", "deferred", "eager", {"timeout": {"timeout_ms": 5}}])
+def test_in_an_overload_requests_of_a_lower_priority_go_first(
+    tmp_path: Path, batching: Any, is_full: bool
+) -> None:
+    """Two of three ask for no priority, of a model whose priority is 1."""
+    rows = "".join(f"{n * 0.25},{7 if n % 3 == 0 else ''}\n" for n in range(4_000))
+    (tmp_path / "busy.csv").write_text(f"at_ms,priority\n{rows}", encoding="utf-8")
+    trace = {"process": "trace", "path": "busy.csv"}
+    of = parse_config(
+        {
+            "models": [
+                {
+                    "name": "m",
+                    "slo_ms": 40,
+                    "priority": 1,
+                    "arrival": trace,
+                    "profile": {"alpha_ms": 1, "beta_ms": 5, "max_batch": 16},
+                }
+            ],
+            "cluster": {"gpus": 2, "frontends": 2},
+            "batching": batching,
+        },
+        tmp_path,
+    )
+    run = simulate(of, workload_of(of), Window(200.0, 900.0), is_full=is_full)
+    (traffic,) = run.traffic
+    assert traffic.priorities is not None
+    inside = (traffic.arrived_at_ms >= 200.0) & (traffic.arrived_at_ms < 900.0)
+    is_served = ~np.isnan(traffic.finished_at_ms)
+    important, other = (is_served[inside & (traffic.priorities == one)].mean() for one in (7, NO_PRIORITY))
+    # Eager batches, with the simple drop, serve next to nothing here; what they serve is important.
+    assert important > (0.2 if batching == "eager" else 0.9)
+    assert other < (0.02 if important < 0.9 else 0.3)
 
 
 def test_a_history_does_not_depend_on_the_hash_seed_of_the_process(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from roles.config.load import parse_config
-from roles.workload.arrivals import ArrivalSource, Trace, Workload, read_trace, workload_of
+from roles.workload.arrivals import NO_PRIORITY, ArrivalSource, Trace, Workload, read_trace, workload_of
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -156,6 +156,18 @@ def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
     assert_array_equal(trace.at_ms[B], [2])
 
 
+def test_a_trace_may_have_priorities(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "at_ms,model,priority\n1,a,3\n2,b,\n4,a,\n"), [A, B])
+    of_a = ArrivalSource(A, "trace", trace=trace)
+    assert_array_equal(of_a.arrivals(1, 10.0), [1, 4, 6.5, 9.5])
+    assert_array_equal(of_a.priorities(10.0), [3, NO_PRIORITY, 3, NO_PRIORITY])
+    assert_array_equal(ArrivalSource(B, "trace", trace=trace).priorities(5.0), [NO_PRIORITY])
+    assert_array_equal(read_trace(written(tmp_path, "at_ms,priority\n1,9\n"), [A]).priorities[A], [9])
+    plain = ArrivalSource(A, "trace", trace=read_trace(written(tmp_path, "at_ms\n1\n"), [A]))
+    assert plain.priorities(10.0) is None
+    assert Workload(1, (of_a, source())).priorities(2.0)[1] is None
+
+
 def test_what_of_a_trace_is_not_played_as_recorded_is_said(tmp_path: Path) -> None:
     rows = "".join(f"{5 + n},{name}\n" for n, name in enumerate(["other", "other", "third"]))
     trace = read_trace(written(tmp_path, f"at_ms,model\n1,a\n{rows}11,b\n"), [A, B])
@@ -185,6 +197,9 @@ def test_a_trace_of_a_single_moment_is_played_once() -> None:
         ("at_ms\n1e300\n", "line 2: '1e300' must be 0 or more, and at most 31,536,000,000"),
         ("at_ms,model\n1\n", "line 2: 2 columns expected, not 1"),
         ("time\n1\n", "line 1: the header must be"),
+        ("at_ms,priority,model\n1,1,a\n", "line 1: the header must be"),
+        ("at_ms,priority\n1,10\n", "line 2: '10' must be a priority from 0 to 9, or empty"),
+        ("at_ms,priority\n1,-1\n", "line 2: '-1' must be a priority from 0 to 9, or empty"),
         ("", "line 1: the header must be"),
         ("at_ms\n", "the trace has no arrivals"),
         ("at_ms,model\n1,b\n", "the trace has no arrivals of a"),

@@ -1,0 +1,56 @@
+"""Which scheduler is the active one: schedulers, agents and workers about leases and epochs (docs/availability.md)."""
+
+from __future__ import annotations
+
+from fabric.ids import Incarnation, NodeId
+from fabric.messages.base import Addresses, Message
+
+
+class LeaseAsked(Message, frozen=True, tag=44):
+    """Scheduler -> agent: grant me that epoch, or hold the lease of it longer. `number` counts what it asked."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+    epoch: int
+    number: int
+
+
+class LeaseReport(Message, frozen=True, tag=45):
+    """Agent -> scheduler: the highest epoch that was granted here, to whom, and whether another may have a higher one.
+
+    `number`: of the `LeaseAsked` that it answers; 0: none. The lease is the asker's if `holder_id`, `incarnation` and
+    `epoch` are. The first report of an agent is its `NodeHello`, which has the same fields.
+    """
+
+    node_id: NodeId
+    epoch: int
+    holder_id: str
+    incarnation: Incarnation
+    is_free: bool
+    number: int = 0
+
+
+class SchedulerHello(Message, frozen=True, tag=46):
+    """Scheduler -> scheduler: the first message; the active one answers with a `PlanCopy`."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+
+
+class PlanCopy(Message, frozen=True, tag=47):
+    """Active scheduler -> standby: the plan, to go on from. The one with the highest epoch, then `number`, holds.
+
+    `digest`: of the configuration that it is a plan of. `document`: JSON, as in the plan file.
+    """
+
+    epoch: int
+    number: int
+    digest: str
+    document: str
+
+
+class EpochGranted(Message, frozen=True, tag=55):
+    """Agent -> worker: take commands of that epoch and no other; introduce yourself at `scheduler_addresses`."""
+
+    epoch: int
+    scheduler_addresses: Addresses

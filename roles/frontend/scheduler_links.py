@@ -1,0 +1,66 @@
+"""A frontend's links to all schedulers of its cluster: it speaks to the active one, and the others know that it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from fabric.clock import Clock
+from fabric.ids import PeerId
+from fabric.inproc import ServerLink
+from fabric.link import Packed
+from fabric.messages import FrontendHello
+from roles.frontend.events import FrontendEvent, SchedulerLost, SchedulerSaid
+from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.runtime.loop.server_connection import ServerSource
+from roles.runtime.loop.sources import TranslatedSource
+
+GREET_EVERY_MS = 250.0  # a scheduler that was not there
+
+
+class SchedulerLinks:
+    """By the schedulers' numbers. What is sent goes to the `active` one, `greet` to all."""
+
+    def __init__(self, links: Sequence[ServerLink], clock: Clock) -> None:
+        self.active = 0
+        self._links = links
+        self._clock = clock
+        self._ungreeted = set(range(len(links)))
+        self._greet_at_ms = 0.0
+        self.sources: list[TranslatedSource[Heard | Lost, FrontendEvent]] = [
+            TranslatedSource(ServerSource(link, SCHEDULER, clock), partial(self._translated, number))
+            for number, link in enumerate(links)
+        ]
+
+    @property
+    def link(self) -> ServerLink:
+        """The active scheduler's."""
+        return self._links[self.active]
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        """To the active one; False: it takes nothing."""
+        return self.link.send_packed(peer, packed)
+
+    def greet(self, hello: FrontendHello) -> None:
+        """Tell all of them that this frontend is there; who does not hear it is told later."""
+        self._ungreeted = set(range(len(self._links)))
+        self._greet_at_ms = 0.0
+        self.greet_others(hello)
+
+    def greet_others(self, hello: FrontendHello) -> None:
+        """Tell those that were not there, or have been lost since: one of them may be the next active one."""
+        if not self._ungreeted or self._clock.now_ms() < self._greet_at_ms:
+            return
+        self._greet_at_ms = self._clock.now_ms() + GREET_EVERY_MS
+        self._ungreeted = {one for one in self._ungreeted if not self._links[one].send(SCHEDULER, hello)}
+
+    def close(self) -> None:
+        """Flush, and give everything back."""
+        for link in self._links:
+            link.close()
+
+    def _translated(self, number: int, event: Heard | Lost) -> FrontendEvent:
+        if isinstance(event, Lost):
+            self._ungreeted.add(number)
+            return SchedulerLost(number)
+        return SchedulerSaid(event.message, event.epoch, number)

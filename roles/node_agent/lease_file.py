@@ -1,0 +1,59 @@
+"""The epoch that an agent granted last, on its disk: `<run dir>/lease-<host>.lease`, for the next agent of this host."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from fabric.errors import FabricError
+from fabric.ids import Epoch, Incarnation
+from roles.node_agent.lease import NO_LEASE, LeaseRecord
+
+log = logging.getLogger("tenuto")
+
+
+class LeaseFile:
+    """Of one node. It stays when the agent ends: what was granted holds."""
+
+    def __init__(self, run_dir: Path, host: str) -> None:
+        self._directory = run_dir
+        self._path = run_dir / f"node-{host}.lease"
+
+    def read(self) -> LeaseRecord:
+        """What a former agent granted. Raises FabricError for a file that cannot be read: it may say that an epoch is taken."""
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return LeaseRecord(
+                Epoch(int(kept["epoch"])), str(kept["holder_id"]), Incarnation(kept["incarnation"])
+            )
+        except FileNotFoundError:
+            return NO_LEASE
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise FabricError(f"the lease in {self._path} cannot be read: {error}") from error
+
+    def write(self, record: LeaseRecord) -> bool:
+        """Whether it is on the disk now, whatever happens to this host: the file, and its name in the directory."""
+        draft = self._path.with_suffix(".tmp")
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, json.dumps(asdict(record)).encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            draft.replace(self._path)
+            self._sync_directory()
+        except OSError as error:
+            log.warning("lease_not_kept path=%s reason=%r", self._path, error.strerror)
+            return False
+        return True
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,289 @@
+"""Which scheduler is the active one, as one of them sees it: it asks the agents for leases, and holds them.
+
+```
+ STANDBY ──CAMPAIGN──▶ CANDIDATE ──GRANTED──▶ ACTIVE ──LAPSED──▶ STANDBY
+    ▲                      │
+    └───────OVERDUE────────┘
+```
+
+A standby campaigns when a majority of the agents say that their lease is free: it asks all of them for an epoch above
+all that it has heard of. With a majority's grants it is active, for as long as a majority holds its lease, counted on
+its own clock from before it asked. An agent that is late, or was granted a higher epoch meanwhile, makes the active one
+ask for a still higher epoch, for agents grant no lower one than they have.
+
+A scheduler without standbys needs no majority, as nobody else asks: the first agent's grant makes it active, and it
+stays that, whatever becomes of the agents. It has no command over workers whose agent has not granted its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from fabric.ids import Epoch, Incarnation, NodeId, PeerId, scheduler_id
+from fabric.messages import LeaseAsked, LeaseReport
+from roles.runtime.core import Send
+from roles.runtime.epochs import HELD_MS, RENEW_EVERY_MS, epoch_above
+
+STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first
+FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
+CANDIDATE_MS: Final = 300.0  # for a majority to grant: each agent writes to its disk first
+AGAIN_AFTER_MS: Final = 100.0  # times its number and one, so that two do not campaign in step for ever
+ASKS_MAX: Final = 4  # whose answers may still come, of each agent
+NEVER_MS: Final = float("inf")
+
+
+class ElectionState(Enum):
+    """How far it is."""
+
+    STANDBY = auto()
+    CANDIDATE = auto()
+    ACTIVE = auto()
+
+
+class ElectionTransition(Enum):
+    """What moves it on."""
+
+    CAMPAIGN = auto()
+    GRANTED = auto()
+    OVERDUE = auto()
+    LAPSED = auto()
+
+
+NEXT: Final[Mapping[tuple[ElectionState, ElectionTransition], ElectionState]] = {
+    (ElectionState.STANDBY, ElectionTransition.CAMPAIGN): ElectionState.CANDIDATE,
+    (ElectionState.CANDIDATE, ElectionTransition.GRANTED): ElectionState.ACTIVE,
+    (ElectionState.CANDIDATE, ElectionTransition.OVERDUE): ElectionState.STANDBY,
+    (ElectionState.ACTIVE, ElectionTransition.LAPSED): ElectionState.STANDBY,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Electorate:
+    """Who elects: the agents of the configuration, of how many `schedulers` one."""
+
+    agents: frozenset[NodeId]
+    schedulers: int = 1
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether another scheduler may take over."""
+        return self.schedulers > 1
+
+    @property
+    def needed(self) -> int:
+        """Agents that must have granted an epoch."""
+        return len(self.agents) // 2 + 1 if self.has_standby else 1
+
+
+@dataclass(slots=True, frozen=True)
+class EpochTaken:
+    """This scheduler is active: what it sends from here on has this epoch."""
+
+    epoch: Epoch
+
+
+@dataclass(slots=True, frozen=True)
+class LeaseLapsed:
+    """This scheduler is active no more."""
+
+
+ElectionAction = Send | EpochTaken | LeaseLapsed
+
+
+@dataclass(slots=True, frozen=True)
+class _Agent:
+    """What an agent said last. `peer` None: it is gone, and what it granted ends by itself."""
+
+    peer: PeerId | None
+    epoch: int = 0
+    holder_id: str = ""
+    incarnation: str = ""
+    is_free: bool = True
+    held_until_ms: float = 0.0
+    number: int = 0
+    asks: tuple[tuple[int, float], ...] = ()
+    """Number and moment of those that may still be answered."""
+
+
+class Election:
+    """One scheduler's part in it, sans-IO. `number`: the scheduler's; lower ones go first."""
+
+    def __init__(self, number: int, incarnation: Incarnation, electorate: Electorate) -> None:
+        self.state = ElectionState.STANDBY
+        self.epoch = Epoch(0)
+        """The one that it was granted last."""
+        self.takeovers = 0
+        self.wake_at_ms = NEVER_MS
+        """The next moment worth a `tick`; inf: none."""
+        self.lapses_at_ms = NEVER_MS
+        """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
+        self._number = number
+        self._own_id = scheduler_id(number)
+        self._incarnation = incarnation
+        self._electorate = electorate
+        self._agents: dict[NodeId, _Agent] = {}
+        self._asking = Epoch(0)
+        """The epoch that it asks for: `epoch`, or the next one."""
+        self._campaign_at_ms = NEVER_MS
+        self._not_before_ms = 0.0
+        self._overdue_at_ms = NEVER_MS
+        self._renew_at_ms = NEVER_MS
+
+    # ------------------------------------------------------------ events
+
+    def heard(self, peer: PeerId, report: LeaseReport, now_ms: float) -> Sequence[ElectionAction]:
+        """What an agent says of its lease."""
+        if report.node_id not in self._electorate.agents:
+            return ()
+        former = self._agents.get(report.node_id)
+        is_new = former is None or former.peer != peer
+        agent = replace(former, peer=peer) if former is not None else _Agent(peer)
+        if is_new:  # what the former connection, or process, was asked is answered no more
+            agent = replace(agent, asks=())
+        held_until_ms = agent.held_until_ms
+        for number, asked_at_ms in agent.asks:
+            if number == report.number and self._is_own(report) and report.epoch == self._asking:
+                held_until_ms = max(held_until_ms, asked_at_ms + HELD_MS)
+        self._agents[report.node_id] = replace(
+            agent,
+            epoch=report.epoch,
+            holder_id=report.holder_id,
+            incarnation=report.incarnation,
+            is_free=report.is_free,
+            held_until_ms=held_until_ms if self._is_own(report) else 0.0,
+        )
+        actions: list[ElectionAction] = []
+        if is_new and self.state is not ElectionState.STANDBY:
+            self._ask(report.node_id, now_ms, actions)
+        self._look(now_ms, actions)
+        return actions
+
+    def lost(self, peer: PeerId, now_ms: float) -> Sequence[ElectionAction]:
+        """A peer is gone; if it is an agent, nothing more is asked of it, and its grant ends by itself."""
+        actions: list[ElectionAction] = []
+        for node_id, agent in self._agents.items():
+            if agent.peer == peer:
+                self._agents[node_id] = replace(agent, peer=None, asks=())
+                self._look(now_ms, actions)
+                break
+        return actions
+
+    def tick(self, now_ms: float) -> Sequence[ElectionAction]:
+        """A moment has come: to renew, to campaign, or to give up."""
+        actions: list[ElectionAction] = []
+        self._look(now_ms, actions)
+        return actions
+
+    @property
+    def granted(self) -> frozenset[NodeId]:
+        """Agents that granted its epoch, as far as it knows."""
+        return frozenset(
+            node_id
+            for node_id, agent in self._agents.items()
+            if agent.epoch == self.epoch and self._is_own(agent)
+        )
+
+    # ------------------------------------------------------------ decisions
+
+    def _look(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        self._take_what_is_granted(now_ms, actions)
+        if self.state is ElectionState.ACTIVE:
+            self._stay(now_ms, actions)
+        if self.state is ElectionState.CANDIDATE and now_ms >= self._overdue_at_ms:
+            self._step(ElectionTransition.OVERDUE)
+            self._not_before_ms = now_ms + AGAIN_AFTER_MS * (self._number + 1)
+        if self.state is ElectionState.STANDBY:
+            self._campaign_if_free(now_ms, actions)
+        self._plan()
+
+    def _take_what_is_granted(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        """The epoch that it asks for is its own once enough agents have granted it."""
+        if self.state is ElectionState.STANDBY or self._asking == self.epoch:
+            return
+        held = [
+            agent
+            for agent in self._agents.values()
+            if agent.epoch == self._asking and self._is_own(agent) and agent.held_until_ms > now_ms
+        ]
+        if len(held) < self._electorate.needed:
+            return
+        self.epoch = self._asking
+        if self.state is ElectionState.CANDIDATE:
+            self._step(ElectionTransition.GRANTED)
+            self.takeovers += 1
+            self._renew_at_ms = now_ms  # it was long ago that it asked: agents had to write
+        actions.append(EpochTaken(self.epoch))
+
+    def _stay(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        self.lapses_at_ms = self._held_by_enough_until_ms()
+        if now_ms >= self.lapses_at_ms:
+            self._step(ElectionTransition.LAPSED)
+            actions.append(LeaseLapsed())
+            return
+        if any(map(self._needs_a_higher_epoch, self._agents.values())):
+            highest = max(agent.epoch for agent in self._agents.values())
+            self._asking = epoch_above(highest, self._number)
+            self._renew_at_ms = now_ms
+        if now_ms >= self._renew_at_ms:
+            self._renew_at_ms = now_ms + RENEW_EVERY_MS
+            self._ask_all(now_ms, actions)
+
+    def _held_by_enough_until_ms(self) -> float:
+        if not self._electorate.has_standby:
+            return NEVER_MS
+        until_ms = sorted(
+            (agent.held_until_ms for agent in self._agents.values() if self._is_own(agent)), reverse=True
+        )
+        needed = self._electorate.needed
+        return until_ms[needed - 1] if len(until_ms) >= needed else 0.0
+
+    def _campaign_if_free(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        here = [agent for agent in self._agents.values() if agent.peer is not None]
+        if sum(map(self._is_grantable, here)) < self._electorate.needed:
+            self._campaign_at_ms = NEVER_MS
+            return
+        if self._campaign_at_ms == NEVER_MS:
+            stagger_ms = STAGGER_MS if any(agent.epoch for agent in here) else FIRST_STAGGER_MS
+            self._campaign_at_ms = max(now_ms + stagger_ms * self._number, self._not_before_ms)
+        if now_ms < self._campaign_at_ms:
+            return
+        self._step(ElectionTransition.CAMPAIGN)
+        self._overdue_at_ms = now_ms + CANDIDATE_MS
+        highest = max(self._asking, *(agent.epoch for agent in self._agents.values()))
+        self._asking = epoch_above(highest, self._number)
+        self._ask_all(now_ms, actions)
+
+    def _ask_all(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        for node_id in self._agents:
+            self._ask(node_id, now_ms, actions)
+
+    def _ask(self, node_id: NodeId, now_ms: float, actions: list[ElectionAction]) -> None:
+        agent = self._agents[node_id]
+        if agent.peer is None:
+            return
+        number = agent.number + 1
+        asks = (*agent.asks, (number, now_ms))[-ASKS_MAX:]
+        self._agents[node_id] = replace(agent, number=number, asks=asks)
+        actions.append(Send(agent.peer, LeaseAsked(self._own_id, self._incarnation, self._asking, number)))
+
+    def _is_own(self, said: _Agent | LeaseReport) -> bool:
+        return said.holder_id == self._own_id and said.incarnation == self._incarnation
+
+    def _needs_a_higher_epoch(self, agent: _Agent) -> bool:
+        """It would grant this scheduler its lease, but not this epoch."""
+        return agent.epoch >= self._asking and not self._is_own(agent) and self._is_grantable(agent)
+
+    def _is_grantable(self, agent: _Agent) -> bool:
+        """An agent also grants its holder a higher epoch, and what was started again in its holder's place."""
+        return agent.is_free or agent.holder_id == self._own_id
+
+    def _step(self, transition: ElectionTransition) -> None:
+        self.state = NEXT[self.state, transition]
+        self._campaign_at_ms = self._overdue_at_ms = self._renew_at_ms = NEVER_MS
+        self.lapses_at_ms = NEVER_MS
+
+    def _plan(self) -> None:
+        self.wake_at_ms = min(self._campaign_at_ms, self._overdue_at_ms, self._renew_at_ms, self.lapses_at_ms)

@@ -1,0 +1,407 @@
+"""One of a cluster's schedulers: active, or standing by until it is (docs/availability.md).
+
+While it is the active one it has a scheduler's core (`roles/scheduler/core.py`), which hears all that is not about leases,
+and what that decides bears the epoch. A standby has none: it remembers which frontends are there and the plan that the
+active one sent, and answers questions about itself. When it becomes active it makes a fresh core of that plan, tells
+it of the frontends, and learns the rest from agents and workers, who introduce themselves to it. The frontends come last:
+what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
+
+A scheduler without standbys has its core from the start, and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, get_args
+
+from fabric.errors import RemoteProtocolError
+from fabric.ids import (
+    Epoch,
+    Incarnation,
+    NodeId,
+    PeerId,
+    SliceId,
+    peer_id,
+    role_id_of,
+    role_id_of_node,
+    scheduler_id,
+)
+from fabric.messages import (
+    Changed,
+    FrontendHello,
+    LeaseReport,
+    NodeHello,
+    PlanChange,
+    PlanCopy,
+    SchedulerHello,
+    SchedulerStanding,
+    SliceReady,
+    SliceState,
+    StandbyReport,
+    StatusAsked,
+    StatusListed,
+    replaced,
+)
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.peer_checks import (
+    NOT_OWNER,
+    WRONG_IDENTITY,
+    Offences,
+    PeerChecks,
+    Rule,
+    require_identity,
+)
+from roles.runtime.process_events import SchedulerFound
+from roles.scheduler.availability.election import (
+    NEVER_MS,
+    Election,
+    ElectionAction,
+    ElectionState,
+    Electorate,
+    EpochTaken,
+    LeaseLapsed,
+)
+from roles.scheduler.peer_checks import FRONTENDS_MAX
+
+NOT_ACTIVE: Final = "NotActive"
+_CHANGES: Final = frozenset(get_args(PlanChange))
+_ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
+_ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
+"""By the replica itself, before or instead of the core."""
+EARLY_MAX: Final = 4_096
+GATHER_MS: Final = 250.0
+"""For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
+GATHER_FIRST_MS: Final = 1_000.0
+"""The same, while not one of these slices has said so: there would be nothing to grant."""
+
+
+class SchedulerLike(Protocol):
+    """The scheduler's core, or one that is recorded."""
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """See `roles.runtime.core.Core`."""
+        ...
+
+    def handle(self, event: Heard | Lost | Tick, now_ms: float) -> Sequence[Send]:
+        """See `roles.runtime.core.Core`."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaSettings:
+    """Which scheduler this is, and who elects the active one. `digest`: of its configuration, see `PlanCopy`."""
+
+    incarnation: Incarnation
+    electorate: Electorate
+    number: int = 0
+    pid: int = 0
+    digest: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class CopyPlan:
+    """Send these standbys the plan as it is now."""
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class KeepPlan:
+    """A copy of the active scheduler's plan came: keep it, should it be needed."""
+
+    copy: PlanCopy
+
+
+ReplicaEvent = Heard | Lost | SchedulerFound | Tick
+ReplicaAction = Send | EpochTaken | LeaseLapsed | CopyPlan | KeepPlan
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """An epoch has begun: what is still awaited before frontends hear of it."""
+
+    began_ms: float
+    nodes: set[NodeId]
+    slices: set[SliceId] = field(default_factory=set)
+    has_any: bool = False
+    """Whether one of these slices has said that it is ready."""
+
+    @property
+    def until_ms(self) -> float:
+        """When it is waited for no longer."""
+        return self.began_ms + (GATHER_MS if self.has_any or not self.slices else GATHER_FIRST_MS)
+
+
+class SchedulerReplica:
+    """Sans-IO: see `roles/runtime/core.py`. `make_core` makes a fresh scheduler's core, of the newest plan."""
+
+    def __init__(self, settings: ReplicaSettings, make_core: Callable[[], SchedulerLike]) -> None:
+        self.wake_at_ms: float | None = None
+        """The election's next moment, or the core's."""
+        self.offences = Offences()
+        self._settings = settings
+        self._own_id = scheduler_id(settings.number)
+        self._make_core = make_core
+        self._election = Election(settings.number, settings.incarnation, settings.electorate)
+        self._frontends: dict[PeerId, FrontendHello] = {}
+        self._standbys: dict[PeerId, StandbyReport] = {}
+        self._gathering: _Gathering | None = None
+        self._early: dict[tuple[PeerId, str], Heard] = {}
+        """What agents that granted already, and their workers, say before a majority has."""
+        self._also_heard = _ALSO_HEARD
+        self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
+        rules: dict[type, Rule] = {
+            LeaseReport: _check_agent,
+            SchedulerHello: self._check_scheduler,
+            PlanCopy: _check_copy,
+        }
+        self._checks = PeerChecks(rules, self.offences)
+        self._core: SchedulerLike | None = None if settings.electorate.has_standby else make_core()
+        self._look_ahead()
+
+    @property
+    def core(self) -> SchedulerLike | None:
+        """Of the active one."""
+        return self._core
+
+    @property
+    def epoch(self) -> Epoch:
+        """The one that was granted last."""
+        return self._election.epoch
+
+    def handle(self, event: ReplicaEvent, now_ms: float) -> Sequence[ReplicaAction]:
+        """Take one event; see `roles.runtime.core.Core`. A lease that has lapsed is noticed before anything else."""
+        core = self._core
+        if (
+            core is not None
+            and type(event) is Heard
+            and type(event.message) not in self._also_heard  # nearly all there is
+            and now_ms < self._election.lapses_at_ms
+        ):
+            sent = core.handle(event, now_ms)
+            self._look_ahead()
+            return sent
+        actions: list[ReplicaAction] = []
+        if now_ms >= self._election.lapses_at_ms:
+            self._elect(self._election.tick(now_ms), actions, now_ms)
+        match event:
+            case Heard():
+                self._heard(event, actions, now_ms)
+            case Tick():
+                if self._election.wake_at_ms <= now_ms:
+                    self._elect(self._election.tick(now_ms), actions, now_ms)
+                core_at_ms = None if self._core is None else self._core.wake_at_ms
+                if core_at_ms is not None and core_at_ms <= now_ms:
+                    self._to_core(event, actions, now_ms)
+            case SchedulerFound(peer=found):
+                actions.append(self._hello(found))
+            case Lost(peer):
+                self._lost(event, peer, actions, now_ms)
+        self._open_if_gathered(actions, now_ms)
+        self._look_ahead()
+        return actions
+
+    def plan_changed(self) -> tuple[PeerId, ...]:
+        """The plan is another now: the standbys that it has to be sent to."""
+        return self._plan_goes_to(self._standbys)
+
+    # ------------------------------------------------------------ events
+
+    def _heard(self, event: Heard, actions: list[ReplicaAction], now_ms: float) -> None:
+        peer, message = event.peer, event.message
+        if type(message) not in _ALSO_HEARD:
+            if self._core is not None:
+                self._to_core(event, actions, now_ms)
+                self._note_ready(message)
+            elif isinstance(message, SliceReady):
+                self._remember_early(event, message.slice_id)
+            elif type(message) in _CHANGES:
+                reason = f"{self._own_id} stands by: ask the active scheduler"
+                actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
+            return
+        if type(message) in _ABOUT_LEASES and self._checks.check(peer, message, now_ms) is not None:
+            return
+        match message:
+            case LeaseReport():
+                self._elect(self._election.heard(peer, message, now_ms), actions, now_ms)
+            case NodeHello(node_id=node_id, incarnation=incarnation):
+                if peer == peer_id(role_id_of_node(node_id), incarnation):  # else the core refuses it
+                    self._elect(self._election.heard(peer, _report_in(message), now_ms), actions, now_ms)
+                    self._await_slices(message)
+                    if self._core is None:
+                        self._remember_early(event, "")
+            case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
+                self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
+            case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
+                actions.append(self._hello(peer))
+            case SchedulerHello():
+                report = StandbyReport(message.scheduler_id, message.incarnation, has_plan=False)
+                self._standbys[peer] = report
+                if self._core is not None:
+                    actions.append(CopyPlan(self._plan_goes_to((peer,))))
+            case PlanCopy():
+                self._keep(message, actions)
+            case StatusAsked() if self._core is None:
+                actions.append(Send(peer, self._status()))
+        if self._core is None or type(message) in _ABOUT_LEASES:
+            return
+        if self._gathering is None or not isinstance(message, FrontendHello):
+            self._to_core(event, actions, now_ms)
+
+    def _note_ready(self, message: object) -> None:
+        if self._gathering is not None and isinstance(message, SliceReady):
+            self._gathering.slices.discard(message.slice_id)
+            self._gathering.has_any = True
+
+    def _remember_early(self, event: Heard, slice_id: str) -> None:
+        if len(self._early) < EARLY_MAX:
+            self._early[event.peer, slice_id] = event
+
+    def _await_slices(self, hello: NodeHello) -> None:
+        if self._gathering is not None and hello.node_id in self._gathering.nodes:
+            self._gathering.nodes.discard(hello.node_id)
+            ready = (status.slice_id for status in hello.slices if status.state == SliceState.READY)
+            self._gathering.slices.update(ready)
+
+    def _remember(self, peer: PeerId, hello: FrontendHello, *, is_its_own: bool) -> None:
+        if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
+            self._frontends[peer] = hello
+
+    def _lost(self, event: Lost, peer: PeerId, actions: list[ReplicaAction], now_ms: float) -> None:
+        if _is_connected_to(peer):  # it is greeted until it hears it
+            actions.append(self._hello(peer))
+            return
+        self.offences.forget(peer)
+        self._frontends.pop(peer, None)
+        for key in [key for key in self._early if key[0] == peer]:
+            del self._early[key]
+        if self._standbys.pop(peer, None) is not None:
+            actions.append(self._hello(peer))  # one that was only stopped says hello again
+        self._elect(self._election.lost(peer, now_ms), actions, now_ms)
+        if self._core is not None:
+            self._to_core(event, actions, now_ms)
+
+    def _hello(self, other: PeerId) -> Send:
+        return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
+
+    def _keep(self, copy: PlanCopy, actions: list[ReplicaAction]) -> None:
+        """Of the highest epoch; one of another configuration is of no use."""
+        version = (copy.epoch, copy.number)
+        if self._core is None and copy.digest == self._settings.digest and version > self._newest:
+            self._newest = version
+            actions.append(KeepPlan(copy))
+
+    def _plan_goes_to(self, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        told = tuple(peers)
+        for peer in told:
+            self._standbys[peer] = replaced(self._standbys[peer], has_plan=True)
+        return told
+
+    # ------------------------------------------------------------ active, or not
+
+    def _elect(self, decided: Iterable[ElectionAction], actions: list[ReplicaAction], now_ms: float) -> None:
+        for action in decided:
+            actions.append(action)
+            if isinstance(action, LeaseLapsed):
+                self._core = self._gathering = None
+                self._also_heard = _ALSO_HEARD
+            elif isinstance(action, EpochTaken):
+                self._begin_epoch(actions, now_ms)
+
+    def _begin_epoch(self, actions: list[ReplicaAction], now_ms: float) -> None:
+        if self._core is None:
+            self._core = self._make_core()
+            actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
+        self._gathering = _Gathering(now_ms, set(self._election.granted))
+        self._also_heard = _ALSO_HEARD | {SliceReady}
+        early, self._early = self._early, {}
+        for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
+            message = event.message
+            if isinstance(message, NodeHello) and message.epoch == self._election.epoch:
+                self._await_slices(message)
+                self._to_core(event, actions, now_ms)
+            elif isinstance(message, SliceReady):
+                self._to_core(event, actions, now_ms)
+                self._note_ready(message)
+
+    def _open_if_gathered(self, actions: list[ReplicaAction], now_ms: float) -> None:
+        """Frontends hear of the epoch by a directory that lists them."""
+        gathering = self._gathering
+        if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
+            return
+        self._gathering = None
+        self._also_heard = _ALSO_HEARD
+        for peer, hello in self._frontends.items():
+            self._to_core(Heard(peer, hello), actions, now_ms)
+
+    def _to_core(self, event: Heard | Lost | Tick, actions: list[ReplicaAction], now_ms: float) -> None:
+        assert self._core is not None, "asked before"
+        for send in self._core.handle(event, now_ms):
+            status = send.message
+            if isinstance(status, StatusListed):
+                counters = dict(Counter(status.counters) + self.offences.counters)
+                status = replaced(status, counters=counters, standing=self.standing())
+                actions.append(Send(send.peer, status))
+            else:
+                actions.append(send)
+
+    def standing(self) -> SchedulerStanding:
+        """For people."""
+        election = self._election
+        state = ElectionState.ACTIVE if self._core is not None else election.state
+        return SchedulerStanding(
+            state.name.lower(),
+            election.epoch,
+            len(election.granted),
+            len(self._settings.electorate.agents),
+            election.takeovers,
+            tuple(self._standbys.values()),
+        )
+
+    def _status(self) -> StatusListed:
+        counters = {name: float(count) for name, count in self.offences.counters.items()}
+        return StatusListed(self._own_id, self._settings.pid, (), (), counters, standing=self.standing())
+
+    def _look_ahead(self) -> None:
+        at_ms = self._election.wake_at_ms
+        core_at_ms = None if self._core is None else self._core.wake_at_ms
+        if core_at_ms is not None and core_at_ms < at_ms:
+            at_ms = core_at_ms
+        if self._gathering is not None:
+            at_ms = min(at_ms, self._gathering.until_ms)
+        self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
+
+    # ------------------------------------------------------------ rules
+
+    def _check_scheduler(self, peer: PeerId, hello: SchedulerHello) -> None:
+        if _is_connected_to(peer):
+            return
+        require_identity(peer, hello.scheduler_id, hello.incarnation)
+        numbers = range(self._settings.electorate.schedulers)
+        if hello.scheduler_id not in {scheduler_id(number) for number in numbers} - {self._own_id}:
+            raise RemoteProtocolError(f"the configuration has no other {hello.scheduler_id}", NOT_OWNER)
+
+
+def _is_connected_to(peer: PeerId) -> bool:
+    """Whether it is a scheduler that this one connects to: names without a nonce exist only in this process."""
+    return peer == role_id_of(peer)
+
+
+def _check_agent(peer: PeerId, report: LeaseReport) -> None:
+    if role_id_of(peer) != role_id_of_node(report.node_id):
+        raise RemoteProtocolError(f"it is not the agent of node {report.node_id}", NOT_OWNER)
+
+
+def _check_copy(peer: PeerId, copy: PlanCopy) -> None:
+    del copy
+    if not _is_connected_to(peer):
+        raise RemoteProtocolError("it is not a scheduler that this one connected to", WRONG_IDENTITY)
+
+
+def _report_in(hello: NodeHello) -> LeaseReport:
+    return LeaseReport(
+        hello.node_id, hello.epoch, hello.holder_id, hello.holder_incarnation, hello.is_lease_free
+    )

@@ -1,0 +1,206 @@
+"""Two schedulers, one of which stands by: real processes, which are killed and stopped while requests come."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fabric.client import ask_status
+from fabric.errors import PeerLost
+from fabric.messages import StatusListed
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.runtime.process import read_run_file
+from roles.runtime.running_cluster import look
+from tests.integration.proc import processes_naming, until
+from tests.integration.steady_load import steady_load
+from tests.integration.test_cli import tenuto
+
+pytestmark = pytest.mark.timeout(180)
+
+MODEL: dict[str, object] = {
+    "name": "fast",
+    "slo_ms": 3_000,
+    "profile": {"alpha_ms": 0.5, "beta_ms": 2, "max_batch": 32},
+}
+DOCUMENT: dict[str, object] = {
+    "models": [MODEL],
+    "cluster": {"nodes": [{"host": "one", "gpus": 2}, {"host": "two"}, {"host": "three"}], "schedulers": 2},
+    "batching": "eager",
+}
+ONE_NODE: Mapping[str, object] = DOCUMENT | {
+    "cluster": {"gpus": 2, "schedulers": [{"host": "a"}, {"host": "b", "standby": True}]}
+}
+
+
+@contextmanager
+def cluster_of(
+    tmp_path: Path, document: Mapping[str, object], flags: Sequence[str] = ()
+) -> Iterator[TemporaryCluster]:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
+    with temporary_cluster(path, flags) as cluster:
+        until(lambda: bool(active(cluster)[1].standing.standbys), what="a standby")  # type: ignore[union-attr]  # it is told
+        yield cluster
+    assert not cluster.run_dir.exists()
+
+
+def active(cluster: TemporaryCluster) -> tuple[str, StatusListed]:
+    """The scheduler that serves, and how it is."""
+    listed = look(cluster.run_dir).scheduler
+    assert listed.standing is not None
+    return listed.role_id, listed
+
+
+def pid_of(cluster: TemporaryCluster, role_id: str) -> int:
+    found = read_run_file(cluster.run_dir / f"{role_id}.json")
+    assert found is not None
+    return found.pid
+
+
+def until_active(cluster: TemporaryCluster, role_id: str) -> StatusListed:
+    def is_so() -> bool:
+        try:
+            return active(cluster)[0] == role_id
+        except PeerLost:
+            return False
+
+    until(is_so, what=f"{role_id} is active")
+    return active(cluster)[1]
+
+
+def until_it_stands_by(cluster: TemporaryCluster, role_id: str) -> None:
+    """Connected, and with the plan."""
+
+    def is_so() -> bool:
+        standing = active(cluster)[1].standing
+        assert standing is not None
+        return any(one.scheduler_id == role_id and one.has_plan for one in standing.standbys)
+
+    until(is_so, what=f"{role_id} stands by")
+
+
+def standing_of(cluster: TemporaryCluster, role_id: str) -> str:
+    listed = ask_status([f"ipc://{cluster.run_dir}/{role_id}.control"])
+    assert listed.standing is not None
+    return listed.standing.state
+
+
+def workers(cluster: TemporaryCluster) -> set[int]:
+    return {
+        pid
+        for pid, command in processes_naming(str(cluster.run_dir)).items()
+        if "roles.gpu_worker" in command
+    }
+
+
+def frontend_counters(cluster: TemporaryCluster) -> dict[str, float]:
+    return ask_status(cluster.endpoints["client"][:1]).counters
+
+
+def test_the_standby_takes_over_from_one_that_is_killed_and_every_request_is_answered(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, DOCUMENT) as cluster:
+        first, before = active(cluster)
+        assert first == "scheduler-0"
+        serving = workers(cluster)
+        with steady_load(cluster.endpoints["client"], {"fast": 100.0}) as fates:
+            until(lambda: len(fates.of["fast"]) > 50, what="load")
+            os.kill(pid_of(cluster, first), signal.SIGKILL)
+            after = until_active(cluster, "scheduler-1")
+            until_it_stands_by(cluster, "scheduler-0")
+        refused = fates.refused("fast")
+        assert len(refused) <= 0.1 * len(fates.of["fast"]), refused
+        assert before.standing is not None
+        assert after.standing is not None
+        assert after.standing.epoch > before.standing.epoch
+        assert workers(cluster) == serving, "what serves goes on"
+        counters = frontend_counters(cluster)
+        assert counters["accepted"] == counters["answers"] + counters.get("refusals", 0)
+        assert counters["schedulers_changed"] == 1
+
+
+def test_one_that_was_only_stopped_finds_itself_replaced_and_commands_nobody(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, DOCUMENT) as cluster:
+        stopped = pid_of(cluster, "scheduler-0")
+        with steady_load(cluster.endpoints["client"], {"fast": 100.0}) as fates:
+            until(lambda: len(fates.of["fast"]) > 50, what="load")
+            os.kill(stopped, signal.SIGSTOP)
+            try:
+                until_active(cluster, "scheduler-1")
+            finally:
+                os.kill(stopped, signal.SIGCONT)
+            until(lambda: standing_of(cluster, "scheduler-0") == "standby", what="it stands by")
+            until_it_stands_by(cluster, "scheduler-0")
+            assert active(cluster)[0] == "scheduler-1"
+        assert pid_of(cluster, "scheduler-0") == stopped
+        assert fates.of["fast"].count("ok") >= 0.8 * len(fates.of["fast"])
+        counters = frontend_counters(cluster)
+        assert counters["accepted"] == counters["answers"] + counters.get("refusals", 0)
+
+
+def test_what_was_added_while_serving_outlives_two_schedulers(tmp_path: Path) -> None:
+    added = tmp_path / "added.yaml"
+    added.write_text(yaml.safe_dump({"models": [MODEL | {"name": "added"}]}), encoding="utf-8")
+    with cluster_of(tmp_path, ONE_NODE) as cluster:
+        run_dir = ("--run-dir", str(cluster.run_dir))
+        ended = tenuto("models", "add", str(added), *run_dir, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        until(lambda: len(workers(cluster)) == 1, what="the end of the slices before the change")
+        serving = workers(cluster)
+        for lost, next_one in (("scheduler-0", "scheduler-1"), ("scheduler-1", "scheduler-0")):
+            os.kill(pid_of(cluster, lost), signal.SIGKILL)
+            listed = until_active(cluster, next_one)
+            assert {model.model_id for model in listed.models} == {"fast", "added"}
+            until_it_stands_by(cluster, lost)
+        with steady_load(cluster.endpoints["client"], {"added": 50.0}) as fates:
+            until(lambda: len(fates.of["added"]) > 20, what="load")
+        assert fates.refused("added") == []
+        assert workers(cluster) == serving, "no slice was started anew"
+
+
+def test_a_frontend_beside_a_scheduler_that_stands_by_goes_by_the_active_one(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, ONE_NODE, ["--together"]) as cluster:
+        os.kill(pid_of(cluster, "scheduler-0"), signal.SIGKILL)  # and its frontend with it
+        until_active(cluster, "scheduler-1")
+        until_it_stands_by(cluster, "scheduler-0")
+        with steady_load([f"ipc://{cluster.run_dir}/frontend-0.client"], {"fast": 50.0}) as fates:
+            until(lambda: fates.of["fast"].count("ok") > 20, what="load")
+        assert active(cluster)[0] == "scheduler-1"
+
+
+def test_an_agent_that_starts_anew_knows_what_it_granted(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, ONE_NODE) as cluster:
+        epoch = active(cluster)[1].standing.epoch  # type: ignore[union-attr]  # it is told
+        os.kill(pid_of(cluster, agent_of(cluster)), signal.SIGKILL)
+        until(lambda: _epoch(cluster) >= epoch and bool(workers(cluster)), what="it serves again")
+        with steady_load(cluster.endpoints["client"], {"fast": 50.0}) as fates:
+            until(lambda: fates.of["fast"].count("ok") > 20, what="load")
+
+
+def agent_of(cluster: TemporaryCluster) -> str:
+    (path,) = cluster.run_dir.glob("node-*.json")
+    return path.stem
+
+
+def _epoch(cluster: TemporaryCluster) -> int:
+    try:
+        standing = active(cluster)[1].standing
+    except PeerLost:
+        return -1
+    return -1 if standing is None else standing.epoch
+
+
+def test_a_standby_needs_a_configuration_that_has_one(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"models": [MODEL], "cluster": {"gpus": 1}}), encoding="utf-8")
+    ended = tenuto("scheduler", "--standby", "--config", str(path), cwd=tmp_path)
+    assert ended.returncode == 3
+    assert "cluster.schedulers: is 1" in ended.stderr
+    assert (
+        tenuto("scheduler", "--standby", "--index", "0", "--config", str(path), cwd=tmp_path).returncode == 2
+    )

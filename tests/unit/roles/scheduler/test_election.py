@@ -1,0 +1,208 @@
+"""One scheduler's part in an election, on virtual time; every history of several is in `tests/property/test_election.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fabric.ids import Epoch, Incarnation, NodeId, PeerId
+from fabric.messages import LeaseAsked, LeaseReport
+from roles.runtime.core import Send
+from roles.runtime.epochs import HELD_MS, RENEW_EVERY_MS, epoch_above
+from roles.scheduler.availability.election import (
+    AGAIN_AFTER_MS,
+    CANDIDATE_MS,
+    NEVER_MS,
+    STAGGER_MS,
+    Election,
+    ElectionAction,
+    ElectionState,
+    Electorate,
+    EpochTaken,
+    LeaseLapsed,
+)
+
+BORN = Incarnation("0")
+NODES = tuple(NodeId(name) for name in "abc")
+
+
+def election(number: int = 0, *, nodes: int = 3, schedulers: int = 2) -> Election:
+    return Election(number, BORN, Electorate(frozenset(NODES[:nodes]), schedulers))
+
+
+def agent(name: str, born: str = "0") -> PeerId:
+    return PeerId(f"node-{name}/{born}")
+
+
+def free(name: str, epoch: int = 0, holder: str = "") -> LeaseReport:
+    return LeaseReport(NodeId(name), epoch, holder, BORN, is_free=True)
+
+
+def held(name: str, epoch: int, holder: int, question: int = 0) -> LeaseReport:
+    return LeaseReport(NodeId(name), epoch, f"scheduler-{holder}", BORN, is_free=False, number=question)
+
+
+def asked(actions: Sequence[ElectionAction]) -> dict[str, LeaseAsked]:
+    found: dict[str, LeaseAsked] = {}
+    for action in actions:
+        if isinstance(action, Send):
+            assert isinstance(action.message, LeaseAsked)
+            found[action.peer] = action.message
+    return found
+
+
+def hear(one: Election, reports: Sequence[LeaseReport], now_ms: float) -> list[ElectionAction]:
+    return [action for report in reports for action in one.heard(agent(report.node_id), report, now_ms)]
+
+
+def answer(one: Election, asks: dict[str, LeaseAsked], names: str, now_ms: float) -> list[ElectionAction]:
+    """These agents grant what they were asked for."""
+    return hear(
+        one,
+        [
+            held(
+                name,
+                asks[agent(name)].epoch,
+                int(asks[agent(name)].scheduler_id[-1]),
+                asks[agent(name)].number,
+            )
+            for name in names
+        ],
+        now_ms,
+    )
+
+
+def active(one: Election, now_ms: float = 0.0) -> Election:
+    """It has asked at that moment, and two of three agents have granted."""
+    asks = asked(hear(one, [free("a"), free("b")], now_ms))
+    if not asks:
+        now_ms = one.wake_at_ms
+        asks = asked(one.tick(now_ms))
+    answer(one, asks, "ab", now_ms)
+    assert one.state is ElectionState.ACTIVE
+    return one
+
+
+def test_an_epoch_names_its_scheduler_and_is_above_the_highest() -> None:
+    assert [epoch_above(0, 0), epoch_above(0, 3), epoch_above(16, 0), epoch_above(19, 1)] == [16, 19, 32, 33]
+
+
+def test_it_campaigns_when_a_majority_is_free_and_a_majority_makes_it_active() -> None:
+    one = election()
+    assert hear(one, [free("a")], 0.0) == []
+    asks = asked(hear(one, [free("b")], 1.0))
+    assert {peer: message.epoch for peer, message in asks.items()} == {agent("a"): 16, agent("b"): 16}
+    assert answer(one, asks, "a", 2.0) == []
+    assert answer(one, asks, "b", 3.0)[0] == EpochTaken(Epoch(16))
+    assert (one.epoch, one.state) == (16, ElectionState.ACTIVE)
+    assert one.lapses_at_ms == 1.0 + HELD_MS, "counted from before it asked"
+
+
+def test_a_higher_number_lets_the_lower_ones_go_first() -> None:
+    one = election(1)
+    assert hear(one, [free("a"), free("b", 16, "scheduler-0")], 0.0) == []
+    assert one.wake_at_ms == STAGGER_MS
+    assert hear(one, [held("a", 16, 0), held("b", 16, 0)], 5.0) == []
+    assert one.wake_at_ms == NEVER_MS
+    assert one.tick(100.0) == () or list(one.tick(100.0)) == []
+
+
+def test_it_asks_for_more_than_it_has_heard_of() -> None:
+    one = election()
+    asks = asked(hear(one, [free("a", 33, "scheduler-1"), free("b")], 0.0))
+    assert {message.epoch for message in asks.values()} == {48}
+
+
+def test_an_active_one_renews_and_lapses_without_a_majority() -> None:
+    one = active(election())
+    asks = asked(one.tick(RENEW_EVERY_MS))
+    assert set(asks) == {agent("a"), agent("b")}
+    answer(one, asks, "a", RENEW_EVERY_MS + 10)
+    assert one.lapses_at_ms == HELD_MS, "one of three is not enough"
+    answer(one, asks, "b", RENEW_EVERY_MS + 20)
+    assert one.lapses_at_ms == RENEW_EVERY_MS + HELD_MS
+    actions = one.tick(one.lapses_at_ms)
+    assert actions[0] == LeaseLapsed()
+
+
+def test_an_answer_to_an_older_question_counts_from_when_that_was_asked() -> None:
+    one = active(election())
+    first = asked(one.tick(RENEW_EVERY_MS))
+    asked(one.tick(2 * RENEW_EVERY_MS))
+    answer(one, first, "ab", 2 * RENEW_EVERY_MS + 1)
+    assert one.lapses_at_ms == RENEW_EVERY_MS + HELD_MS
+
+
+def test_agents_that_come_later_are_asked_at_once() -> None:
+    one = active(election())
+    asks = asked(hear(one, [free("c")], 50.0))
+    assert list(asks) == [agent("c")]
+
+
+def test_an_agent_that_has_a_higher_epoch_makes_it_ask_all_for_a_still_higher_one() -> None:
+    one = active(election())
+    assert hear(one, [held("c", 17, 1)], 50.0)[:0] == []
+    asks = asked(hear(one, [LeaseReport(NodeId("c"), 17, "scheduler-1", BORN, is_free=True)], 60.0))
+    assert {message.epoch for message in asks.values()} == {32}
+    assert set(asks) == {agent("a"), agent("b"), agent("c")}
+    assert answer(one, asks, "ac", 70.0) == [EpochTaken(one.epoch)]
+    assert (one.epoch, one.takeovers) == (32, 1)
+
+
+def test_a_campaign_that_fails_is_tried_again_later() -> None:
+    one = election()
+    hear(one, [free("a"), free("b")], 0.0)
+    assert asked(one.tick(CANDIDATE_MS)) == {}
+    assert one.state is ElectionState.STANDBY
+    again = asked(one.tick(CANDIDATE_MS + AGAIN_AFTER_MS))
+    assert {message.epoch for message in again.values()} == {32}
+
+
+def test_a_lost_agents_grant_ends_by_itself() -> None:
+    one = active(election())
+    assert list(one.lost(agent("a"), 10.0)) == []
+    assert one.state is ElectionState.ACTIVE
+    assert set(asked(one.tick(RENEW_EVERY_MS))) == {agent("b")}
+    assert one.tick(HELD_MS)[0] == LeaseLapsed()
+
+
+def test_answers_of_a_former_connection_do_not_count() -> None:
+    one = active(election())
+    asks = asked(one.tick(RENEW_EVERY_MS))
+    one.lost(agent("a"), RENEW_EVERY_MS + 1)
+    one.heard(agent("a", "1"), held("a", 16, 0), RENEW_EVERY_MS + 2)
+    stale = held("a", 16, 0, asks[agent("a")].number)
+    one.heard(agent("a", "1"), stale, RENEW_EVERY_MS + 3)
+    answer(one, asks, "b", RENEW_EVERY_MS + 4)
+    assert one.lapses_at_ms == HELD_MS
+
+
+def test_without_a_standby_one_agent_is_enough_and_its_loss_no_reason_to_stop() -> None:
+    one = election(schedulers=1)
+    asks = asked(hear(one, [free("a")], 0.0))
+    assert answer(one, asks, "a", 1.0)[0] == EpochTaken(Epoch(16))
+    one.lost(agent("a"), 2.0)
+    one.tick(10 * HELD_MS)
+    assert one.state is ElectionState.ACTIVE
+
+
+def test_without_a_standby_it_takes_over_from_its_former_process_at_once() -> None:
+    one = Election(0, Incarnation("1"), Electorate(frozenset(NODES), 1))
+    asks = asked(hear(one, [held("a", 16, 0)], 0.0))
+    assert asks[agent("a")].epoch == 32
+
+
+def test_an_agent_with_the_former_processs_epoch_gets_a_higher_one() -> None:
+    """It was away when the new process asked the others, for the very number that this one had been granted."""
+    one = Election(0, Incarnation("1"), Electorate(frozenset(NODES), 1))
+    asks = asked(hear(one, [free("b")], 0.0))
+    message = asks[agent("b")]
+    report = LeaseReport(NodeId("b"), message.epoch, "scheduler-0", Incarnation("1"), False, message.number)
+    assert hear(one, [report], 1.0)[0] == EpochTaken(Epoch(16))
+    late = asked(hear(one, [held("a", 16, 0)], 2.0))
+    assert {ask.epoch for ask in late.values()} >= {32}
+
+
+def test_nodes_that_the_configuration_does_not_have_do_not_vote() -> None:
+    one = election()
+    assert list(one.heard(PeerId("node-x/0"), free("x"), 0.0)) == []
+    assert list(one.heard(PeerId("node-y/0"), free("y"), 0.0)) == []

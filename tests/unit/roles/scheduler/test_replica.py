@@ -1,0 +1,219 @@
+"""One of several schedulers: what it does with what it hears while it stands by, takes over, and is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.messages import (
+    AnyMessage,
+    Arrivals,
+    Changed,
+    FrontendHello,
+    LeaseAsked,
+    LeaseReport,
+    ModelsRemove,
+    NodeHello,
+    PlanCopy,
+    SchedulerHello,
+    SliceReady,
+    SliceState,
+    SliceStatus,
+    StatusAsked,
+    StatusListed,
+)
+from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.epochs import HELD_MS
+from roles.runtime.process_events import SchedulerFound
+from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
+from roles.scheduler.availability.replica import (
+    GATHER_MS,
+    NOT_ACTIVE,
+    CopyPlan,
+    KeepPlan,
+    ReplicaAction,
+    ReplicaSettings,
+    SchedulerReplica,
+)
+
+BORN = Incarnation("0")
+NODE = NodeId("a")
+AGENT = PeerId("node-a/0")
+FRONTEND = peer_id("frontend-0", BORN)
+WORKER = PeerId("worker-a-1/0")
+OTHER = PeerId("scheduler-0/9")
+HELLO = FrontendHello(FrontendId("frontend-0"), BORN, ())
+READY = SliceReady(SliceId("a/gpu0/0"), BORN, NODE, 0, (), ())
+
+
+class Core:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.wake_at_ms: float | None = None
+        self.heard: list[AnyMessage] = []
+
+    def handle(self, event: Heard | Lost | Tick, now_ms: float) -> Sequence[Send]:
+        del now_ms
+        if isinstance(event, Heard):
+            self.heard.append(event.message)
+        return ()
+
+
+class Stage:
+    def __init__(self, *, schedulers: int = 2, number: int = 1) -> None:
+        self.cores: list[Core] = []
+        electorate = Electorate(frozenset({NODE}), schedulers)
+        settings = ReplicaSettings(BORN, electorate, number, 7, "digest")
+        self.replica = SchedulerReplica(settings, self._make)
+        self.now_ms = 0.0
+
+    def _make(self) -> Core:
+        self.cores.append(Core())
+        return self.cores[-1]
+
+    def hear(self, peer: PeerId, message: AnyMessage) -> list[ReplicaAction]:
+        return list(self.replica.handle(Heard(peer, message), self.now_ms))
+
+    def tick(self) -> list[ReplicaAction]:
+        assert self.replica.wake_at_ms is not None
+        self.now_ms = max(self.now_ms, self.replica.wake_at_ms)
+        return list(self.replica.handle(Tick(), self.now_ms))
+
+    def take_over(self, epoch: int = 17) -> list[ReplicaAction]:
+        """Its agent was granted to another before, is free now, and grants."""
+        self.hear(AGENT, LeaseReport(NODE, epoch - 1, "scheduler-0", BORN, is_free=True))
+        (ask,) = [action.message for action in self.tick() if isinstance(action, Send)]
+        assert isinstance(ask, LeaseAsked)
+        report = LeaseReport(NODE, ask.epoch, "scheduler-1", BORN, is_free=False, number=ask.number)
+        return self.hear(AGENT, report)
+
+    def node_hello(self, *ready: SliceId) -> list[ReplicaAction]:
+        slices = tuple(SliceStatus(slice_id, BORN, SliceState.READY) for slice_id in ready)
+        hello = NodeHello(NODE, BORN, (), slices, False, self.replica.epoch, "scheduler-1", BORN, False)
+        return self.hear(AGENT, hello)
+
+
+def test_a_standby_has_no_core_and_says_what_it_is() -> None:
+    stage = Stage()
+    assert stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0)) == []
+    (refused,) = stage.hear(PeerId(f"{OPERATOR}/1"), ModelsRemove(3, ()))
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, Changed)
+    assert (refused.message.request_no, refused.message.code) == (3, NOT_ACTIVE)
+    (told,) = stage.hear(PeerId(f"{OPERATOR}/1"), StatusAsked())
+    assert isinstance(told, Send)
+    assert isinstance(told.message, StatusListed)
+    assert told.message.standing is not None
+    assert told.message.standing.state == "standby"
+    assert stage.cores == []
+
+
+def test_frontends_are_told_last() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    actions = stage.take_over()
+    assert EpochTaken(stage.replica.epoch) in actions
+    assert CopyPlan(()) in actions
+    (core,) = stage.cores
+    stage.node_hello(READY.slice_id)
+    assert [type(message) for message in core.heard] == [NodeHello]
+    stage.hear(WORKER, READY)
+    assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
+
+
+def test_they_do_not_wait_for_ever() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.take_over()
+    stage.hear(PeerId("frontend-1/0"), FrontendHello(FrontendId("frontend-1"), BORN, ()))
+    assert stage.cores[0].heard == []
+    stage.now_ms += GATHER_MS
+    stage.replica.handle(Tick(), stage.now_ms)
+    assert [type(message) for message in stage.cores[0].heard] == [FrontendHello, FrontendHello]
+
+
+def test_while_nothing_is_ready_they_wait_longer() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.take_over()
+    stage.node_hello(READY.slice_id, SliceId("a/gpu1/0"))
+    stage.now_ms += GATHER_MS
+    stage.replica.handle(Tick(), stage.now_ms)
+    assert FrontendHello not in map(type, stage.cores[0].heard)
+    stage.hear(WORKER, READY)
+    assert type(stage.cores[0].heard[-1]) is FrontendHello, "one of two is enough by then"
+
+
+def test_what_is_said_before_a_majority_has_granted_is_not_lost() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.hear(WORKER, READY)
+    hello = NodeHello(NODE, BORN, (), (SliceStatus(READY.slice_id, BORN, SliceState.READY),), False, 33)
+    stage.hear(AGENT, hello)
+    stage.take_over()
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello, SliceReady, FrontendHello]
+
+
+def test_who_left_before_is_not_told() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.replica.handle(Lost(FRONTEND, "gone"), 0.0)
+    stage.take_over()
+    stage.node_hello()
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello]
+
+
+def test_a_lapsed_lease_is_noticed_before_anything_else_is_decided() -> None:
+    stage = Stage()
+    stage.take_over()
+    stage.node_hello()
+    stage.now_ms += 10 * HELD_MS
+    heard = len(stage.cores[0].heard)
+    actions = stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
+    assert LeaseLapsed() in actions
+    assert len(stage.cores[0].heard) == heard
+    assert stage.replica.core is None
+
+
+def test_the_newest_copy_of_this_configuration_is_kept() -> None:
+    stage, source = Stage(), PeerId("scheduler-0")
+    copy = PlanCopy(16, 2, "digest", "{}")
+    assert stage.hear(source, copy) == [KeepPlan(copy)]
+    assert stage.hear(source, PlanCopy(16, 1, "digest", "{}")) == []
+    assert stage.hear(source, PlanCopy(32, 0, "another", "{}")) == []
+    assert stage.hear(PeerId("scheduler-0/9"), PlanCopy(32, 0, "digest", "{}")) == []
+    assert stage.replica.offences.counters["offences_wrong_identity"] == 1
+    newer = PlanCopy(32, 0, "digest", "{}")
+    assert stage.hear(source, newer) == [KeepPlan(newer)]
+
+
+def test_schedulers_greet_each_other_until_they_are_heard() -> None:
+    stage = Stage()
+    hello = Send(PeerId("scheduler-0"), SchedulerHello("scheduler-1", BORN))
+    assert stage.replica.handle(SchedulerFound(("ipc://s",), PeerId("scheduler-0")), 0.0) == [hello]
+    assert stage.replica.handle(Lost(PeerId("scheduler-0"), "refused"), 0.0) == [hello]
+    assert stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9"))) == []
+    assert CopyPlan((OTHER,)) in stage.take_over()
+    assert [one.scheduler_id for one in stage.replica.standing().standbys] == ["scheduler-0"]
+    assert stage.replica.plan_changed() == (OTHER,)
+
+
+def test_a_standby_that_was_lost_is_asked_to_say_hello_again() -> None:
+    stage = Stage()
+    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    (asked,) = stage.replica.handle(Lost(OTHER, "silent"), 0.0)
+    assert asked == Send(OTHER, SchedulerHello("scheduler-1", BORN))
+    assert stage.hear(PeerId("scheduler-0"), SchedulerHello("scheduler-0", BORN)) == [
+        Send(PeerId("scheduler-0"), SchedulerHello("scheduler-1", BORN))
+    ]
+
+
+def test_one_alone_has_its_core_from_the_start() -> None:
+    stage = Stage(schedulers=1, number=0)
+    (core,) = stage.cores
+    stage.hear(FRONTEND, HELLO)
+    assert [type(message) for message in core.heard] == [FrontendHello]
+    stage.now_ms = 100 * HELD_MS
+    stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
+    assert len(core.heard) == 2
