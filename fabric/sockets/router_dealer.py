@@ -101,6 +101,11 @@ class RouterLink(ListeningLink):
         lost, self._lost = self._lost, []
         return lost
 
+    @property
+    def has_more(self) -> bool:
+        """Whether somebody is lost, or a message is waiting."""
+        return bool(self._lost) or super().has_more
+
     def _unroutable(self, peer: PeerId) -> bool:
         self._counters["unroutable_out"] += 1
         self._routes.forget(peer)

@@ -545,7 +545,7 @@ class FrontendCore:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
         if request.stage is RequestState.GRANTED:
-            request.former_seq, request.former_place = request.seq, request.place
+            self._pending.keep_former(request)
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
         if request.tries_left == 0:

@@ -207,6 +207,12 @@ class Pending:
         request.seq = seq
         self._by_seq.setdefault(request.model_id, {})[seq] = request
 
+    def keep_former(self, request: Request) -> None:
+        """Its grant came to nothing, though a result may still come; none is waited for of the grant before."""
+        if request.former_seq != request.seq:
+            self._forget_seqs(request, (request.former_seq,))
+        request.former_seq, request.former_place = request.seq, request.place
+
     def enter_slice(self, request: Request, place: BatchSlot) -> None:
         """Granted to a slice, and no longer to the one before."""
         if request.place is not None:

@@ -614,6 +614,18 @@ def test_what_is_said_of_a_former_seq_does_not_touch_the_request_that_runs_under
     assert answers(core.handle(computed(1), 5.0)) == [1]
 
 
+def test_of_a_request_that_lost_two_workers_nothing_is_kept() -> None:
+    core = linked_core()
+    announced(core, 1)
+    for batch_id, seq in ((1, 0), (2, 1)):
+        core.handle(grant((seq, 1), batch_id=batch_id), 1.0)
+        core.handle(directory(slices=[]), 2.0)
+        core.handle(TurnEnded(), 2.0)
+        core.handle(directory(), 3.0)
+    assert len(core._pending) == 0
+    assert not core._pending._by_seq
+
+
 def test_a_request_without_the_time_for_another_try_says_that_its_worker_was_lost() -> None:
     core = linked_core()
     announced(core, 1)
