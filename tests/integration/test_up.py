@@ -217,9 +217,15 @@ def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(hom
     home.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("flag", "role_id"), [("--apart", "frontend-0"), ("--together", "scheduler-0")])
+@pytest.mark.parametrize(
+    ("flag", "who"),
+    [
+        ("--apart", "frontend-0 did not start:"),
+        ("--together", "scheduler-0 did not start: frontend-0, in the same process,"),
+    ],
+)
 def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(
-    home: Home, tmp_path: Path, flag: str, role_id: str
+    home: Home, tmp_path: Path, flag: str, who: str
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -230,7 +236,7 @@ def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(
         code, out, line = home.run("up", str(file), flag)
     assert code in (1, 3)
     assert out == ""
-    assert line == f"tenuto: {role_id} did not start: cannot bind tcp://127.0.0.1:{port}: it is in use"
+    assert line == f"tenuto: {who} cannot bind tcp://127.0.0.1:{port}: it is in use"
     home.assert_nothing_left()
 
 
@@ -282,17 +288,15 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
     home.assert_nothing_left()
 
 
-@pytest.mark.parametrize("flag", ["--apart", "--together"])
-def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path, flag: str) -> None:
+def test_a_detached_start_that_fails_says_why(home: Home, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         file = tmp_path / "cluster.yaml"
         file.write_text(CLUSTER + f'listen: {{client: "tcp://127.0.0.1:{taken.getsockname()[1]}"}}\n')
-        code, _, line = home.run("up", "--detach", flag, str(file))
+        code, _, line = home.run("up", "--detach", str(file))
     assert code in (1, 3)
     assert line.endswith("it is in use")
-    assert "frontend-0" in line
     home.assert_nothing_left()
 
 
