@@ -100,7 +100,7 @@ def ledger_table(result: InferResult) -> Table:
         ("network (client to frontend and back)", ledger.network_ms),
         ("preprocess", ledger.preprocess_ms),
         ("held (chosen, to fill the batch)", ledger.held_ms),
-        ("waited (forced, no slice was free)", ledger.waited_ms),
+        ("waited (forced: no slice free, or a lost try)", ledger.waited_ms),
         ("transfer to the device", ledger.transfer_ms),
         ("queue on the device", ledger.queue_ms),
         ("device", ledger.gpu_ms),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.drive import run_roles
 from roles.runtime.process import StopSignal
@@ -25,7 +26,10 @@ def run_on_one_loop(
     """Serve until told to stop; see both shells. Either's end is the other's. `number`: the scheduler's."""
     scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
     try:
-        frontend_shell = FrontendShell(frontend, scheduler_shell.link, number)
+        try:
+            frontend_shell = FrontendShell(frontend, scheduler_shell.link, number)
+        except ConfigError as error:  # whoever started this process knows it by the scheduler's name
+            raise ConfigError(f"{frontend.frontend_id}, in the same process, {error}") from error
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()

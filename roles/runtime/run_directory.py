@@ -27,13 +27,14 @@ LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "def
 class UpFile:
     """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts.
 
-    `problems`: what could not be served when it was ready.
+    `problems`: what could not be served when it was ready; `warnings`: what is served otherwise than expected.
     """
 
     pid: int
     is_ready: bool
     endpoints: Mapping[str, Sequence[str]]
     problems: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:

@@ -45,6 +45,7 @@ from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import Loads
+from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.planning.actuator import Actuator
 from roles.scheduler.planning.controller import Controller
@@ -397,6 +398,7 @@ class SchedulerCore:
             asdict(self._counters) | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
+            warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
 

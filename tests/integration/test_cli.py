@@ -65,6 +65,7 @@ def test_a_command_ends_with_its_code_and_a_readable_word(
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists(), "a command that runs no cluster leaves no directory"
     if "--json" in arguments:
         assert ended.stdout.count("\n") == 1, "stdout holds the JSON alone"
 
