@@ -4,11 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := fabric profiles policies roles deploy tests examples benchmarks
 
-.PHONY: demo test check fuzz bench fmt clean
+.PHONY: demo test check fuzz chaos bench fmt clean
 
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
 MINUTES ?= 10
+RUNS ?= 5
+SECONDS ?= 30
+SEED ?= 0
+HISTORIES ?= 1000
+FIRST ?= 0
 INPUTS ?= 1000000
 
 # A stamp per set of extras: a machine that has the environment does not install again.
@@ -42,6 +47,10 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, then INPUTS malformed ones for decoders and sockets; prints what makes a finding happen again
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.malformed --inputs $(INPUTS)
+
+chaos: $(VENV)/test.stamp  ## HISTORIES virtual ones from seed FIRST on, then RUNS of SECONDS with real processes from SEED on
+	$(BIN)/python -m tests.chaos.virtual --first $(FIRST) --count $(HISTORIES)
+	$(BIN)/python -m tests.chaos.live --runs $(RUNS) --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.report

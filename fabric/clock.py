@@ -22,3 +22,13 @@ class MonotonicClock:
     def now_ms(self) -> float:
         """Milliseconds of CLOCK_MONOTONIC."""
         return time.monotonic() * 1e3
+
+
+class WallClock:
+    """The time of day, for people and to compare with another host's. It may jump; nothing waits by it."""
+
+    __slots__ = ()
+
+    def now_ms(self) -> float:
+        """Milliseconds since 1970."""
+        return time.time() * 1e3

@@ -77,14 +77,15 @@ class Liveness:
         self._wake_at_ms = math.inf
         self._looked_at_ms = -math.inf
 
-    def watch(self, peer: PeerId, now_ms: float) -> None:
-        """Start to watch a peer, alive as of now; nothing changes if it is watched already."""
+    def watch(self, peer: PeerId, now_ms: float) -> bool:
+        """Start to watch a peer, alive as of now; False, and nothing changes, if it is watched already."""
         if peer in self._watched:
-            return
+            return False
         if not self._watched:
             self._looked_at_ms = now_ms
         self._watched[peer] = _Watched(heard_at_ms=now_ms)
         self._wake_at_ms = min(self._wake_at_ms, now_ms)
+        return True
 
     def forget(self, peer: PeerId) -> None:
         """Stop watching."""

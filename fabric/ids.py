@@ -23,6 +23,8 @@ OPERATOR: Final = "operator"
 """The role id of whoever asks for a status, or changes the plan."""
 FRONTEND_PREFIX: Final = "frontend-"
 SCHEDULER_PREFIX: Final = "scheduler-"
+AGENT_PREFIX: Final = "node-"
+WORKER_PREFIX: Final = "worker-"
 
 
 def frontend_id(number: int) -> FrontendId:
@@ -37,7 +39,7 @@ def scheduler_id(number: int) -> str:
 
 def worker_prefix(node_id: NodeId) -> str:
     """What the role ids of a node's workers begin with; a number follows."""
-    return f"worker-{node_id}-"
+    return f"{WORKER_PREFIX}{node_id}-"
 
 
 def is_worker_of(role_id: str, node_id: NodeId) -> bool:
@@ -48,7 +50,7 @@ def is_worker_of(role_id: str, node_id: NodeId) -> bool:
 
 def role_id_of_node(host: str) -> str:
     """The role id of a node's agent, which is also its run file's name."""
-    return f"node-{host}"
+    return f"{AGENT_PREFIX}{host}"
 
 
 def new_incarnation() -> Incarnation:

@@ -82,7 +82,7 @@ class Link(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether `receive` would return something of which `fileno` may not tell (it is edge-triggered): do not sleep."""
+        """Whether `receive` (or `take_lost` of sockets) would return something of which `fileno` may not tell (it is edge-triggered): do not sleep."""
         ...
 
     @property

@@ -6,7 +6,8 @@ queueing. The way itself is half the smallest round trip. Both minima slide over
 
 They hold for one clock of the peer. Messages of a link come in the order in which they were sent, so one that seems
 sent long before the last one was stamped by another clock (its host started anew), and the peer is measured from the
-beginning. So is one that was lost and is heard again (`forget`): its host may have slept, which stops its clock.
+beginning. So is one that was lost and is heard again (`forget`): its host may have slept, which stops its clock. Who slept
+for less is found out by a round trip: the answer to a ping cannot have queued for longer than all of it took.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fabric.ids import PeerId
 
 WINDOW_MS = 60_000.0
 PEERS_MAX = 10_000
+_STEP_LEAST_MS = 1.0  # clocks drift a little within a window
 STEP_MS = 1_000.0  # more than any line could reorder, less than a host needs to start anew
 
 
@@ -46,6 +48,10 @@ class _Way:
     round_trip: _SlidingMin = field(default_factory=_SlidingMin)
     half_rtt_ms: float = 0.0
     sent_at_ms: float = -math.inf
+    passed_ms: float = 0.0
+    """Of the last message: received - sent."""
+    queued_ms: float = 0.0
+    """Of that, what is above the smallest."""
 
 
 class TransitMeter:
@@ -63,11 +69,16 @@ class TransitMeter:
             way = self._ways[peer] = _Way()
         way.sent_at_ms = sent_at_ms
         passed_ms = now_ms - sent_at_ms
-        return passed_ms - way.offset.add(passed_ms, now_ms, self._window_ms) + way.half_rtt_ms
+        way.passed_ms = passed_ms
+        way.queued_ms = passed_ms - way.offset.add(passed_ms, now_ms, self._window_ms)
+        return way.queued_ms + way.half_rtt_ms
 
     def observe_rtt(self, peer: PeerId, rtt_ms: float, now_ms: float) -> None:
-        """Take the round trip of a `Ping`."""
+        """Take the round trip of a `Ping`, whose answer was the last message."""
         way = self._way(peer)
+        if way.queued_ms > rtt_ms + _STEP_LEAST_MS:
+            way.offset = _SlidingMin()
+            way.offset.add(way.passed_ms, now_ms, self._window_ms)
         way.half_rtt_ms = way.round_trip.add(rtt_ms, now_ms, self._window_ms) / 2
 
     def forget(self, peer: PeerId) -> None:

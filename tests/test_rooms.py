@@ -49,7 +49,7 @@ DOORS = {
         "roles/config/load.py",
         "roles/config/sections.py",
     ),
-    "time": ("fabric/clock.py",),
+    "time": ("fabric/clock.py", "deploy/ssh/on_host/"),  # that runs alone on a host, without ours
     "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "deploy/local/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),
     "transformers": ("roles/gpu_worker/executors/", "profiles/profilers/"),

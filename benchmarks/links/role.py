@@ -1,7 +1,6 @@
 """One role of Tenuto on one emulated host; run inside that host's namespaces by `cluster.py`.
 
     python role.py ROLE HOME HOST ADDRESS CONFIG [SCHEDULER]        ROLE: scheduler | frontend | agent
-    python role.py worker RUN_DIR ADDRESS AGENT WORKER_ID KEYS PRINCIPAL
 
 `HOME/HOST` is the host's run directory; those of the other hosts are hidden, or ipc sockets would lead there.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 from cluster import KEYS
@@ -20,7 +18,6 @@ from fabric.keys import FRONTEND, Keyring
 from roles.config.documents import read_document
 from roles.config.load import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
-from roles.gpu_worker.shell import WorkerOptions, run_worker
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
 from roles.scheduler.shell import Written, run_scheduler
@@ -29,11 +26,6 @@ from roles.scheduler.shell import Written, run_scheduler
 def main() -> int:
     """See the module's docstring."""
     role, *rest = sys.argv[1:]
-    if role == "worker":
-        run_dir, address, agent, worker_id, keys, principal = rest
-        keyring = Keyring.of_folder(Path(keys), principal)
-        options = WorkerOptions(host=address, log_level="WARNING", keyring=keyring)
-        return run_worker(agent, worker_id, Path(run_dir), options)
     home, host, address, config, *scheduler = rest
     die_with_parent()
     _hide_others(Path(home), host)
@@ -51,13 +43,9 @@ def main() -> int:
             own = FrontendId(f"frontend-{host}")
             run_frontend(FrontendOptions(own, run_dir_path, [scheduler], host=address, keyring=keyring), stop)
         else:
-            agent_options = AgentOptions(command=partial(_worker_command, address))
+            agent_options = AgentOptions(address=address)
             run_node_agent(load_config(Path(config)), host, run_dir_path, stop, agent_options)
     return 0
-
-
-def _worker_command(address: str, agent: str, worker_id: str, run_dir: Path) -> list[str]:
-    return [sys.executable, __file__, "worker", str(run_dir), address, agent, worker_id]
 
 
 def _hide_others(home: Path, host: str) -> None:

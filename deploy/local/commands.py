@@ -15,7 +15,7 @@ from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
-from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, remark, run_dir_flag
 from roles.config.load import load_config
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
@@ -65,22 +65,22 @@ def up(
     """
     die_with_parent()
     set_up_descriptors()
-    home = chosen_run_dir(run_dir_option)
     if file is not None:
         load_config(file)
+    home = chosen_run_dir(run_dir_option)
     if detach:
         arguments = [
             *([str(file)] if file else []),
             *(["--run-dir", str(home.path)] if run_dir_option else []),
             *([] if together is None else ["--together" if together else "--apart"]),
         ]
-        up_file = start_detached(arguments, home.path, is_removed=home.is_temporary)
+        up_file = start_detached(arguments, home.path, is_removed=home.is_new)
         _show_start(up_file, (), home.path, as_json=as_json)
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
         set_up_logging("up")
-        with claim(home.path, is_removed=remove_run_dir or home.is_temporary):
+        with claim(home.path, is_removed=remove_run_dir or home.is_new):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)
@@ -117,7 +117,8 @@ def _run(
 
     def on_started(started: Started) -> None:
         problems.extend(problems_of(started.slices))
-        up_file = UpFile(os.getpid(), is_ready=True, endpoints=started.endpoints, problems=problems)
+        warnings = [f"{one.model_id}: {one.reason}" for one in started.warnings]
+        up_file = UpFile(os.getpid(), True, started.endpoints, problems, warnings)
         # A full disk, or nobody who reads any more: what serves goes on serving.
         try:
             write_up_file(path, up_file)
@@ -136,8 +137,7 @@ def _run(
 
 
 def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, as_json: bool) -> None:
-    for problem in up_file.problems:
-        click.echo(f"tenuto: {problem}", err=True)
+    remark((*up_file.problems, *up_file.warnings))
     if as_json:
         plain = {
             "endpoints": up_file.endpoints,
@@ -146,6 +146,7 @@ def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, a
             "processes": processes_in(path),
             "slices": slices,
             "problems": up_file.problems,
+            "warnings": up_file.warnings,
         }
         echo_json(as_plain(plain))
         return

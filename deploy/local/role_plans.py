@@ -33,7 +33,7 @@ def role_plans(
     `is_together`: the first frontend runs in the scheduler's process.
     """
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
-    common = ("--config", str(config_path.absolute()), "--run-dir", str(run_dir))
+    common = (str(config_path.absolute()), "--here", "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
     schedulers = [
         RolePlan(

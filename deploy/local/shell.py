@@ -24,7 +24,7 @@ from deploy.local.core import (
 from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
-from fabric.messages import SliceReport, SliceState, StatusAsked, StatusListed
+from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
@@ -49,6 +49,7 @@ class Started:
 
     endpoints: Mapping[str, Sequence[str]]
     slices: Sequence[SliceReport]
+    warnings: Sequence[ModelWarning]
 
 
 def supervise(
@@ -134,6 +135,7 @@ class _Readiness(SourceOver):
     def __init__(self, scheduler: LocalScheduler) -> None:
         super().__init__(scheduler)
         self.slices: Sequence[SliceReport] = ()
+        self.warnings: Sequence[ModelWarning] = ()
         self._scheduler = scheduler
         self._ask_at_ms = 0.0
         self._is_settled = False
@@ -153,7 +155,7 @@ class _Readiness(SourceOver):
                 and isinstance(event.message, StatusListed)
                 and is_active(event.message)
             ):
-                self.slices = event.message.slices
+                self.slices, self.warnings = event.message.slices, event.message.warnings
                 if all(report.state in SETTLED_STATES for report in self.slices):
                     problems = problems_of(self.slices)
                     is_served = any(model.replicas for model in event.message.models)
@@ -227,8 +229,8 @@ class _Supervisor:
             case Announce():
                 for readiness in self._readiness:
                     readiness.rest()
-                slices = next((one.slices for one in self._readiness if one.slices), ())
-                self._on_started(Started(endpoints_in(self._run_dir), slices))
+                told = next((one for one in self._readiness if one.slices), self._readiness[0])
+                self._on_started(Started(endpoints_in(self._run_dir), told.slices, told.warnings))
             case Reply(peer, message):
                 self._operators.send(peer, message)
             case Warn(text):

@@ -102,6 +102,7 @@ from fabric.messages.operator import (
     Changed as Changed,
     DrainAsked as DrainAsked,
     ModelAdvice as ModelAdvice,
+    ModelWarning as ModelWarning,
     ModelsAdd as ModelsAdd,
     ModelSet as ModelSet,
     ModelsRemove as ModelsRemove,

@@ -108,6 +108,8 @@ class ReplicaInfo(Value, frozen=True):
     outputs: Listed[TensorInfo] = ()
     image: ImagePreprocess | None = None
     memory_bytes: int = 0
+    reason: str = ""
+    """Why `batch_size_max` is less than was asked for; empty: it is not, or larger batches take longer than the SLO."""
 
 
 class LeftOut(Value, frozen=True):

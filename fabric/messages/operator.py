@@ -20,6 +20,13 @@ class SliceReport(Value, frozen=True):
     left_out: Listed[LeftOut] = ()
 
 
+class ModelWarning(Value, frozen=True):
+    """A model is served, but not as one should expect from its configuration."""
+
+    model_id: ModelId
+    reason: str
+
+
 class UnplacedInfo(Value, frozen=True):
     """A model, or that part of its rate, that found no place."""
 
@@ -91,6 +98,7 @@ class StatusListed(Message, frozen=True, tag=61):
     gpus: Listed[GpuReport] = ()
     plan: PlanReport | None = None
     standing: SchedulerStanding | None = None
+    warnings: Listed[ModelWarning] = ()
 
 
 class ModelsAdd(Message, frozen=True, tag=62):

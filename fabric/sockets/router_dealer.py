@@ -104,6 +104,11 @@ class RouterLink(ListeningLink):
         lost, self._lost = self._lost, []
         return lost
 
+    @property
+    def has_more(self) -> bool:
+        """Whether somebody is lost, or a message is waiting."""
+        return bool(self._lost) or super().has_more
+
     def _note_ended(self) -> None:
         """Before any message of a newer connection is looked at: the kernel gives descriptors out again."""
         if self._socket.closed:

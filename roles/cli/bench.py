@@ -29,6 +29,7 @@ from roles.cli.options import (
     plot_option,
     remark,
     seed_option,
+    via_option,
     warmup_option,
 )
 from roles.cli.progress import progress
@@ -42,6 +43,7 @@ from roles.workload.outcomes import Window
 @click.command()
 @file_argument
 @click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
+@via_option
 @key_option
 @duration_option
 @warmup_option

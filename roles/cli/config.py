@@ -9,10 +9,11 @@ from rich.table import Table
 
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json
+from roles.cli.whole_help import WholeHelpGroup
 from roles.config.load import config_origins, load_config
 
 
-@click.group()
+@click.group(cls=WholeHelpGroup)
 def config() -> None:
     """Look at a configuration."""
 

@@ -113,6 +113,7 @@ def _run_dir() -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("run directory", FAIL, str(error))
         return
+    directory.remove()
     yield Finding("run directory", OK, str(directory.path))
 
 

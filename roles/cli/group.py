@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import (
     EXIT_CONFIG,
     EXIT_DEFECT,
@@ -31,6 +32,7 @@ COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
     "config": "roles.cli.config:config",
+    "deploy": "deploy.ssh.commands:deploy",
     "demo": "deploy.local.demo.command:demo",
     "doctor": "roles.cli.doctor:doctor",
     "down": "deploy.local.commands:down",
@@ -58,7 +60,7 @@ BESIDE_SERVING = ("drain", "models", "restart", "status")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(WholeHelpGroup):
     """A group that imports a command when it is asked for; other distributions add theirs by entry point."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -146,7 +148,13 @@ def _run() -> None:
             err=True,
         )
         sys.exit(EXIT_FAILURE)
-    from fabric.errors import ConfigError, FabricError, PeerLost, ProfileError  # noqa: PLC0415  checked above
+    from fabric.errors import (  # noqa: PLC0415  checked above
+        ConfigError,
+        FabricError,
+        PeerLost,
+        ProfileError,
+        RequestError,
+    )
 
     if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
         import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
@@ -161,6 +169,9 @@ def _run() -> None:
     except PeerLost as error:
         click.echo(f"tenuto: {error}", err=True)
         sys.exit(EXIT_UNREACHABLE)
+    except RequestError as error:  # by the name that callers of the SDK catch
+        click.echo(f"tenuto: {error.code}: {error}", err=True)
+        sys.exit(EXIT_FAILURE)
     except FabricError as error:
         click.echo(f"tenuto: {error}", err=True)
         sys.exit(EXIT_FAILURE)

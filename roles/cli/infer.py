@@ -16,7 +16,7 @@ from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
 from roles.cli.console import plain_console
-from roles.cli.options import BUDGET_MS, echo_json, key_option
+from roles.cli.options import BUDGET_MS, echo_json, key_option, via_option
 from roles.runtime.environment import run_dir
 from roles.runtime.run_directory import read_up_file
 
@@ -30,6 +30,7 @@ ROWS_SHOWN = 8
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--target", help="A frontend's address (default: the cluster of this host).")
+@via_option
 @key_option
 @click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")
 @click.option("--json", "is_json", is_flag=True, help="Outputs and ledger as JSON on stdout.")
@@ -99,7 +100,7 @@ def ledger_table(result: InferResult) -> Table:
         ("network (client to frontend and back)", ledger.network_ms),
         ("preprocess", ledger.preprocess_ms),
         ("held (chosen, to fill the batch)", ledger.held_ms),
-        ("waited (forced, no slice was free)", ledger.waited_ms),
+        ("waited (forced: no slice free, or a lost try)", ledger.waited_ms),
         ("transfer to the device", ledger.transfer_ms),
         ("queue on the device", ledger.queue_ms),
         ("device", ledger.gpu_ms),

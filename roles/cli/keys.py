@@ -28,6 +28,7 @@ from fabric.keys import (
     write_private,
 )
 from roles.cli.options import OutputPath, echo_json
+from roles.cli.whole_help import WholeHelpGroup
 from roles.config.load import load_config
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
@@ -35,7 +36,7 @@ _PRINCIPAL = click.argument("principal")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done.")
 
 
-@click.group()
+@click.group(cls=WholeHelpGroup)
 def keys() -> None:
     """Make, list, rotate and revoke the keys of a cluster."""
 

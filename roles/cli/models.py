@@ -1,11 +1,12 @@
-"""`tenuto models add|remove|set` and `tenuto drain`: another plan for a cluster that serves meanwhile."""
+"""`tenuto models list|add|remove|set` and `tenuto drain`: another plan for a cluster that serves meanwhile."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -16,6 +17,7 @@ import click
 from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
+from fabric.keys import Keyring
 from fabric.messages import (
     Changed,
     DrainAsked,
@@ -32,6 +34,7 @@ from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
+    as_plain,
     chosen_run_dir,
     echo_json,
     json_option,
@@ -39,10 +42,14 @@ from roles.cli.options import (
     keyring_of,
     run_dir_flag,
     scheduler_option,
+    via_option,
 )
 from roles.cli.restart import ask_supervisor, raise_refusal
+from roles.cli.status import print_models
+from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
 from roles.config.load import parse_config
+from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from roles.runtime.running_cluster import scheduler_addresses
 
@@ -60,6 +67,7 @@ def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which cluster, as the command's `cluster`."""
 
     @run_dir_flag
+    @via_option
     @scheduler_option
     @key_option
     @json_option
@@ -76,9 +84,32 @@ def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     return commanding
 
 
-@click.group()
+@contextmanager
+def _addresses(cluster: _Cluster) -> Iterator[tuple[Sequence[str], Keyring | None]]:
+    """Where its scheduler is, and the key for it."""
+    keyring = keyring_of(cluster.key_file)
+    home = chosen_run_dir(cluster.run_dir)
+    try:
+        yield [cluster.address] if cluster.address else scheduler_addresses(home.path), keyring
+    finally:
+        home.remove()
+
+
+@click.group(cls=WholeHelpGroup)
 def models() -> None:
-    """Add, remove and change models of a running cluster."""
+    """List, add, remove and change models of a running cluster."""
+
+
+@models.command("list")
+@_of_cluster
+def list_(*, cluster: _Cluster, as_json: bool) -> None:
+    """List the models that are served, with SLO, replicas and what should be known of them."""
+    with _addresses(cluster) as (addresses, keyring):
+        listed = ask_status(addresses, server=SCHEDULER, keyring=keyring)
+    if as_json:
+        echo_json(as_plain({"models": listed.models, "warnings": listed.warnings}))
+    else:
+        print_models(listed)
 
 
 @models.command()
@@ -151,17 +182,16 @@ def _gpus(run_dir: Path) -> Sequence[GpuReport]:
 
 
 def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:
-    keyring = keyring_of(cluster.key_file)
-    home = chosen_run_dir(cluster.run_dir)
-    try:
-        asked = change(new_request_no())
-        if isinstance(asked, RoleChange):
+    asked = change(new_request_no())
+    if isinstance(asked, RoleChange):
+        home = chosen_run_dir(cluster.run_dir)
+        try:
             answer = ask_supervisor(home.path, asked)
-        else:
-            addresses = [cluster.address] if cluster.address else scheduler_addresses(home.path)
+        finally:
+            home.remove()
+    else:
+        with _addresses(cluster) as (addresses, keyring):
             answer = ask_change(addresses, asked, keyring=keyring)
-    finally:
-        home.remove()
     if as_json:
         echo_json(_plain(answer))
     elif isinstance(asked, RoleChange):

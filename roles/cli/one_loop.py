@@ -6,8 +6,10 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.process import StopSignal
@@ -19,12 +21,16 @@ def run_on_one_loop(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
+    control_addresses: Sequence[str] = (),
     number: int = 0,
 ) -> None:
     """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, number=number)
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
     try:
-        frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)
+        try:
+            frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)
+        except ConfigError as error:  # whoever started this process knows it by the scheduler's name
+            raise ConfigError(f"{frontend.frontend_id}, in the same process, {error}") from error
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -105,6 +106,25 @@ run_dir_flag = click.option(
     "run_dir_option",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
+)
+
+
+def _through_tunnel(context: click.Context, parameter: click.Parameter, host: str | None) -> None:
+    """From here on the run directory is one that stands for that host's, until the command is over."""
+    del parameter
+    if host is not None:
+        # By its name: roles know nothing of ssh, and most commands need none.
+        tunnel = importlib.import_module("deploy.ssh.via").tunnel
+        os.environ["TENUTO_RUN_DIR"] = str(context.with_resource(tunnel(host)))
+
+
+via_option = click.option(
+    "--via",
+    metavar="HOST",
+    expose_value=False,
+    is_eager=True,
+    callback=_through_tunnel,
+    help="The cluster that runs on HOST, reached by ssh, instead of this host's.",
 )
 
 

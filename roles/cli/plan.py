@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,12 +93,37 @@ def _print_plan(config: ClusterConfig, placement: Placement) -> None:
         last = gpu.index
     console = plain_console()
     console.print(table)
+    open_ones = _left_open(config, placement)
+    if open_ones:
+        console.print(open_ones)
     console.print(f"GPUs used: {len(placement.gpus_used)} of {len(gpus)}{_totals(config, placement)}")
     for one in placement.unplaced:
         rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
         console.print(f"unplaced: {one.model_id}{rate}: {one.reason}")
     for violation in placement.violations:
         console.print(f"violation: {violation}")
+
+
+def _left_open(config: ClusterConfig, placement: Placement) -> str:
+    """Why a figure of the table is a dash; empty where none is."""
+    planned = [model for one in placement.slices for model in one.models]
+    figures: Mapping[str, Sequence[float | None]] = {
+        "batch": [model.batch for model in planned],
+        "r/s": [model.rate_rps for model in planned],
+        "duty ms": [model.duty_ms for model in planned],
+        "expected ms": [model.predicted_ms for model in planned],
+    }
+    missing = [name for name, values in figures.items() if None in values]
+    if not missing:
+        return ""
+    reasons = [f"{config.placement.name} plans no {', '.join(missing)}"]
+    if "batch" in missing:
+        reasons.append(f"{config.batching.name} batching forms batches as requests come")
+    rateless = [model.name for model in config.models if model.rate_rps is None]
+    if rateless:
+        who = "no model has" if len(rateless) == len(config.models) else f"{', '.join(rateless)} without"
+        reasons.append(f"{who} a rate_rps to plan for")
+    return f"-: {'; '.join(reasons)}"
 
 
 def _totals(config: ClusterConfig, placement: Placement) -> str:

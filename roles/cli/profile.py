@@ -174,9 +174,14 @@ def _print(measured: MeasuredProfile) -> None:
     subject = measured.subject
     console = plain_console()
     console.print(f"{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
-    table = Table(box=SIMPLE_HEAD)
+    console.print(points_table(measured))
+
+
+def points_table(measured: MeasuredProfile) -> Table:
+    """A row a share and batch size, within 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for title in ("share %", "batch", "p50 ms", "p95 ms", "p99 ms", "runs", "memory MB", "W", "MHz", "SM %"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for point in measured.points:
         needs = measured.requirements.get(point.batch_size)
         is_whole = point.share_percent == 100.0
@@ -193,7 +198,7 @@ def _print(measured: MeasuredProfile) -> None:
             _shown(point.frequency_mhz),
             _shown(sm),
         )
-    console.print(table)
+    return table
 
 
 def _shown(value: float | None) -> str:

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from fabric.errors import ConfigError
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
-from fabric.keys import FRONTEND, Keyring
-from roles.cli.options import IntRange, OutputPath, chosen_run_dir, run_dir_flag
-from roles.config.cluster import ClusterConfig
+from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
+from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, index_of_scheduler
 from roles.config.documents import read_document
-from roles.config.load import listen_config, load_config, parse_config
-from roles.config.sections import ListenSection
-from roles.runtime.environment import RunDir
+from roles.config.hosts import FRONTENDS_MAX
+from roles.config.load import load_config, parse_config
 from roles.runtime.epochs import SCHEDULERS_MAX
-from roles.runtime.process import (
-    StopSignal,
-    die_with_parent,
-    read_run_file,
-    set_up_descriptors,
-    set_up_logging,
-)
+from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
-_CONFIG = click.option("--config", type=click.Path(dir_okay=False, path_type=Path), required=True)
 _CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
+_HERE = click.option(
+    "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
+)
 
 
 @click.command()
-@_CONFIG
+@file_argument
 @run_dir_flag
 @click.option(
     "--journal",
@@ -60,10 +53,11 @@ _CLIENT = click.option("--client", help="Where clients come in (default: as the 
 @click.option(
     "--index",
     type=IntRange(0, SCHEDULERS_MAX - 1),
-    help="Which of cluster.schedulers this one is (default: 0, with --standby 1).",
+    help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
+@_HERE
 def scheduler(
-    config: Path,
+    file: Path,
     run_dir_option: Path | None,
     journal: Path | None,
     journal_mb: int,
@@ -71,81 +65,82 @@ def scheduler(
     client: str | None,
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
+    here: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run a scheduler: queues of metadata, every slice's free moment, the placement."""
+    """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
-    from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  only this command needs it
     from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
-    number = int(standby) if index is None else index
+    document = read_document(file)
+    written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
+    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
     if standby and number == 0:
         raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
     with _role(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        document = read_document(config)
-        written = Written(parse_config(document, config.parent, source=str(config)), document, config.parent)
-        schedulers = written.config.schedulers
-        if number >= schedulers:
-            raise ConfigError(
-                f"cluster.schedulers: is {schedulers}; with scheduler {number} it must be over {number}"
-            )
+        where = Whereabouts(written.config, home, is_here=here)
+        control = where.scheduler(number)
         if with_frontend:
-            client = _client_address(client, written.config, 0)
-            keyring = _frontend_keys(written.config)
-            addresses = _scheduler_addresses(home, schedulers)
-            heartbeats = written.config.heartbeats
-            options = FrontendOptions(
-                frontend_id(0), home, addresses, (client,), keyring=keyring, heartbeats=heartbeats
-            )
-            run_on_one_loop(written, options, stop, recording, number)
+            options = where.frontend(0, is_beside=True, client=client)
+            run_on_one_loop(written, options, stop, recording, control, number)
         else:
-            run_scheduler(written, home, stop, recording, number=number)
+            run_scheduler(written, home, stop, recording, control, number=number)
 
 
 @click.command()
-@_CONFIG
+@file_argument
 @run_dir_flag
-@click.option("--index", type=IntRange(0, 1023), default=0, help="Which of cluster.frontends this one is.")
+@click.option(
+    "--index", type=IntRange(0, FRONTENDS_MAX - 1), help="Which of cluster.frontends this one is, from 0."
+)
 @click.option(
     "--scheduler",
     "scheduler_given",
     multiple=True,
-    help="The control address of a scheduler, once for each in their order (default: from their run files).",
+    help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_CLIENT
+@_HERE
 def frontend(
-    config: Path,
+    file: Path,
     run_dir_option: Path | None,
-    index: int,
+    index: int | None,
     scheduler_given: tuple[str, ...],
     client: str | None,
+    here: bool,  # noqa: FBT001  click's flags
 ) -> None:
-    """Run a frontend: it owns requests and their payload, and gives each its one answer."""
-    from roles.frontend.shell import FrontendOptions, run_frontend  # noqa: PLC0415  only this command needs it
+    """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
 
-    own = frontend_id(index)
-    with _role(own, run_dir_option) as (home, stop):
-        read = load_config(config)
-        addresses = [[one] for one in scheduler_given] or _scheduler_addresses(home, read.schedulers)
-        if not scheduler_given:
-            _require_scheduler(home, read.schedulers)
-        client, keyring = _client_address(client, read, index), _frontend_keys(read)
-        options = FrontendOptions(
-            own, home, addresses, (client,), keyring=keyring, heartbeats=read.heartbeats
-        )
+    Without --index it is the only one that FILE places on the host of this name.
+    """
+    from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
+
+    config = load_config(file)
+    own = index_of_frontend(config, index, is_here=here)
+    with _role(frontend_id(own), run_dir_option) as (home, stop):
+        options = Whereabouts(config, home, is_here=here).frontend(own, scheduler_given, client=client)
         run_frontend(options, stop)
 
 
 @click.command("node-agent")
-@_CONFIG
-@click.option("--node", required=True, help="The host's name in cluster.nodes.")
+@file_argument
+@click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
-def node_agent(config: Path, node: str, run_dir_option: Path | None) -> None:
-    """Run the agent of one node: it starts, watches and ends the workers of this host."""
+@_HERE
+def node_agent(
+    file: Path,
+    node: str | None,
+    run_dir_option: Path | None,
+    here: bool,  # noqa: FBT001  click's flags
+) -> None:
+    """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
     from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
 
-    with _role(role_id_of_node(node), run_dir_option) as (home, stop):
-        run_node_agent(load_config(config), node, home, stop)
+    config = load_config(file)
+    host = chosen_host(node, [one.host for one in config.nodes], "--node")
+    with _role(role_id_of_node(host), run_dir_option) as (home, stop):
+        where = Whereabouts(config, home, is_here=here)
+        run_node_agent(config, host, home, stop, where.node(host))
 
 
 @click.command()
@@ -160,11 +155,6 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
     sys.exit(run_worker(agent, worker_id, home.path))
 
 
-def _frontend_keys(config: ClusterConfig) -> Keyring | None:
-    keys = config.security.keys
-    return None if keys is None else Keyring.of_folder(keys, FRONTEND)
-
-
 @contextmanager
 def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
     die_with_parent()
@@ -176,35 +166,3 @@ def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, Sto
             yield home.path, stop
         finally:
             home.remove()
-
-
-def _scheduler_addresses(home: Path, schedulers: int) -> list[Sequence[str]]:
-    """Of each; where one that does not run yet will listen."""
-    return [
-        found.addresses["control"]
-        if (found := read_run_file(home / f"{role_id}.json")) is not None
-        else [RunDir(home).ipc_address(f"{role_id}.control")]
-        for role_id in map(scheduler_id, range(schedulers))
-    ]
-
-
-def _require_scheduler(home: Path, schedulers: int) -> None:
-    names = [f"{scheduler_id(number)}.json" for number in range(schedulers)]
-    if not any((home / name).exists() for name in names):
-        raise ConfigError(
-            f"no scheduler serves in {home} (there is no {names[0]}): start it first, or give --scheduler"
-        )
-
-
-def _client_address(asked: str | None, config: ClusterConfig, index: int) -> str:
-    """Frontend i listens i ports above the configured one, so that several fit on one host; 0 stays 0."""
-    if asked is not None:
-        checked = listen_config(ListenSection(client=asked), has_keys=config.security.keys is not None)
-        return checked.client
-    given = config.listen.client
-    if index == 0:
-        return given
-    if given.startswith("ipc://"):
-        return f"{given}.{index}"
-    host, _, port = given.rpartition(":")
-    return given if port == "0" else f"{host}:{int(port) + index}"

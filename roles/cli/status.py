@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from fabric.messages import GpuReport
+from fabric.messages import GpuReport, StatusListed
 from roles.cli.console import plain_console
 from roles.cli.options import (
     as_plain,
@@ -19,6 +19,7 @@ from roles.cli.options import (
     keyring_of,
     run_dir_flag,
     scheduler_option,
+    via_option,
 )
 from roles.runtime.running_cluster import ClusterReport, look, look_from_afar
 
@@ -33,12 +34,19 @@ LOOP_COLUMNS = (
 
 
 @click.command()
+@click.option("--loops", "has_loops", is_flag=True, help="Also how late each process's timers were.")
 @run_dir_flag
+@via_option
 @scheduler_option
 @key_option
 @json_option
 def status(
-    *, run_dir_option: Path | None, scheduler_address: str | None, key_file: Path | None, as_json: bool
+    *,
+    has_loops: bool,
+    run_dir_option: Path | None,
+    scheduler_address: str | None,
+    key_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Show the cluster of this host, or what a scheduler elsewhere knows: what runs, and how its slices are."""
     if scheduler_address is not None:
@@ -59,15 +67,16 @@ def status(
             "gpus": listed.gpus,
             "plan": listed.plan,
             "scheduling": listed.standing,
+            "warnings": listed.warnings,
             "counters": listed.counters,
             "roles": report.counters,
         }
         echo_json(as_plain(plain))
     else:
-        _print_status(report)
+        _print_status(report, has_loops=has_loops)
 
 
-def _print_status(report: ClusterReport) -> None:
+def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
     console = plain_console()
     processes = Table("process", "pid", "state", "addresses", title="Processes", title_justify="left")
     for process in report.processes:
@@ -77,10 +86,10 @@ def _print_status(report: ClusterReport) -> None:
     for item in report.scheduler.slices:
         state = f"{item.state}: {item.reason}" if item.reason else item.state
         slices.add_row(item.slice_id, state, ", ".join(item.models), str(item.batches), str(item.requests))
-    models = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
-    for model in report.scheduler.models:
-        models.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
-    for table in (processes, slices, models, _loop_table(report), *gpu_tables(report.scheduler.gpus)):
+    console.print(processes)
+    console.print(slices)
+    print_models(report.scheduler)
+    for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
     standing = report.scheduler.standing
     if standing is not None:
@@ -100,6 +109,17 @@ def _print_status(report: ClusterReport) -> None:
         console.print(f"Plan: {plan.state}{why}; {advised}")
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}")
+
+
+def print_models(listed: StatusListed) -> None:
+    """A row a model, and what should be known of it."""
+    console = plain_console()
+    table = Table("model", "SLO ms", "replicas", title="Models", title_justify="left")
+    for model in listed.models:
+        table.add_row(model.model_id, f"{model.slo_ms:g}", str(model.replicas))
+    console.print(table)
+    for warning in listed.warnings:
+        console.print(f"{warning.model_id}: {warning.reason}")
 
 
 def _loop_table(report: ClusterReport) -> Table:

@@ -21,6 +21,7 @@ from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy,
 from profiles.device import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,8 @@ class ClusterConfig:
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
+    places: Places = ONE_HOST
+    deploy: DeployConfig = DEPLOY_DEFAULT
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 
     @property
@@ -184,6 +187,13 @@ class ClusterConfig:
                 for local_index in range(node.gpus)
             )
         return tuple(slots)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every host that has a role, in file order: nodes, then schedulers, then frontends."""
+        places = self.places
+        placed = (*(one.host for one in places.schedulers), *(one.host for one in places.frontends))
+        return tuple(dict.fromkeys((*(node.host for node in self.nodes), *placed)))
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

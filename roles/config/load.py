@@ -26,7 +26,6 @@ from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfi
 from profiles.store import read_profile, shipped_profile
 from roles.config.checks import (
     DURATION_MS_MAX,
-    SCHEDULERS_MAX,
     SEED_MAX,
     check_endpoint,
     finite,
@@ -47,6 +46,7 @@ from roles.config.cluster import (
     placement_choice,
 )
 from roles.config.documents import read_document
+from roles.config.hosts import checked_deploy, checked_places
 from roles.config.loaders import loader_spec
 from roles.config.origins import policy_settings, section_settings
 from roles.config.rates import Steps, model_rates
@@ -60,7 +60,6 @@ from roles.config.sections import (
     ModelSection,
     NodeSection,
     ProfileSection,
-    SchedulerSection,
 )
 
 __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
@@ -115,8 +114,6 @@ def _cluster_config(
         _model(section, f"models[{place}]", rates[place], base_dir)
         for place, section in enumerate(read.models)
     )
-    whole(read.cluster.frontends, "cluster.frontends", 1, 1024)
-    schedulers = _schedulers(read.cluster.schedulers)
     whole(read.seed, "seed", 0, SEED_MAX)
     network = read.cluster.network
     for field in network.__struct_fields__:
@@ -129,21 +126,27 @@ def _cluster_config(
         _all_idempotent(models)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
     interference = _interference(*interference_given)
+    listen = listen_config(read.listen, has_keys=read.security.keys is not None)
+    is_client_written = "client" in (document.get("listen") or {})
+    nodes = _nodes(read.cluster)
+    places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
     return ClusterConfig(
         models=models,
-        nodes=_nodes(read.cluster),
+        nodes=nodes,
         batching=batching_choice,
         placement=placed,
         seed=read.seed,
-        frontends=read.cluster.frontends,
-        schedulers=schedulers,
+        frontends=len(places.frontends),
+        schedulers=len(places.schedulers),
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
         interference=interference,
         heartbeats=heartbeats,
-        listen=listen_config(read.listen, has_keys=read.security.keys is not None),
+        listen=listen,
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
+        places=places,
+        deploy=checked_deploy(read.deploy, base_dir),
         settings=(
             *section_settings(read, document, "", source),
             *policy_settings(
@@ -350,22 +353,6 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     if not 1 <= sum(node.gpus for node in nodes) <= GPUS_LIMIT:
         raise ConfigError(f"cluster: has no GPU; it must have from 1 to {GPUS_LIMIT} of them")
     return tuple(nodes)
-
-
-def _schedulers(given: int | tuple[SchedulerSection, ...]) -> int:
-    """How many; of a list the first is the active one at a start, and the others stand by."""
-    where = "cluster.schedulers"
-    if isinstance(given, int):
-        return whole(given, where, 1, SCHEDULERS_MAX)
-    whole(len(given), f"the length of {where}", 1, SCHEDULERS_MAX)
-    for place, section in enumerate(given):
-        name_like(section.host, f"{where}[{place}].host")
-        if section.standby != (place > 0):
-            right = (
-                "the first one is the active one at a start" if place == 0 else "only the first one is active"
-            )
-            raise ConfigError(f"{where}[{place}].standby: is {shown(section.standby)}; {right}")
-    return len(given)
 
 
 def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:

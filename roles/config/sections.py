@@ -86,13 +86,6 @@ class NodeSection(Section, frozen=True):
     workers_outlive_agent: bool = False
 
 
-class SchedulerSection(Section, frozen=True):
-    """One of `cluster.schedulers`."""
-
-    host: str
-    standby: bool = False
-
-
 class NetworkSection(Section, frozen=True):
     """`cluster.network`."""
 
@@ -109,14 +102,41 @@ class HeartbeatSection(Section, frozen=True):
     patience_ms: float = 1_500.0
 
 
+class FrontendListenSection(Section, frozen=True):
+    """`cluster.frontends[].listen`: what this frontend has instead of `listen`."""
+
+    client: str | None = None
+    http: str | None = None
+    metrics: str | None = None
+
+
+class FrontendSection(Section, frozen=True):
+    """One of `cluster.frontends`."""
+
+    host: str
+    listen: FrontendListenSection = FrontendListenSection()
+
+
+class SchedulerSection(Section, frozen=True):
+    """One of `cluster.schedulers`."""
+
+    host: str
+    standby: bool = False
+    port: int = 5550
+
+
 class ClusterSection(Section, frozen=True):
-    """`cluster`: `gpus` (with `gpu_type`), or `nodes`."""
+    """`cluster`: `gpus` (with `gpu_type`), or `nodes`.
+
+    `frontends`: so many beside the scheduler, or where each one is. `addresses`: of hosts that are not found by name.
+    """
 
     gpus: int | None = None
     gpu_type: str | None = None
     nodes: tuple[NodeSection, ...] | None = None
-    frontends: int = 1
+    frontends: int | tuple[FrontendSection, ...] = 1
     schedulers: int | tuple[SchedulerSection, ...] = 1
+    addresses: dict[str, str] = {}
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
     heartbeats: HeartbeatSection = HeartbeatSection()
@@ -143,6 +163,19 @@ class SecuritySection(Section, frozen=True):
     keys: str | None = None
 
 
+class DeploySection(Section, frozen=True):
+    """`deploy`: how `tenuto deploy` reaches hosts and sets them up."""
+
+    user: str | None = None
+    port: int | None = None
+    python: str = "python3"
+    directory: str = ".tenuto"
+    wheelhouse: str | None = None
+    units: str = "auto"
+    interface: str | None = None
+    env: dict[str, str] = {}
+
+
 class Document(Section, frozen=True):
     """The whole file."""
 
@@ -155,6 +188,7 @@ class Document(Section, frozen=True):
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
     security: SecuritySection = SecuritySection()
+    deploy: DeploySection = DeploySection()
 
 
 SECTIONS: Mapping[str, type[Section]] = {
@@ -166,7 +200,9 @@ SECTIONS: Mapping[str, type[Section]] = {
     "loader": LoaderSection,
     "cluster": ClusterSection,
     "nodes": NodeSection,
+    "frontends": FrontendSection,
     "schedulers": SchedulerSection,
+    "deploy": DeploySection,
     "network": NetworkSection,
     "heartbeats": HeartbeatSection,
     "popularity": PopularitySection,

@@ -172,11 +172,13 @@ class FrontendCore:
         """Take one event; deadlines that have come by `now_ms` are answered before it is looked at."""
         self._now_ms = now_ms
         out = self._out = []
+        if isinstance(event, PreprocessFailed):  # the better answer where its deadline has come too
+            self._on_preprocess_failed(event.payload, event.code, event.reason)
         while (late := self._pending.expired(now_ms)) is not None:
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED:
                 self._note_end(late)
-            self._refuse(late, DeadlineExceeded, f"no result of model {late.model_id!r} within the budget")
+            self._refuse(late, DeadlineExceeded, _why_late(late))
         match event:
             case Asked(peer, message):
                 if self._is_clients(peer, message):
@@ -198,8 +200,6 @@ class FrontendCore:
                     self._on_client(peer, message)
             case Preprocessed(payload):
                 self._on_preprocessed(payload)
-            case PreprocessFailed(payload, code, reason):
-                self._on_preprocess_failed(payload, code, reason)
             case WorkerSaid(message):
                 if self._checks.worker(message, now_ms) is None:
                     self._on_worker(message)
@@ -295,7 +295,9 @@ class FrontendCore:
         request.is_ready = True
         request.preprocess_ms = self._now_ms - request.asked_at_ms
         self._preprocess_times.setdefault(request.model_id, PreprocessTimes()).note(request.preprocess_ms)
-        if request.stage is RequestState.DECODING:
+        if request.drop_reason:
+            self._refuse(request, DeadlineExceeded, request.drop_reason)
+        elif request.stage is RequestState.DECODING:
             request.step(RequestTransition.DECODED)
             self._gather(request)
 
@@ -363,7 +365,10 @@ class FrontendCore:
 
     def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
         error = REQUEST_ERRORS.get(code, Internal)
-        if error is DeadlineExceeded and request.has_lost_worker:
+        if error is DeadlineExceeded and not request.is_ready:
+            request.step(RequestTransition.MISS)
+            request.drop_reason = reason
+        elif error is DeadlineExceeded and request.has_lost_worker:
             self._refuse(request, WorkerLost, "its worker was lost and the budget did not allow another try")
         else:
             self._refuse(request, error, reason, retry_after_ms)
@@ -560,7 +565,7 @@ class FrontendCore:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
         if request.stage is RequestState.GRANTED:
-            request.former_seq, request.former_place = request.seq, request.place
+            self._pending.keep_former(request)
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
         if may_have_run and not self._is_idempotent(request.model_id):
@@ -608,6 +613,12 @@ class FrontendCore:
             if withdraw is not None:
                 self._counts["withdraws"] += 1
                 self._out.append(Tell(withdraw))
+
+
+def _why_late(request: Request) -> str:
+    if not request.is_ready:
+        return request.drop_reason or "its picture was still being decoded when its budget ended"
+    return f"no result of model {request.model_id!r} within the budget"
 
 
 def _refusal(

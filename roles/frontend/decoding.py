@@ -11,7 +11,7 @@ from fabric.errors import Internal, Overloaded, RequestError
 from fabric.link import NamedTensor
 from fabric.messages import ImagePreprocess
 from roles.frontend.events import Preprocessed, PreprocessFailed
-from roles.frontend.preprocess import preprocess
+from roles.frontend.preprocess import check_signature, preprocess
 from roles.runtime.core import Handle
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import SourceOver
@@ -29,7 +29,7 @@ class Decoding(SourceOver):
     """
 
     def __init__(self, payloads: Payloads, threads: int = 2, jobs_max: int = JOBS_MAX) -> None:
-        self._ended: Mailbox[tuple[Handle, Job | None]] = Mailbox()  # None: there were too many jobs
+        self._ended: Mailbox[tuple[Handle, Job | RequestError]] = Mailbox()  # an error: it never became a job
         super().__init__(self._ended)
         self._payloads = payloads
         self._jobs_max = jobs_max
@@ -38,13 +38,19 @@ class Decoding(SourceOver):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def start(self, payload: Handle, image: ImagePreprocess) -> None:
-        """Decode aside of the loop; with `jobs_max` jobs already there it fails, as an event too."""
-        if self._jobs >= self._jobs_max:
-            self._ended.post((payload, None))
+        """Decode aside of the loop; with `jobs_max` jobs already there it fails, as an event too.
+
+        So does what is no picture by its first bytes: its budget is not spent on waiting for a thread.
+        """
+        tensors = self._payloads.get(payload)
+        try:
+            self._check(tensors, image)
+        except RequestError as error:
+            self._ended.post((payload, error))
             return
         self._jobs += 1
         self._wanted.add(payload)
-        job = self._threads.submit(self._decode_if_wanted, payload, self._payloads.get(payload), image)
+        job = self._threads.submit(self._decode_if_wanted, payload, tensors, image)
         job.add_done_callback(lambda done: self._ended.post((payload, done)))
 
     def forget(self, payload: Handle) -> None:
@@ -55,9 +61,8 @@ class Decoding(SourceOver):
         """What has become of at most `limit` jobs; the decoded tensors are behind their handles by then."""
         events: list[Preprocessed | PreprocessFailed] = []
         for payload, job in self._ended.take(limit, now_ms):
-            if job is None:
-                reason = f"{self._jobs_max} pictures are being decoded here"
-                events.append(PreprocessFailed(payload, Overloaded.code, reason))
+            if isinstance(job, RequestError):
+                events.append(PreprocessFailed(payload, job.code, job.reason))
                 continue
             self._jobs -= 1
             if payload in self._wanted:
@@ -70,6 +75,13 @@ class Decoding(SourceOver):
         self._wanted.clear()
         self._threads.shutdown(wait=True)
         self._ended.close()
+
+    def _check(self, tensors: Sequence[NamedTensor], image: ImagePreprocess) -> None:
+        for tensor in tensors:
+            if tensor.name == image.input_name:
+                check_signature(tensor.array)
+        if self._jobs >= self._jobs_max:
+            raise Overloaded(f"{self._jobs_max} pictures are being decoded here")
 
     def _decode_if_wanted(
         self, payload: Handle, tensors: Sequence[NamedTensor], image: ImagePreprocess

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import Internal, InvalidInput
+from fabric.link import Tensor
 from fabric.messages import ImagePreprocess
 
 if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+SIGNATURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"BM", b"GIF8")
 PIXELS_MAX: Final = 50_000_000  # 150 MB decoded; the largest phone cameras in use save 50 megapixels
 ASPECT_MAX: Final = 16  # the longer side after resizing, in shorter sides
 
@@ -37,6 +39,12 @@ _BROKEN = (
     struct.error,
     zlib.error,
 )
+
+
+def check_signature(file: Tensor) -> None:
+    """Raises InvalidInput where the first bytes are of no format above: in microseconds, without Pillow."""
+    if not file[:8].tobytes().startswith(SIGNATURES):
+        raise InvalidInput(f"not a picture of a known format ({', '.join(FORMATS)})")
 
 
 def preprocess(file: NDArray[np.uint8], image: ImagePreprocess) -> NDArray[np.float32]:

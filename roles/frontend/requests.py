@@ -1,7 +1,8 @@
 """The requests a frontend owes an answer, found by client, by seq, by slice and by deadline.
 
 A request's life, as a table. Decoding a picture is not a stage of it: it runs beside being gathered and
-announced (`is_ready` says whether it has ended), and only a request whose grant comes too early waits for it::
+announced (`is_ready` says whether it has ended), and only a request whose grant, or drop for want of time, comes too early waits for it (a broken picture is
+the better answer)::
 
     GATHERED --announce--> ANNOUNCED --grant--> GRANTED --answer--> ANSWERED
        ^                     |    |                |
@@ -37,7 +38,7 @@ class RequestState(enum.IntEnum):  # the hash of a plain Enum is Python's own wo
 
     GATHERED = enum.auto()  # to be announced when the turn ends, or when the scheduler is back
     ANNOUNCED = enum.auto()
-    DECODING = enum.auto()  # missed its grant: announced again when its picture is decoded
+    DECODING = enum.auto()  # missed its grant: announced again when its picture is decoded, or else refused
     GRANTED = enum.auto()  # its inputs are on their way to a slice, or there
     ANSWERED = enum.auto()
 
@@ -106,6 +107,7 @@ class Request:
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
     has_lost_worker: bool = False
+    drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
     def step(self, step: RequestTransition) -> None:
         """Go to the next stage; a step the table does not have is a bug of ours."""
@@ -204,6 +206,12 @@ class Pending:
             self._forget_seqs(request, (request.seq,))
         request.seq = seq
         self._by_seq.setdefault(request.model_id, {})[seq] = request
+
+    def keep_former(self, request: Request) -> None:
+        """Its grant came to nothing, though a result may still come; none is waited for of the grant before."""
+        if request.former_seq != request.seq:
+            self._forget_seqs(request, (request.former_seq,))
+        request.former_seq, request.former_place = request.seq, request.place
 
     def enter_slice(self, request: Request, place: BatchSlot) -> None:
         """Granted to a slice, and no longer to the one before."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fabric.clock import MonotonicClock
+from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import HeartbeatTiming
-from fabric.ids import FrontendId, PeerId, SliceId, new_incarnation, peer_id
+from fabric.ids import FrontendId, Incarnation, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.keys import NODE, Keyring
 from fabric.link import Link, NamedTensor, Received
@@ -30,8 +30,9 @@ from fabric.messages import (
 )
 from fabric.outbox import Outbox
 from fabric.shared_memory import memory_address
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
+from fabric.sockets import LinkOptions, PushOptions
 from fabric.tensors import dtype_name
+from fabric.transport import ZMQ, Transport
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import (
@@ -61,9 +62,10 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import CLOSED, LinkSource
+from roles.runtime.loop.sources import CLOSED, LinkSource, Source
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.process_events import StopAsked
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -73,6 +75,7 @@ class FrontendOptions:
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
     `scheduler_addresses`: of each scheduler. `host`: the interface of the TCP address at which workers leave outputs.
+    `incarnation`, `clock`, `transport`: a process has its own; tests may know better.
     """
 
     frontend_id: FrontendId
@@ -86,6 +89,9 @@ class FrontendOptions:
     host: str = "127.0.0.1"
     keyring: Keyring | None = None
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    clock: Clock = field(default_factory=MonotonicClock)
+    transport: Transport = ZMQ
 
 
 class FrontendShell:
@@ -96,14 +102,14 @@ class FrontendShell:
     """
 
     def __init__(
-        self, options: FrontendOptions, stop: StopSignal, hub: HubLink | None = None, beside: int = 0
+        self, options: FrontendOptions, stop: Source[StopAsked], hub: HubLink | None = None, beside: int = 0
     ) -> None:
-        incarnation = new_incarnation()
+        incarnation, transport = options.incarnation, options.transport
         own = peer_id(options.frontend_id, incarnation)
         self._run_dir = options.run_dir
         self._id = options.frontend_id
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
-        self._clock = MonotonicClock()
+        self._clock = options.clock
         self._counts: Counter[str] = Counter()
         self._unsent: Mailbox[Unannounced | Unpushed] = Mailbox()
         run_dir = RunDir(options.run_dir)
@@ -115,21 +121,23 @@ class FrontendShell:
         )
         ipc = run_dir.ipc_address(f"{self._id}.client")
         keyring = options.keyring
-        self._clients = RouterLink.bind(
+        self._clients = transport.bind_peers(
             [ipc, *options.client_addresses], client_options, guarded(keyring, CLIENT_KINDS)
         )
-        self._outputs = PullLink.bind(
+        self._outputs = transport.bind_payload(
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
             guard=guarded(keyring, {NODE}, names=False),
         )
         links: list[ServerLink] = [
             hub.connect(own)
             if hub is not None and number == beside
-            else DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
+            else transport.connect(own, SCHEDULER, addresses, guarded(keyring))
             for number, addresses in enumerate(options.scheduler_addresses)
         ]
         self._schedulers = SchedulerLinks(links, self._clock, options.heartbeats)
-        self._slices = PushPool(PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring))
+        self._slices = transport.push(
+            PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring)
+        )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._to_scheduler = Outbox(self._schedulers, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)

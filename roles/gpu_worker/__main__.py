@@ -1,6 +1,6 @@
-"""How a node agent starts a worker: ``python -P -m roles.gpu_worker AGENT WORKER_ID RUN_DIR [KEYS PRINCIPAL]``.
+"""How a node agent starts a worker: ``python -P -m roles.gpu_worker AGENT WORKER_ID RUN_DIR ADDRESS [KEYS PRINCIPAL]``.
 
-It is `tenuto worker` without the command line's own imports, and it makes way for slices that serve.
+ADDRESS is this host's, by which frontends of other hosts reach it. It is `tenuto worker` without the command line's own imports, and it makes way for slices that serve.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def main() -> int:
     from fabric.keys import Keyring  # noqa: PLC0415  after the gentle way
     from roles.gpu_worker.shell import WorkerOptions, run_worker  # noqa: PLC0415  likewise
 
-    agent, worker_id, run_dir, *key = sys.argv[1:]
+    agent, worker_id, run_dir, address, *key = sys.argv[1:]
     keyring = Keyring.of_folder(Path(key[0]), key[1]) if key else None
-    return run_worker(agent, worker_id, Path(run_dir), WorkerOptions(keyring=keyring))
+    return run_worker(agent, worker_id, Path(run_dir), WorkerOptions(address, keyring=keyring))
 
 
 if __name__ == "__main__":

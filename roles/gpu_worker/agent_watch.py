@@ -12,10 +12,24 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from typing import Protocol
 
 from roles.gpu_worker.events import AgentGone
+from roles.runtime.loop.sources import Source
 
 ALARM_AFTER_MS = 5_000.0
+
+
+class WatchesAgent(Source[AgentGone], Protocol):
+    """`AgentWatch`, or what stands in for it."""
+
+    def watch(self, pid: int) -> None:
+        """This process is the agent from now on."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        ...
 
 
 class AgentWatch:

@@ -14,6 +14,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage, Ping
+from fabric.transport import ZMQ, Transport
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
@@ -28,8 +29,10 @@ ConnectionEvent = Heard | Lost | SchedulerAnswers
 class SchedulerConnection(SourceOver):
     """Closed until the agent says where the scheduler is."""
 
-    def __init__(self, own: PeerId, clock: Clock, keyring: Keyring | None = None) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring)
+    def __init__(
+        self, own: PeerId, clock: Clock, keyring: Keyring | None = None, transport: Transport = ZMQ
+    ) -> None:
+        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring, transport=transport)
         super().__init__(self._connection)
         self._is_waiting = True
         self._probe_at_ms: float | None = None

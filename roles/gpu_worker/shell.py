@@ -6,14 +6,14 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import guarded
 from fabric.errors import LocalProtocolError
-from fabric.ids import PeerId, SliceId, new_incarnation, peer_id
+from fabric.ids import Incarnation, PeerId, SliceId, new_incarnation, peer_id
 from fabric.keys import FRONTEND, Keyring
 from fabric.link import NamedTensor, Received
 from fabric.messages import (
@@ -25,8 +25,9 @@ from fabric.messages import (
     SliceReady,
     StatusListed,
 )
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool
-from roles.gpu_worker.agent_watch import AgentWatch
+from fabric.sockets import LinkOptions
+from fabric.transport import ZMQ, Transport
+from roles.gpu_worker.agent_watch import AgentWatch, WatchesAgent
 from roles.gpu_worker.answers import answer_unsendable, check_rows
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import WorkerCore
@@ -59,7 +60,7 @@ from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.drive import Driver, Role
-from roles.runtime.loop.sources import LinkSource, TranslatedSource
+from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (
     StopSignal,
@@ -69,6 +70,7 @@ from roles.runtime.process import (
     set_up_descriptors,
     set_up_logging,
 )
+from roles.runtime.process_events import StopAsked
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
@@ -77,7 +79,10 @@ log = logging.getLogger("tenuto")
 
 @dataclass(slots=True, frozen=True)
 class WorkerOptions:
-    """`host`: the interface of the payload socket's TCP address. `threads`: torch's, on a CPU."""
+    """`host`: the interface of the payload socket's TCP address. `threads`: torch's, on a CPU.
+
+    `incarnation`, `clock`, `transport`, `make_emulated`: a process has its own; tests may know better.
+    """
 
     host: str = "127.0.0.1"
     inputs_bytes_max: int = 1 << 30
@@ -85,6 +90,9 @@ class WorkerOptions:
     log_level: str = "INFO"
     clock: Clock = field(default_factory=MonotonicClock)
     keyring: Keyring | None = None
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    transport: Transport = ZMQ
+    make_emulated: Callable[[], SleepExecutor] = SleepExecutor
 
 
 def run_worker(
@@ -106,53 +114,64 @@ def run_worker(
         watch.watch(agent_pid)
         if outlived is not None and os.getppid() != agent_pid:
             return 1  # it was gone before we watched it, and we host nothing
-        worker = _Worker(agent_address, worker_id, run_dir, options, stop, watch, outlive_ms)
+        worker = WorkerShell(agent_address, worker_id, run_dir, options, stop, watch, outlive_ms)
+        # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
+        report = DefectReport(worker_id, run_dir, before_end=worker.let_run_end)
+        driver = Driver([worker.role], options.clock, on_defect=report.end)
         try:
-            return worker.run()
+            log.info("worker_starts pid=%d", os.getpid())
+            driver.run(lambda: worker.end is not None)
+            end = worker.end
+            assert end is not None, "that is what ended the loop"
+            log.info("worker_ends exit_code=%d reason=%r", end.exit_code, end.reason)
+            return end.exit_code
         finally:
+            driver.close()
             worker.close()
 
 
-class _Worker:
+class WorkerShell:
+    """Does what the core decides, with the links and devices of one worker. `end`: it is over, and how."""
+
     def __init__(
         self,
         agent_address: str,
         worker_id: str,
         run_dir: Path,
         options: WorkerOptions,
-        stop: StopSignal,
-        watch: AgentWatch,
+        stop: Source[StopAsked],
+        watch: WatchesAgent,
         outlive_ms: float,
     ) -> None:
-        incarnation = new_incarnation()
+        incarnation, transport = options.incarnation, options.transport
         own = peer_id(worker_id, incarnation)
+        self.end: End | None = None
         self._options = options
         self._clock = options.clock
         self._watch = watch
-        self._end: End | None = None
-        self._pull = PullLink.bind(
+        self._pull = transport.bind_payload(
             [f"ipc://{run_dir / worker_id}.sock", f"tcp://{options.host}:0"],
             LinkOptions(is_sharing=True),
             guarded(options.keyring, {FRONTEND}, names=False),
         )
-        self._agent = DealerLink.connect(own, AGENT, [agent_address])
-        self._scheduler = SchedulerConnection(own, options.clock, options.keyring)
-        self._frontends = PushPool(guard=guarded(options.keyring))
+        self._agent = transport.connect(own, AGENT, [agent_address])
+        self._scheduler = SchedulerConnection(own, options.clock, options.keyring, transport)
+        self._frontends = transport.push(guard=guarded(options.keyring))
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
-        self._sleep = SleepExecutor()
+        self._sleep = options.make_emulated()
         self._thread = ThreadExecutor(self._make_torch_device)
         self._executors: dict[SliceId, Executor] = {}
         self._core = WorkerCore(
             WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses)), outlive_ms
         )
-        role = Role[WorkerEvent, WorkerAction](
+        self.role = Role[WorkerEvent, WorkerAction](
             self._core,
             [
                 stop,
                 watch,
                 TranslatedSource(self._sleep, self._from_device),
-                TranslatedSource(self._thread, self._from_device),
+                TranslatedSource(self._thread, self._from_thread),
                 LinkSource(self._agent, _from_agent),
                 self._scheduler,
                 LinkSource(self._pull, self._from_frontend),
@@ -160,20 +179,13 @@ class _Worker:
             self._perform,
             lambda: log_offences(self._core.offences),
         )
-        # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
-        report = DefectReport(worker_id, run_dir, before_end=lambda: self._thread.close(RUN_ON_S))
-        self._driver = Driver([role], options.clock, on_defect=report.end)
 
-    def run(self) -> int:
-        log.info("worker_starts pid=%d", os.getpid())
-        self._driver.run(lambda: self._end is not None)
-        end = self._end
-        assert end is not None, "that is what ended the loop"
-        log.info("worker_ends exit_code=%d reason=%r", end.exit_code, end.reason)
-        return end.exit_code
+    def let_run_end(self) -> None:
+        """Give what runs on a real device a moment."""
+        self._thread.close(RUN_ON_S)
 
     def close(self) -> None:
-        self._driver.close()
+        """Flush for at most 100 ms, end the device's threads."""
         self._frontends.close()
         self._scheduler.close()
         self._watch.close()
@@ -188,13 +200,16 @@ class _Worker:
             handle = self._payloads.put(event.outputs)
             assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
             return BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms)
+        return event
+
+    def _from_thread(self, event: ExecutorEvent) -> WorkerEvent:
         if isinstance(event, ModelLoaded):
             gc.freeze()  # without a look for garbage, which would stop those that are served
         if isinstance(event, Loaded):
             # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
             gc.collect()
             gc.freeze()
-        return event
+        return self._from_device(event)
 
     def _from_frontend(self, received: Received) -> InputsCame | Heard | None:
         """What there is no room for is dropped and counted: it comes back as `missing`."""
@@ -240,7 +255,7 @@ class _Worker:
             case UnloadModel(slice_id, model_id):
                 self._executors[slice_id].unload_model(slice_id, model_id)
             case End():
-                self._end = action
+                self.end = action
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         """Refused, nothing is kept: the agent is asked again, the scheduler introduced to anew."""
@@ -253,7 +268,7 @@ class _Worker:
     def _send_checked(self, peer: PeerId, message: AnyMessage) -> None:
         if peer == AGENT:
             if isinstance(message, StatusListed):
-                message = self._driver.stats.told_in(message)
+                message = self.role.stats.told_in(message)
             is_out = self._agent.send(AGENT, message)
             _log(message)
         else:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from roles.runtime.identities import identity_of
 from roles.runtime.loop.drive import Driver, Role
 from roles.runtime.loop.local_scheduler import LocalScheduler, LocalSchedulerEvent
 from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
@@ -71,13 +72,19 @@ def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
 
 @dataclass(slots=True, frozen=True)
 class AgentOptions:
-    """`command`: (agent address, worker id, run directory) -> the worker's command line."""
+    """`command`: (agent address, worker id, run directory) -> the worker's command line.
+
+    `address`: this host's, at which its workers take payload. `scheduler_addresses`: of schedulers on other hosts, by
+    role id; the others are found in the run directory.
+    """
 
     limits: AgentLimits = field(default_factory=AgentLimits)
     command: Callable[[str, str, Path], Sequence[str]] = worker_command
     clock: Clock = field(default_factory=MonotonicClock)
     sharing: SharingOptions = field(default_factory=SharingOptions)
     outlive_ms: float = OUTLIVE_MS
+    address: str = "127.0.0.1"
+    scheduler_addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def run_node_agent(
@@ -119,15 +126,17 @@ class _Agent:
         self._gpus = [gpu.gpu for gpu in gpus]
         self._run_dir = run_dir
         self._command = options.command
-        self._worker_key: tuple[str, ...] = ()
+        self._of_workers: tuple[str, ...] = (options.address,)
         if keyring is not None and keyring.path is not None:
-            self._worker_key = (str(keyring.path.parent.absolute()), keyring.own.principal)
+            self._of_workers += (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
-        own_peer = peer_id(role_id, incarnation)
         beats = options.limits.heartbeats
-        self._schedulers = {
-            PeerId(known): LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
+        own_peer, elsewhere = peer_id(role_id, incarnation), options.scheduler_addresses
+        self._schedulers: dict[PeerId, LocalScheduler | RemoteScheduler] = {
+            PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known, beats)
+            if known in elsewhere
+            else LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
             for known in map(scheduler_id, range(config.schedulers))
         }
         self._followed = next(iter(self._schedulers))
@@ -237,7 +246,7 @@ class _Agent:
 
     def _spawn(self, spawn: Spawn) -> None:
         worker_id, slices, is_mps = spawn.worker_id, spawn.slices, spawn.is_mps
-        command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._worker_key]
+        command = [*self._command(self._link.addresses[0], worker_id, self._run_dir), *self._of_workers]
         environment = self._sharing.environment(slices[0], spawn.beside, is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"

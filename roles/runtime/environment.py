@@ -6,6 +6,7 @@ be ours alone (0700) and goes with the process that made it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -20,10 +21,11 @@ from fabric.ipc import PATH_BYTES_MAX
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """A directory of this user. `is_temporary`: this process made it and removes it at its end."""
+    """A directory of this user. `is_new`: this process made it; `is_temporary`: and removes it with what is in it."""
 
     path: Path
     is_temporary: bool = False
+    is_new: bool = False
 
     def ipc_address(self, name: str) -> str:
         """The ``ipc://`` address of a socket in here; ConfigError where the path is too long for one."""
@@ -37,7 +39,13 @@ class RunDir:
         return f"ipc://{path}"
 
     def remove(self) -> None:
-        """Remove a temporary directory, unless another process still has its run file in it, or left a report."""
+        """Remove a temporary directory, unless another process still has its run file in it, or left a report.
+
+        Another one goes if we made it and nothing came into it.
+        """
+        if self.is_new and not self.is_temporary:
+            with contextlib.suppress(OSError):  # not empty
+                self.path.rmdir()
         if self.is_temporary and not any(self.path.glob("*.json")) and not any(self.path.glob("*.defect")):
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -48,16 +56,15 @@ def run_dir(environment: Mapping[str, str] | None = None) -> RunDir:
     given = variables.get("TENUTO_RUN_DIR")
     if given:
         path = Path(given).absolute()
-        _make(path, "TENUTO_RUN_DIR")
-        return RunDir(path)
+        return RunDir(path, is_new=_make(path, "TENUTO_RUN_DIR"))
     runtime = variables.get("XDG_RUNTIME_DIR")
     # After `su` the variable often still names the other user's directory: then it is of no use to us.
     if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK | os.X_OK):
         path = Path(runtime).absolute() / "tenuto"
-        _make(path, "XDG_RUNTIME_DIR")
-        return RunDir(path)
+        return RunDir(path, is_new=_make(path, "XDG_RUNTIME_DIR"))
     path = Path(tempfile.gettempdir()) / f"tenuto-{os.getuid()}"
-    return RunDir(path, is_temporary=_make(path, "the temporary run directory", is_private=True))
+    is_new = _make(path, "the temporary run directory", is_private=True)
+    return RunDir(path, is_temporary=is_new, is_new=is_new)
 
 
 def _make(path: Path, name: str, *, is_private: bool = False) -> bool:

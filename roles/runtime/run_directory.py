@@ -29,13 +29,14 @@ UP_SOCKET = "up.control"
 class UpFile:
     """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts.
 
-    `problems`: what could not be served when it was ready.
+    `problems`: what could not be served when it was ready; `warnings`: what is served otherwise than expected.
     """
 
     pid: int
     is_ready: bool
     endpoints: Mapping[str, Sequence[str]]
     problems: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:

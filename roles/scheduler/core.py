@@ -45,6 +45,7 @@ from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.loads import Loads
+from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.planning.actuator import Actuator
 from roles.scheduler.planning.controller import Controller
@@ -101,6 +102,7 @@ class SchedulerCore:
             SliceChanged: self._on_slice_changed,
             Telemetry: self._on_telemetry,
             Ping: self._on_ping,
+            Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
         }
         self.controller: Controller | None = None
@@ -304,8 +306,11 @@ class SchedulerCore:
             status = alive.get(record.spec.slice_id)
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
-        actions = self._slices_down(gone, SliceState.LOST, "its node agent started anew", now_ms)
+        # The hello may be older than what a worker said meanwhile by its own link: that is told, and says it again.
+        hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
+        actions = self._slices_down(gone, SliceState.LOST, "its node agent does not know it", now_ms)
         self._slices_changed(now_ms)
+        actions.extend(Send(host, self._fleet.directory()) for host in hosts)
         actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
         return actions
 
@@ -406,6 +411,10 @@ class SchedulerCore:
         del late_ms, now_ms
         return [Send(peer, Pong(message.number))]
 
+    def _on_pong(self, peer: PeerId, message: Pong, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del peer, message, late_ms, now_ms
+        return _NOTHING  # of somebody who is known
+
     def _on_status_asked(
         self, peer: PeerId, message: StatusAsked, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
@@ -421,6 +430,7 @@ class SchedulerCore:
             | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
+            warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
 

@@ -209,6 +209,11 @@ class Fleet:
         """Of a model that is served."""
         return self._slo_ms[model_id]
 
+    @property
+    def slos_ms(self) -> Mapping[ModelId, float]:
+        """Of all models that are served."""
+        return self._slo_ms
+
     def put_model(self, model_id: ModelId, slo_ms: float) -> None:
         """A model is served from now on, or has another SLO."""
         self._slo_ms[model_id] = slo_ms

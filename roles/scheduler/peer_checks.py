@@ -3,8 +3,9 @@
 Who may speak of what goes by names and by what was said before:
 
 - A frontend, an agent and a worker introduce themselves under their own identity: role id and boot nonce.
-- A frontend speaks of its own requests, once it is listed. One that is not listed, because the scheduler is new here
-  or had lost it, is no offender: it is told the directory, and introduces itself again.
+- A frontend speaks of its own requests, once it is listed.
+- Whoever is not known here, because the scheduler is new or had lost it, is no offender when it speaks or pings as if it
+  were: it is told the directory, and introduces itself again.
 - An agent speaks of its node and the slices on it, and of nothing before its hello.
 - A worker speaks of slices of its own node, and of the batches that it was given.
 - Changes are an operator's, plans are the planner's.
@@ -18,7 +19,17 @@ from collections.abc import Collection, Mapping
 from typing import Final, get_args
 
 from fabric.errors import RemoteProtocolError
-from fabric.ids import OPERATOR, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
+from fabric.ids import (
+    AGENT_PREFIX,
+    FRONTEND_PREFIX,
+    OPERATOR,
+    WORKER_PREFIX,
+    NodeId,
+    PeerId,
+    is_worker_of,
+    role_id_of,
+    role_id_of_node,
+)
 from fabric.messages import (
     Arrivals,
     Done,
@@ -27,6 +38,7 @@ from fabric.messages import (
     Ping,
     PlanChange,
     PlanMade,
+    Pong,
     ReplicaInfo,
     SliceChanged,
     SliceReady,
@@ -79,7 +91,8 @@ class SchedulerPeerChecks(PeerChecks):
             SliceReady: self._slice_ready,
             SliceChanged: self._slice_changed,
             Telemetry: self._telemetry,
-            Ping: anybody,
+            Ping: self._heartbeat,
+            Pong: self._heartbeat,
             StatusAsked: anybody,
         }
         if nodes is not None:  # then there is a plan that can be changed
@@ -109,6 +122,7 @@ class SchedulerPeerChecks(PeerChecks):
     def _done(self, peer: PeerId, done: Done) -> None:
         flight = self._flights.get(done.batch_id)
         if flight is None:
+            self._require_known(peer)
             return
         record = flight.record
         if peer != record.worker or done.slice_id != record.spec.slice_id or done.model_id != flight.model_id:
@@ -120,6 +134,18 @@ class SchedulerPeerChecks(PeerChecks):
             raise RemoteProtocolError(
                 f"parts that batch {done.batch_id} does not have are missing", NOT_OWNER
             )
+
+    def _heartbeat(self, peer: PeerId, heartbeat: Ping | Pong) -> None:
+        del heartbeat
+        role_id = role_id_of(peer)
+        if role_id.startswith((FRONTEND_PREFIX, AGENT_PREFIX, WORKER_PREFIX)):
+            self._require_known(peer)
+
+    def _require_known(self, peer: PeerId) -> None:
+        fleet = self._fleet
+        is_known = peer in fleet.frontend_ids or peer in fleet.nodes.values()
+        if not is_known and not any(record.worker == peer for record in fleet.slices.values()):
+            raise RemoteProtocolError("it is not known here", UNLISTED)
 
     def _requests(self, peer: PeerId, message: Arrivals | Withdraw) -> None:
         del message
@@ -165,6 +191,7 @@ class SchedulerPeerChecks(PeerChecks):
     def _agents_word(self, peer: PeerId, node_id: NodeId) -> None:
         if role_id_of(peer) != role_id_of_node(node_id):
             raise RemoteProtocolError(f"it is not the agent of node {node_id}", NOT_OWNER)
+        self._require_known(peer)
 
 
 def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> None:

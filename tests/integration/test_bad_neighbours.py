@@ -67,7 +67,7 @@ def frontend() -> Iterator[Frontend]:
     run_dir = Path(tempfile.mkdtemp(prefix="tn-"))  # pytest's own are too long for ipc
     control = f"ipc://{run_dir}/control"
     (run_dir / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    command = [sys.executable, "-m", "roles.cli", "frontend", "--config", str(run_dir / "config.yaml")]
+    command = [sys.executable, "-m", "roles.cli", "frontend", str(run_dir / "config.yaml")]
     command += ["--run-dir", str(run_dir), "--scheduler", control]
     with StandInCluster(control, (GOOD, BAD, DEAF, VAST), DEAF.model_id, VAST.model_id):
         process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.DEVNULL)

@@ -65,6 +65,7 @@ def test_a_command_ends_with_its_code_and_a_readable_word(
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists(), "a command that runs no cluster leaves no directory"
     if "--json" in arguments:
         assert ended.stdout.count("\n") == 1, "stdout holds the JSON alone"
 
@@ -76,7 +77,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
         "import sys, roles.config.cluster\n"
         "roles.config.cluster.ClusterConfig.place = lambda *_: 1 / 0\n"
         "from roles.cli import main\n"
-        "sys.argv = ['tenuto', 'scheduler', '--config', 'good.yaml']\n"
+        "sys.argv = ['tenuto', 'scheduler', 'good.yaml']\n"
         "main()\n"
     )
     ended = subprocess.run(

@@ -27,6 +27,7 @@ def test_the_demo_recognises_digits_and_leaves_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     assert summary["accuracy"] >= 0.97
+    assert summary["verdict"].startswith("it works")
     assert summary["models"]["digits"]["answered"] > 100
     assert summary["models"]["resnet50-like"]["batch_max"] > 1
     assert summary["ledger"]["gpu_ms"] > 0

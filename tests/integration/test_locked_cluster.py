@@ -187,7 +187,7 @@ def test_a_journal_knows_no_secret_and_is_its_users_alone(locked: Home, tmp_path
     secret = read_pair(tmp_path / "keys" / "scheduler.key").secret.encode()
     journal = tmp_path / "events.journal"
     locked.path.mkdir(mode=0o755)
-    role = locked.start("scheduler", "--config", str(locked.file), "--journal", str(journal))
+    role = locked.start("scheduler", str(locked.file), "--journal", str(journal))
     until((locked.path / "scheduler-0.json").exists, what="the scheduler")
     role.terminate()
     out, err = role.communicate(timeout=60)

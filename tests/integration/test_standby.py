@@ -198,9 +198,7 @@ def _epoch(cluster: TemporaryCluster) -> int:
 def test_a_standby_needs_a_configuration_that_has_one(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump({"models": [MODEL], "cluster": {"gpus": 1}}), encoding="utf-8")
-    ended = tenuto("scheduler", "--standby", "--config", str(path), cwd=tmp_path)
+    ended = tenuto("scheduler", "--standby", str(path), cwd=tmp_path)
     assert ended.returncode == 3
     assert "cluster.schedulers: is 1" in ended.stderr
-    assert (
-        tenuto("scheduler", "--standby", "--index", "0", "--config", str(path), cwd=tmp_path).returncode == 2
-    )
+    assert tenuto("scheduler", "--standby", "--index", "0", str(path), cwd=tmp_path).returncode == 2

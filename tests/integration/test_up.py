@@ -57,6 +57,18 @@ class Home:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, (err.strip().splitlines() or [""])[-1]
 
+    def infer(self, *arguments: str) -> tuple[int, str, str]:
+        """`tenuto infer`, which takes its run directory from the environment."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "roles.cli", "infer", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TENUTO_RUN_DIR": str(self.path)},
+        )
+        return ended.returncode, ended.stdout, (ended.stderr.strip().splitlines() or [""])[-1]
+
     def up(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
         """Start a cluster and wait until it says that it is ready."""
         process = self.start("up", str(self.file), *arguments, "--json")
@@ -205,9 +217,15 @@ def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(hom
     home.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("flag", "role_id"), [("--apart", "frontend-0"), ("--together", "scheduler-0")])
+@pytest.mark.parametrize(
+    ("flag", "who"),
+    [
+        ("--apart", "frontend-0 did not start:"),
+        ("--together", "scheduler-0 did not start: frontend-0, in the same process,"),
+    ],
+)
 def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(
-    home: Home, tmp_path: Path, flag: str, role_id: str
+    home: Home, tmp_path: Path, flag: str, who: str
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -218,7 +236,7 @@ def test_a_second_up_on_the_same_port_is_refused_and_leaves_nothing(
         code, out, line = home.run("up", str(file), flag)
     assert code in (1, 3)
     assert out == ""
-    assert line == f"tenuto: {role_id} did not start: cannot bind tcp://127.0.0.1:{port}: it is in use"
+    assert line == f"tenuto: {who} cannot bind tcp://127.0.0.1:{port}: it is in use"
     home.assert_nothing_left()
 
 
@@ -315,6 +333,35 @@ def test_models_that_cannot_be_loaded_leave_the_others_served_and_up_names_them(
     home.assert_nothing_left()
 
 
+def test_up_and_status_warn_of_smaller_batches_and_of_an_slo_that_hardly_holds(home: Home) -> None:
+    tight = " - {name: tight, slo_ms: 50, rate_rps: 1, profile: {alpha_ms: 1, beta_ms: 30, max_batch: 4}}\n"
+    home.file.write_text(f"models:\n{tight}cluster: {{gpus: 1}}\n")
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "takes 31 ms of its SLO of 50 ms: one that has to wait for another may be late"
+    assert f"tenuto: tight: a request alone {words}" in err
+    assert words in " ".join(home.run("status")[1].split())
+    assert home.run("down")[0] == 0
+    home.file.write_text(on_a_cpu(f"{MODELS}:ManyInputs"))
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "batches of at most 31, because it has 130 inputs a request, and a message holds 4096 tensors"
+    assert f"tenuto: ManyInputs: {words}" in err
+    assert f"ManyInputs: {words}" in " ".join(home.run("status")[1].split())
+    code, out, _ = home.run("models", "list")
+    assert code == 0
+    assert f"ManyInputs: {words}" in " ".join(out.split())
+    code, out, _ = home.run("models", "list", "--json")
+    assert code == 0
+    assert [model["model_id"] for model in json.loads(out)["models"]] == ["ManyInputs"]
+    _, out, _ = home.run("status", "--json")
+    assert json.loads(out)["warnings"] == [{"model_id": "ManyInputs", "reason": words}]
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
 @pytest.mark.parametrize("flags", [(), ("--detach",)])
 def test_where_no_model_can_be_loaded_up_fails_with_the_reason(home: Home, flags: tuple[str, ...]) -> None:
     home.file.write_text(on_a_cpu(f"{MODELS}:RaisesInLoad"))
@@ -396,6 +443,13 @@ def test_status_shows_tables_to_people(home: Home) -> None:
     assert code == 0
     assert "scheduler-0" in out
     assert "local/gpu0/0" in out
+    assert "Loops" not in out
+    np.save(home.file.with_suffix(".npy"), np.zeros(3, np.float32))
+    code, _, line = home.infer("resnet51", str(home.file.with_suffix(".npy")))
+    assert code == 1
+    assert line.startswith("tenuto: ModelNotFound: ")
+    code, out, _ = home.run("status", "--loops")
+    assert code == 0
     assert "Loops" in out
 
 
@@ -424,7 +478,7 @@ def is_ready(home: Home) -> bool:
 
 def test_a_second_scheduler_is_refused_and_leaves_the_journal_of_the_first_alone(home: Home) -> None:
     journal = home.path.parent / "journal"
-    arguments = ("scheduler", "--config", str(home.file), "--journal", str(journal))
+    arguments = ("scheduler", str(home.file), "--journal", str(journal))
     home.path.mkdir(mode=0o700)
     first = home.start(*arguments)
     until(lambda: home.pid("scheduler-0") == first.pid, what="the start")

@@ -30,6 +30,7 @@ DIGITS = "digits"
 CONFIG = Path(__file__).with_name("demo.yaml")
 HELD_OUT = Path(__file__).with_name("digits_test.npz")
 ACCURACY_MIN = 0.97
+IN_TIME_MIN = 0.99  # of all requests: what goodput asks of each model
 EMULATED_INPUT = np.zeros((1, 8, 8), np.float32)
 
 
@@ -140,8 +141,10 @@ def _report(
     right = sum(answer == label for answer, label in answers)
     accuracy = right / len(answers) if answers else 0.0
     example = next((one.result for one in of_model[DIGITS] if one.result is not None), None)
+    verdict = verdict_of(accounts, {name: len(several) for name, several in of_model.items()}, accuracy)
     if is_json:
         summary = {
+            "verdict": verdict,
             "accuracy": accuracy,
             "digits": len(of_model[DIGITS]),
             "models": {
@@ -156,11 +159,23 @@ def _report(
         if example is not None:
             console.print(ledger_table(example))
         console.print(f"accuracy {100 * accuracy:.1f} %")
+        console.print(f"verdict: {verdict}")
     unknown = Counter(type(one.error).__name__ for one in played if one.error is not None)
     if accuracy < ACCURACY_MIN:
         raise FabricError(
             f"accuracy {100 * accuracy:.1f} % over {len(answers)} answers; refusals: {dict(unknown)}"
         )
+
+
+def verdict_of(accounts: Mapping[str, Account], sent: Mapping[str, int], accuracy: float) -> str:
+    """What a newcomer should take from it, in one line: whether it works here, and whether it keeps its SLOs."""
+    total, in_time = sum(sent.values()), sum(one.answered - one.late for one in accounts.values())
+    figures = f"{in_time} of {total} requests were answered within their SLO"
+    if accuracy < ACCURACY_MIN:
+        return f"it does not work here: too few answers are right; {figures}"
+    if in_time < IN_TIME_MIN * total:
+        return f"it works, but this host is too slow or too busy for these SLOs: only {figures}"
+    return f"it works: {figures}, and the answers are right"
 
 
 def _account(played: Sequence[PlayedRequest], slo_ms: float) -> Account:

@@ -98,6 +98,13 @@ class DeviceReplica:
         """The largest batch that is worth running, known once it is warm."""
         return len(self.exec_ms)
 
+    @property
+    def limited_by(self) -> str:
+        """Why larger batches, though asked for, cannot run here; empty: they can, or would be over the SLO."""
+        if self.no_memory_for is not None:
+            return f"the device has no memory for {self.no_memory_for}"
+        return self.no_larger if self.batch_size_max == self._batch_size_max else ""
+
     def weights(self) -> list[weakref.ref[Tensor]]:
         """The parameters that can be found, to see whether they are gone when this object is."""
         held = getattr(self._loaded.model, "__dict__", {}).values()

@@ -40,21 +40,22 @@ def travelling(
     request_bytes, answer_bytes = _bytes_of(inputs), _bytes_of(outputs)
     described = sum(len(info.name.encode()) + _DESCRIPTION_BYTES for info in inputs)
     fits = {
-        f"{len(inputs)} inputs a request, and a message holds {TENSORS_MAX} tensors": TENSORS_MAX
-        // max(len(inputs), 1),
-        f"inputs take {described} bytes to describe, and a header has {LONG_HEADER_BYTES_MAX}": (
+        f"it has {len(inputs)} inputs a request, and a message holds {TENSORS_MAX} tensors": (
+            TENSORS_MAX // max(len(inputs), 1)
+        ),
+        f"its inputs take {described} bytes to describe, and a header has {LONG_HEADER_BYTES_MAX}": (
             LONG_HEADER_BYTES_MAX // max(described, 1)
         ),
-        f"inputs of {request_bytes} bytes a request, and a message holds {PAYLOAD_BYTES_MAX}": (
+        f"it has inputs of {request_bytes} bytes a request, and a message holds {PAYLOAD_BYTES_MAX}": (
             PAYLOAD_BYTES_MAX // max(request_bytes, 1)
         ),
-        f"outputs of {answer_bytes} bytes a request, and a message holds {PAYLOAD_BYTES_MAX}": (
+        f"it has outputs of {answer_bytes} bytes a request, and a message holds {PAYLOAD_BYTES_MAX}": (
             PAYLOAD_BYTES_MAX // max(answer_bytes, 1)
         ),
     }
     limit, largest = min(fits.items(), key=lambda one: one[1])
     if largest == 0:
-        raise NotAModel(f"it has {limit}")
+        raise NotAModel(limit)
     for kind, size in (("inputs", request_bytes), ("outputs", answer_bytes)):
         if size > ANSWER_BYTES_MAX:
             raise NotAModel(f"its {kind} are {size} bytes a request; at most {ANSWER_BYTES_MAX} can be sent")

@@ -113,12 +113,15 @@ class SleepExecutor:
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
         self._copy_inputs(job)
-        beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
-        slowdown = self._colocated.slowdown(job.slice_id, job.model_id, batch_size, beside)
-        took_ms = exec_ms[batch_size - 1] * slowdown
+        took_ms = exec_ms[batch_size - 1] * self.slowdown(job, batch_size, now_ms)
         finish_at_ms = max(now_ms, self._free_at_ms[job.slice_id]) + took_ms
         self._free_at_ms[job.slice_id] = finish_at_ms
         heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
+
+    def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
+        """By what runs beside it."""
+        beside = [(other.job, other.batch_size) for other in self._running if other.finish_at_ms > now_ms]
+        return self._colocated.slowdown(job.slice_id, job.model_id, batch_size, beside)
 
     def _copy_inputs(self, job: Job) -> None:
         """Copy every input once, each over the one before: nobody reads them, and so it takes the least memory."""

@@ -164,6 +164,7 @@ def _replica(
         outputs=hosted.outputs,
         image=image,
         memory_bytes=memory_bytes or spec.memory_bytes,
+        reason=hosted.limited_by,
     )
 
 
@@ -180,25 +181,18 @@ def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
-    if hosted.no_larger:
+    if hosted.limited_by:
         log.warning(
             "batch_size_limited model=%s batch_size_max=%d reason=%r",
             model_id,
             hosted.batch_size_max,
-            hosted.no_larger,
+            hosted.limited_by,
         )
     if hosted.not_finite:
         log.warning(
             "outputs_not_finite model=%s outputs=%s: its own example gives NaN or infinity",
             model_id,
             list(hosted.not_finite),
-        )
-    if hosted.no_memory_for is not None:
-        log.warning(
-            "no_memory_for_batch model=%s batch_size=%d batch_size_max=%d",
-            model_id,
-            hosted.no_memory_for,
-            hosted.batch_size_max,
         )
 
 

@@ -18,6 +18,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
+from fabric.transport import ZMQ, Transport
 from roles.runtime.core import SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.loop.sources import SourceOver
@@ -44,9 +45,10 @@ class LocalScheduler(SourceOver):
         keyring: Keyring | None = None,
         role_id: str = SCHEDULER_ID,
         heartbeats: HeartbeatTiming | None = None,
+        transport: Transport = ZMQ,
     ) -> None:
         self._role_id = role_id
-        self._connection = ServerConnection(own, PeerId(role_id), clock, heartbeats, keyring)
+        self._connection = ServerConnection(own, PeerId(role_id), clock, heartbeats, keyring, transport)
         super().__init__(self._connection)
         self._run_file = run_dir / f"{role_id}.json"
         self._incarnation = ""

@@ -18,7 +18,8 @@ from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
-from fabric.sockets import RECONNECT_AFTER_MS, DealerLink, new_counters
+from fabric.sockets import RECONNECT_AFTER_MS, new_counters
+from fabric.transport import ZMQ, Transport
 from roles.runtime.core import Heard, Lost
 from roles.runtime.loop.sources import SILENT, WatchedLinkSource
 
@@ -58,16 +59,18 @@ class ServerConnection:
         clock: Clock,
         heartbeats: HeartbeatTiming | None = None,
         keyring: Keyring | None = None,
+        transport: Transport = ZMQ,
     ) -> None:
         self._own = own
         self._guard = guarded(keyring)
         self._server = server
         self._clock = clock
         self._timing = heartbeats
+        self._transport = transport
         self._epoll = select.epoll()
         self._addresses: Sequence[str] = ()
         self._open_at_ms: float | None = None
-        self._link: DealerLink | None = None
+        self._link: ServerLink | None = None
         self._source: ServerSource | None = None
 
     def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None) -> None:
@@ -83,11 +86,12 @@ class ServerConnection:
     def _connect(self) -> None:
         self._open_at_ms = None
         try:
-            self._link = DealerLink.connect(self._own, self._server, self._addresses, guard=self._guard)
+            self._link = self._transport.connect(self._own, self._server, self._addresses, self._guard)
         except PeerLost:
             self._open_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
             return
-        self._epoll.register(self._link.fileno(), select.EPOLLIN)
+        if self._link.fileno() >= 0:
+            self._epoll.register(self._link.fileno(), select.EPOLLIN)
         self._source = ServerSource(self._link, self._server, self._clock, self._timing)
 
     @property
@@ -133,6 +137,7 @@ class ServerConnection:
 
     def _close_link(self) -> None:
         if self._link is not None:
-            self._epoll.unregister(self._link.fileno())
+            if self._link.fileno() >= 0:
+                self._epoll.unregister(self._link.fileno())
             self._link.close()
             self._link = self._source = None

@@ -100,14 +100,14 @@ class LinkSource(SourceOver, Generic[EventT]):
         self._lost = lost
 
     def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
-        """What at most `limit` messages say, then the peers that are gone."""
-        translate = self._translate
-        events = [
+        """The peers that are gone, then what at most `limit` messages say."""
+        translate, lost = self._translate, self._lost
+        gone = self._link.take_lost()  # asked for in any case, or they would pile up
+        # Before what has come: under a name that was gone that is of its next connection.
+        events = [lost(peer) for peer in gone] if lost is not None else []
+        events += [
             event for received in self._link.receive(limit) if (event := translate(received)) is not None
         ]
-        gone = self._link.take_lost()  # asked for in any case, or they would pile up
-        if self._lost is not None:
-            events.extend(self._lost(peer) for peer in gone)
         return events
 
 
@@ -121,7 +121,8 @@ class WatchedLinkSource(SourceOver):
     """Hears a control link; every peer is watched from its first message on.
 
     Heartbeats live here: pings are answered, quiet peers are asked for a sign of life, and round trips teach the
-    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone.
+    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone, and of one
+    that begins with them: it has been talking to somebody else behind our address, or we had given it up.
     """
 
     def __init__(self, link: TimedLink, clock: Clock, heartbeats: HeartbeatTiming | None = None) -> None:
@@ -140,12 +141,16 @@ class WatchedLinkSource(SourceOver):
         return self._liveness.wake_at_ms
 
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
-        """At most `limit` messages, then the peers that are gone."""
+        """The peers whose connection is gone, at most `limit` messages, then the peers that are silent."""
         events: list[Heard | Lost] = []
+        for peer in self._link.take_lost():
+            self._liveness.forget(peer)
+            events.append(Lost(peer, CLOSED))
         for received in self._link.receive(limit):
             peer, message = received.peer, received.message
-            self._liveness.watch(peer, now_ms)
-            if isinstance(message, Pong):
+            if self._liveness.watch(peer, now_ms) and isinstance(message, Ping | Pong):
+                events.append(Heard(peer, message, received.late_ms))
+            elif isinstance(message, Pong):
                 rtt_ms = self._liveness.pong(peer, message.number, now_ms)
                 if rtt_ms is not None:
                     self._link.transit.observe_rtt(peer, rtt_ms, now_ms)
@@ -161,9 +166,6 @@ class WatchedLinkSource(SourceOver):
             for peer in self._liveness.lost(now_ms):
                 self._link.transit.forget(peer)
                 events.append(Lost(peer, SILENT))
-        for peer in self._link.take_lost():
-            self._liveness.forget(peer)
-            events.append(Lost(peer, CLOSED))
         return events
 
 

@@ -222,11 +222,11 @@ class Batches:
         )
         actions.append(Send(worker, run_batch))
         actions += grants
+        end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
+        heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id))
+        self.overdue_at_ms = self._overdue[0][0]
         if len(flights) < BATCHES_PER_SLICE:
             return _NO_DECISIONS
-        end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
-        heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, flights[0].batch_id))
-        self.overdue_at_ms = self._overdue[0][0]
         return self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
 
     def _drop(self, drop: Drop, actions: list[Send]) -> None:

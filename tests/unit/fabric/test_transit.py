@@ -82,3 +82,21 @@ def test_a_forgotten_peer_begins_anew() -> None:
     late(meter, 0, 1)
     meter.forget(PEER)
     assert late(meter, 10, 99) == 0
+
+
+def test_a_peer_whose_clock_stood_still_is_late_until_the_next_round_trip_and_no_longer() -> None:
+    meter = TransitMeter()
+    for moment in range(10):
+        meter.late_ms(PEER, 100.0 * moment, 100.0 * moment + 1.0)
+    stood_ms = 400.0
+    assert meter.late_ms(PEER, 1_000.0, 1_001.0 + stood_ms) == pytest.approx(stood_ms)
+    meter.observe_rtt(PEER, 2.0, 1_001.0 + stood_ms)
+    assert meter.late_ms(PEER, 1_100.0, 1_101.0 + stood_ms) == pytest.approx(1.0)  # half a round trip
+
+
+def test_a_round_trip_that_took_as_long_as_its_answer_queued_says_nothing_of_clocks() -> None:
+    meter = TransitMeter()
+    meter.late_ms(PEER, 0.0, 1.0)
+    meter.late_ms(PEER, 100.0, 151.0)
+    meter.observe_rtt(PEER, 55.0, 151.0)
+    assert meter.late_ms(PEER, 200.0, 251.0) == pytest.approx(50.0 + 27.5)

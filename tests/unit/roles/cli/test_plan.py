@@ -291,3 +291,15 @@ def test_a_plan_written_into_the_file_is_the_same_plan(tmp_path: Path) -> None:
     config = load_config(tmp_path / "cluster.yaml")
     sizes = {spec.batch_size_max for _, of in settings_from(config).slices for spec in of.models}
     assert sizes <= set(bounds) | {128}
+
+
+def test_dashes_of_the_table_are_explained(tmp_path: Path) -> None:
+    models = [{key: value for key, value in model.items() if key != "rate_rps"} for model in FILE["models"]]
+    shown = " ".join(run_plan(tmp_path, {"models": models, "cluster": {"gpus": 1}}).output.split())
+    assert (
+        "-: symphony plans no batch, r/s, duty ms, expected ms; tenuto batching forms batches as requests come;"
+        " no model has a rate_rps to plan for"
+    ) in shown
+    models[0] = FILE["models"][0]
+    shown = " ".join(run_plan(tmp_path, {"models": models, "cluster": {"gpus": 1}}).output.split())
+    assert "; b without a rate_rps to plan for" in shown

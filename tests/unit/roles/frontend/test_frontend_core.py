@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fabric.ids import BatchId, Incarnation, PeerId
+from fabric.ids import BatchId, Incarnation, ModelId, PeerId
 from fabric.messages import (
     Answer,
     Arrivals,
@@ -615,6 +615,18 @@ def test_what_is_said_of_a_former_seq_does_not_touch_the_request_that_runs_under
     assert answers(core.handle(computed(1), 5.0)) == [1]
 
 
+def test_of_a_request_that_lost_two_workers_nothing_is_kept() -> None:
+    core = linked_core()
+    announced(core, 1)
+    for batch_id, seq in ((1, 0), (2, 1)):
+        core.handle(grant((seq, 1), batch_id=batch_id), 1.0)
+        core.handle(directory(slices=[]), 2.0)
+        core.handle(TurnEnded(), 2.0)
+        core.handle(directory(), 3.0)
+    assert len(core._pending) == 0
+    assert not core._pending._by_seq
+
+
 def test_a_request_without_the_time_for_another_try_says_that_its_worker_was_lost() -> None:
     core = linked_core()
     announced(core, 1)
@@ -747,6 +759,76 @@ def test_what_is_no_picture_is_refused_and_a_cancelled_one_is_of_no_interest_any
     assert refusals(core.handle(failed, 1.0)) == [(1, "InvalidInput")]
     core.handle(ClientSaid(CLIENT, CancelRequest(2)), 2.0)
     assert core.handle(Preprocessed(cancelled.payload), 3.0) == []
+
+
+@pytest.mark.parametrize("failed_at_ms", [100.0, 200.0, 250.0])
+def test_a_broken_picture_is_told_as_such_though_its_budget_was_too_short(failed_at_ms: float) -> None:
+    """The scheduler gave it up while it was decoded, or its deadline comes in the same turn."""
+    core = linked_core(VISION)
+    request = asked(1, "resnet50", specs=PICTURE)
+    core.handle(request, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    dropped = Dropped(ModelId("resnet50"), (SeqRun(0, 1),), "DeadlineExceeded", "too late")
+    assert refusals(core.handle(SchedulerSaid(dropped), 1.0)) == []
+    failed = PreprocessFailed(request.payload, "InvalidInput", "not a picture")
+    assert refusals(core.handle(failed, failed_at_ms)) == [(1, "InvalidInput")]
+    assert core.counters["pending"] == 0
+
+
+def test_a_good_picture_that_was_given_up_is_refused_when_it_is_decoded_or_its_deadline_comes() -> None:
+    core = linked_core(VISION)
+    requests = [asked(number, "resnet50", specs=PICTURE) for number in (1, 2)]
+    for request in requests:
+        core.handle(request, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    dropped = Dropped(ModelId("resnet50"), (SeqRun(0, 2),), "DeadlineExceeded", "too late")
+    assert refusals(core.handle(SchedulerSaid(dropped), 1.0)) == []
+    [reply] = of_type(Reply, core.handle(Preprocessed(requests[0].payload), 30.0))
+    assert (reply.message.code, reply.message.reason) == ("DeadlineExceeded", "too late")  # type: ignore[union-attr]
+    assert told(core.handle(TurnEnded(), 30.0)) == []
+    [reply] = of_type(Reply, core.handle(Tick(), 200.0))
+    assert (reply.message.code, reply.message.reason) == ("DeadlineExceeded", "too late")  # type: ignore[union-attr]
+
+
+def test_where_the_budget_ends_with_the_picture_still_undecoded_the_answer_says_so() -> None:
+    core = linked_core(VISION)
+    core.handle(asked(1, "resnet50", specs=PICTURE), 0.0)
+    [reply] = of_type(Reply, core.handle(Tick(), 200.0))
+    assert reply.message.reason == "its picture was still being decoded when its budget ended"  # type: ignore[union-attr]
+
+
+def test_a_drop_that_protects_a_batch_does_not_wait_for_the_picture() -> None:
+    core = linked_core(VISION)
+    core.handle(asked(1, "resnet50", specs=PICTURE), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    dropped = Dropped(ModelId("resnet50"), (SeqRun(0, 1),), "Overloaded", "too many")
+    assert refusals(core.handle(SchedulerSaid(dropped), 1.0)) == [(1, "Overloaded")]
+
+
+def test_time_in_which_a_picture_is_decoded_is_neither_held_nor_waited() -> None:
+    core = linked_core(VISION)
+    request = asked(1, "resnet50", specs=PICTURE)
+    core.handle(request, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(Preprocessed(request.payload), 30.0)
+    core.handle(grant((0, 1), model_id="resnet50", waited_ms=3.0), 35.0)
+    [reply] = of_type(Reply, core.handle(computed(0, model_id="resnet50"), 45.0))
+    ledger = reply.message.ledger  # type: ignore[union-attr]
+    assert (ledger.preprocess_ms, ledger.held_ms, ledger.waited_ms) == (30.0, 2.0, 3.0)
+
+
+def test_a_grant_that_a_picture_missed_is_neither_held_nor_waited() -> None:
+    core = linked_core(VISION)
+    request = asked(1, "resnet50", specs=PICTURE)
+    core.handle(request, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1), model_id="resnet50"), 5.0)
+    core.handle(Preprocessed(request.payload), 30.0)
+    core.handle(TurnEnded(), 30.0)
+    core.handle(grant((1, 1), model_id="resnet50", batch_id=2), 36.0)
+    [reply] = of_type(Reply, core.handle(computed(1, model_id="resnet50", batch_id=2), 45.0))
+    ledger = reply.message.ledger  # type: ignore[union-attr]
+    assert (ledger.preprocess_ms, ledger.held_ms, ledger.waited_ms) == (30.0, 6.0, 0.0)
 
 
 def test_pictures_and_ready_requests_do_not_share_a_run() -> None:

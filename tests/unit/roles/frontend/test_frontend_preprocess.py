@@ -17,7 +17,7 @@ from fabric.messages import ImagePreprocess
 from fabric.shared_memory import Arena, memory_address
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import Preprocessed, PreprocessFailed
-from roles.frontend.preprocess import preprocess
+from roles.frontend.preprocess import check_signature, preprocess
 from roles.runtime.core import Handle
 from roles.runtime.payloads import Payloads
 
@@ -154,7 +154,7 @@ def test_a_picture_that_came_through_shared_memory_is_not_sent_on_from_its_place
 def test_more_jobs_than_allowed_and_broken_ones_fail_with_their_codes(
     payloads: Payloads, decoding: Decoding
 ) -> None:
-    broken = kept(payloads, np.zeros(4, dtype=np.uint8))
+    broken = kept(payloads, file_of(Image.new("RGB", (64, 64)))[:60])
     others = [kept(payloads, file_of(Image.new("RGB", (9, 9)))) for _ in range(2)]
     for handle in (broken, *others):
         decoding.start(handle, PLAIN)
@@ -163,6 +163,27 @@ def test_more_jobs_than_allowed_and_broken_ones_fail_with_their_codes(
         for event in ended(decoding, 3)
     }
     assert codes == {broken: "InvalidInput", others[0]: "ok", others[1]: "Overloaded"}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+def test_every_format_has_a_signature_that_is_known(kind: str) -> None:
+    assert preprocess(file_of(Image.new("RGB", (9, 9)), kind), PLAIN).shape == (3, 8, 8)
+    check_signature(file_of(Image.new("RGB", (9, 9)), kind))
+
+
+def test_what_is_no_picture_by_its_first_bytes_waits_for_no_thread(payloads: Payloads) -> None:
+    """A budget that is too short for decoding is no reason to call a text file a missed deadline."""
+    decoding = Decoding(payloads, threads=1, jobs_max=0)
+    text = kept(payloads, np.frombuffer(b"hello, I am no picture", dtype=np.uint8))
+    decoding.start(text, PLAIN)
+    assert decoding.has_more
+    [failed] = ended(decoding, 1)
+    assert isinstance(failed, PreprocessFailed)
+    assert (failed.code, failed.reason.partition(" (")[0]) == (
+        "InvalidInput",
+        "not a picture of a known format",
+    )
+    decoding.close()
 
 
 def test_a_forgotten_job_ends_without_a_word(payloads: Payloads, decoding: Decoding) -> None:

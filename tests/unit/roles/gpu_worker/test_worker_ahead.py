@@ -71,6 +71,7 @@ def test_the_scheduler_hears_of_a_smaller_largest_batch_at_once() -> None:
     (ready,) = sent(SliceReady, actions)
     (replica,) = ready.replicas
     assert (replica.batch_size_max, replica.exec_ms) == (2, (6.0, 7.0))
+    assert replica.reason == "the device had no memory for a larger one"
     assert core.counters["batch_sizes_shrunk"] == 1
 
 

@@ -20,11 +20,25 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
     tempfile.tempdir = before
 
 
-def test_the_named_directory_comes_first_and_stays(tmp_path: Path) -> None:
+def test_the_named_directory_comes_first(tmp_path: Path) -> None:
     found = run_dir({"TENUTO_RUN_DIR": str(tmp_path / "deep" / "run"), "XDG_RUNTIME_DIR": str(tmp_path)})
     assert found.path == tmp_path / "deep" / "run"
-    found.remove()
-    assert found.path.is_dir()
+
+
+@pytest.mark.parametrize("variable", ["TENUTO_RUN_DIR", "XDG_RUNTIME_DIR"])
+def test_a_directory_goes_with_the_command_that_made_it_if_nothing_came_into_it(
+    tmp_path: Path, variable: str
+) -> None:
+    environment = {variable: str(tmp_path / "run" if variable == "TENUTO_RUN_DIR" else tmp_path)}
+    first, second = run_dir(environment), run_dir(environment)
+    second.remove()
+    assert first.path.is_dir()
+    first.remove()
+    assert not first.path.exists()
+    first = run_dir(environment)
+    (first.path / "scheduler-0.plan").touch()
+    first.remove()
+    assert first.path.is_dir()
 
 
 def test_the_users_runtime_directory_comes_second(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
-from fabric.messages import StatusAsked
+from fabric.messages import Ping, Pong, StatusAsked
 from roles.runtime.core import Heard, Lost
-from roles.runtime.loop.sources import WatchedLinkSource
+from roles.runtime.loop.sources import CLOSED, LinkSource, WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
 
@@ -44,3 +44,30 @@ def test_a_peer_that_was_lost_and_comes_back_is_not_late_by_the_time_its_clock_s
     else:
         raise AssertionError("nobody noticed")
     assert say().late_ms == 0.0
+
+
+def test_who_is_lost_is_told_of_before_what_comes_by_its_next_connection() -> None:
+    clock = HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    watched, heard = WatchedLinkSource(own, clock), LinkSource(own, lambda one: one.message, lambda one: one)
+    for source in (watched, heard):
+        peer.close()
+        own.send(PEER, StatusAsked())
+        peer = network.link(PEER)
+        peer.send(OWN, StatusAsked())
+        first, second = source.take(10, clock.at_ms)
+        assert first in (PEER, Lost(PEER, CLOSED))
+        assert second in (StatusAsked(), Heard(PEER, StatusAsked()))
+
+
+def test_a_core_hears_of_a_heartbeat_that_is_the_first_thing_a_peer_says() -> None:
+    clock = HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    source = WatchedLinkSource(own, clock)
+    for message in (Ping(7), Ping(8)):
+        peer.send(OWN, message)
+    assert list(source.take(10, clock.at_ms)) == [Heard(PEER, Ping(7))]
+    answers = [one.message for one in peer.receive(10)]
+    assert answers[0] == Pong(8)

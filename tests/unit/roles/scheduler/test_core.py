@@ -234,8 +234,16 @@ def test_a_slice_whose_done_was_lost_is_used_again() -> None:
     run_until(core, 140.0)
     sent = run_until(core, 10_000.0)
     assert of_type([send for _, send in sent], RunBatch) == []
-    assert core.counters.batches_lost == 1
+    assert core.counters.batches_lost == 2
     assert dispatched(core, 10_001.0, first_seq=9).slice_id == slice_id()
+
+
+def test_nothing_is_in_flight_for_ever_though_the_only_done_was_lost() -> None:
+    core = serving_core()
+    dispatched(core, 100.0)
+    run_until(core, 10_000.0)
+    assert core.counters.batches_lost == 1
+    assert not core._batches.flights
 
 
 def test_a_lost_slice_is_out_of_the_directory_at_once_and_takes_no_more_batches() -> None:

@@ -16,6 +16,8 @@ from fabric.messages import (
     ModelSpec,
     NodeHello,
     Part,
+    Ping,
+    Pong,
     PreemptBatch,
     ReplicaInfo,
     Returned,
@@ -193,6 +195,33 @@ def test_a_batch_larger_than_those_a_slice_runs_now_says_nothing_of_its_promise(
         watch.note(record, OTHER_MODEL, 1, 1_000.0)
     for at_ms in (0.0, 1_000.0, 2_000.0):
         assert watch.broken(at_ms) == {}
+
+
+def test_a_worker_of_which_its_agents_hello_did_not_know_yet_is_told_that_it_was_given_up() -> None:
+    """The two come by different links: a hello that was under way for long is older than the slice that is ready."""
+    core = core_with("tenuto")
+    sent = hear(core, AGENT_AGAIN, NodeHello(NODE, Incarnation("2"), (), ()))
+    (told,) = [send.message for send in sent if send.peer == WORKER]
+    assert isinstance(told, Directory)
+    assert told.slices == ()
+
+
+@pytest.mark.parametrize("message", [Ping(3), Pong(3)])
+def test_who_speaks_as_if_it_were_known_is_shown_the_directory(message: Ping | Pong) -> None:
+    """A scheduler that was started again so quickly that nobody noticed."""
+    core = SchedulerCore(SchedulerSettings((ModelSpec(MODEL, DAY_MS, 8),), ()), make_discipline("tenuto", {}))
+    for peer in (FRONTEND, AGENT, WORKER):
+        (sent,) = hear(core, peer, message)
+        assert (sent.peer, type(sent.message)) == (peer, Directory)
+    ended = Done(BatchId(7), slice_id(), MODEL, "ok", 1, (), 0.0, 0.0, 1.0)
+    (sent,) = hear(core, PeerId(f"worker-{NODE}-2/{FIRST}"), ended)
+    assert isinstance(sent.message, Directory)
+
+
+def test_a_stranger_that_pings_is_no_role_of_ours() -> None:
+    core = SchedulerCore(SchedulerSettings((ModelSpec(MODEL, DAY_MS, 8),), ()), make_discipline("tenuto", {}))
+    (sent,) = hear(core, PeerId("operator/1"), Ping(3))
+    assert sent.message == Pong(3)
 
 
 def done(batch: RunBatch, status: str = "ok") -> Done:

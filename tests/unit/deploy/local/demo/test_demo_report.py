@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from deploy.local.demo.command import CONFIG, Account, accounts_table
+from deploy.local.demo.command import CONFIG, Account, accounts_table, verdict_of
 from roles.config.cluster import ClusterConfig
 from roles.config.load import load_config
 
@@ -41,3 +42,22 @@ def test_a_model_that_got_no_answer_has_no_latency() -> None:
     out = io.StringIO()
     Console(file=out, width=80).print(accounts_table({"digits": silent}, {"digits": 7}))
     assert "nan" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answered", "late", "accuracy", "verdict"),
+    [
+        (
+            100,
+            1,
+            0.98,
+            "it works: 99 of 100 requests were answered within their SLO, and the answers are right",
+        ),
+        (100, 2, 0.98, "it works, but this host is too slow or too busy for these SLOs: only 98 of 100 "),
+        (100, 0, 0.96, "it does not work here: too few answers are right; 100 of 100 "),
+        (0, 0, 0.0, "it does not work here: too few answers are right; 0 of 100 "),
+    ],
+)
+def test_the_demo_ends_with_a_verdict(answered: int, late: int, accuracy: float, verdict: str) -> None:
+    account = Account(answered, late, 0, 0, None, None, None, None)
+    assert verdict_of({"digits": account}, {"digits": 100}, accuracy).startswith(verdict)

@@ -35,6 +35,16 @@ class Doubler:
         return {"x": torch.zeros(3)}
 
 
+class ManyInputs(Doubler):
+    """More than a message could hold for a batch of 32."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"total": sum(batch.values(), torch.zeros(1))}
+
+    def example(self) -> dict[str, Tensor]:
+        return {f"x{number}": torch.zeros(1) for number in range(130)}
+
+
 class Echo(Doubler):
     """Answers with a view of its own input."""
 

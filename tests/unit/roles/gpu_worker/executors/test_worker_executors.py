@@ -206,9 +206,18 @@ def test_a_loaded_model_tells_its_signature_and_its_run_times() -> None:
     assert replica.exec_ms[0] > 0
 
 
+def test_why_batches_are_smaller_than_asked_for_is_announced() -> None:
+    device = TorchDevice(MonotonicClock())
+    (many,) = device.load(user_slice("ManyInputs", batch_size_max=32))
+    reason = "it has 130 inputs a request, and a message holds 4096 tensors"
+    assert (many.batch_size_max, many.reason) == (31, reason)
+    (few,) = device.load(user_slice("ManyInputs", batch_size_max=31))
+    assert (few.batch_size_max, few.reason) == (31, "")
+
+
 def test_sizes_that_can_never_be_in_time_are_not_offered() -> None:
     (one,) = TorchDevice(SteppingClock()).load(user_slice(batch_size_max=8, slo_ms=8.0))
-    assert (one.batch_size_max, one.exec_ms) == (1, (10.0,))
+    assert (one.batch_size_max, one.exec_ms, one.reason) == (1, (10.0,), "")
     (all_of_them,) = TorchDevice(SteppingClock()).load(user_slice(batch_size_max=8, slo_ms=12.0))
     assert all_of_them.batch_size_max == len(all_of_them.exec_ms) == 8
 

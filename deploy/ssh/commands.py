@@ -1,0 +1,188 @@
+"""`tenuto deploy`: a cluster on several hosts, through ssh."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from deploy.ssh.operations import logs, run, status
+from deploy.ssh.plan import Plan, counted
+from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
+from fabric.errors import FabricError, PeerLost
+from roles.cli.console import plain_console
+from roles.cli.options import echo_json, file_argument, json_option
+from roles.runtime.exit_codes import EXIT_UNREACHABLE
+
+
+@click.group()
+def deploy() -> None:
+    """Run a cluster on the hosts that a file names, through ssh."""
+
+
+@deploy.command()
+@file_argument
+@json_option
+def plan(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Say what `up` would do on which host, in order; change nothing.
+
+    Exit 6 when some hosts cannot be done, 5 when none can be reached, 1 when the scheduler's cannot be done.
+    """
+    found = Deployment.of(file).plan()
+    if as_json:
+        echo_json(plain_plan(found))
+    else:
+        print_plan(found)
+    sys.exit(exit_code_of(found))
+
+
+@deploy.command()
+@file_argument
+@json_option
+def up(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Make the hosts' cluster what FILE says: carry, install, start, wait until it serves.
+
+    What is so already is left alone. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
+    """
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan(), as_json=as_json)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def upgrade(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """As `up`, but roles start again one after the other: a node is drained first, and each has to serve before the next ends."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan(), as_json=as_json, is_rolling=True)
+
+
+@deploy.command()
+@file_argument
+@click.option(
+    "--rolling", is_flag=True, help="One after the other; stops at the first that does not come back."
+)
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="ROLE",
+    help="Only this one, such as frontend-0; may be repeated.",
+)
+@json_option
+def restart(file: Path, rolling: bool, roles: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001  click's flags
+    """Start the roles again, as they run: agents, schedulers, frontends."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_rolling=rolling)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def rollback(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Start every role with the version and the configuration that ran before the last change."""
+    deployment = Deployment.of(file)
+    _change(deployment, deployment.plan_rollback(), as_json=as_json)
+
+
+@deploy.command()
+@file_argument
+@json_option
+def down(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """End the cluster, and remove from its hosts all that was made there: units, environments, configurations, keys, logs."""
+    deployment = Deployment.of(file)
+    found = deployment.plan_down()
+    result = deployment.tear_down(found, _speaker(found))
+    if as_json:
+        echo_json(_done(found, result))
+    if not found.steps and not found.problems:
+        click.echo("nothing to do: there is nothing of it on any host", err=True)
+    code = exit_code_of(found)
+    sys.exit(code if code == EXIT_UNREACHABLE else result.exit_code)
+
+
+def _change(deployment: Deployment, found: Plan, *, as_json: bool, is_rolling: bool = False) -> None:
+    """Do a plan, say how it went, and exit."""
+    result = deployment.carry_out(found, _speaker(found), is_rolling=is_rolling)
+    if as_json:
+        echo_json(_done(found, result))
+    for problem in result.problems:
+        click.echo(f"tenuto: {problem}", err=True)
+    if result.status is None:
+        reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
+        error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
+        raise error(f"the cluster is not up: {reason or '; '.join(result.problems)}")
+    if not result.done and not result.failed:
+        click.echo("nothing to do: all hosts are as the file says", err=True)
+    sys.exit(result.exit_code)
+
+
+def _speaker(found: Plan) -> Say:
+    """Says a line of a host on stderr; the plan's warnings at once."""
+    width = max(len(host) for host in found.hosts)
+    lock = threading.Lock()
+
+    def say(host: str, line: str) -> None:
+        with lock:
+            click.echo(f"{host:{width}}  {line}", err=True)
+
+    for host, lines in found.warnings.items():
+        for line in lines:
+            say(host, f"warning: {line}")
+    return say
+
+
+def _done(found: Plan, result: Result) -> Mapping[str, Any]:
+    return plain_plan(found) | {
+        "done": [_row(step.host, step.what, step.detail) for step in result.done],
+        "failed": dict(result.failed),
+        "problems_of_models": list(result.problems),
+        "endpoints": (result.status or {}).get("endpoints", {}),
+    }
+
+
+def plain_plan(found: Plan) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "hosts": list(found.hosts),
+        "steps": [
+            _row(step.host, step.what, step.detail, phase=step.phase.name.lower()) for step in found.steps
+        ],
+        "problems": {host: list(lines) for host, lines in found.problems.items()},
+        "warnings": {host: list(lines) for host, lines in found.warnings.items()},
+    }
+
+
+def print_plan(found: Plan) -> None:
+    """For people."""
+    console = plain_console()
+    table = Table("", "host", "step", "what")
+    for number, step in enumerate(found.steps, start=1):
+        table.add_row(str(number), step.host, step.what, Text(step.detail))
+    if found.steps:
+        console.print(table)
+    for word, lines_of in (("problem", found.problems), ("warning", found.warnings)):
+        for host, lines in lines_of.items():
+            for line in lines:
+                click.echo(
+                    f"{word}: {host} {line}" if word == "problem" else f"{word}: {host}: {line}", err=True
+                )
+    if not found.steps and not found.problems:
+        click.echo("nothing to do: all hosts are as the file says", err=True)
+    elif found.steps:
+        hosts = len({step.host for step in found.steps})
+        click.echo(f"{counted(len(found.steps), 'step')} on {counted(hosts, 'host')}", err=True)
+
+
+def _row(host: str, what: str, detail: str, **more: str) -> Mapping[str, str]:
+    return {"host": host, "what": what, "detail": detail, **more}
+
+
+for command in (status, logs, run):
+    deploy.add_command(command)

@@ -1,0 +1,102 @@
+"""What a host has told of itself, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabric.errors import FabricError
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a host runs, and what it ran before: a version and a configuration, by their names."""
+
+    version: str = ""
+    config: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
+
+    `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
+    clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told.
+    """
+
+    python: str
+    machine: str
+    base: str
+    run_dir: str
+    manager: str
+    address: str | None
+    free_bytes: int
+    open_files: int
+    cores: int
+    clock_off_ms: float = 0.0
+    is_there: bool = True
+    has_venv: bool = True
+    is_writable: bool = True
+    has_manager: bool = True
+    has_cron: bool = True
+    has_driver: bool = False
+    has_mps: bool = False
+    wheels: Mapping[str, int] = field(default_factory=dict)
+    versions: Sequence[str] = ()
+    configs: Sequence[str] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, str] = field(default_factory=dict)
+    now: Running = Running()
+    before: Running = Running()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A host that could not be asked, and why. `is_silent`: not even ssh's end of it answers."""
+
+    reason: str
+    is_silent: bool = True
+
+
+def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: float) -> HostFacts:
+    """Raises FabricError for an answer that is none."""
+    try:
+        state, told_at_ms = told["state"], float(told["time_ms"])
+        early_ms, late_ms = asked_at_ms - told_at_ms, told_at_ms - answered_at_ms
+        return HostFacts(
+            **{
+                name: told[name]
+                for name in (
+                    *(
+                        "python",
+                        "machine",
+                        "base",
+                        "run_dir",
+                        "manager",
+                        "address",
+                        "free_bytes",
+                        "open_files",
+                        "cores",
+                    ),
+                    *(
+                        "is_there",
+                        "has_venv",
+                        "is_writable",
+                        "has_manager",
+                        "has_cron",
+                        "has_driver",
+                        "has_mps",
+                    ),
+                    *("wheels", "versions", "configs", "keys", "roles", "taken"),
+                )
+            },
+            clock_off_ms=late_ms if late_ms > 0 else -early_ms if early_ms > 0 else 0.0,
+            now=Running(str(state.get("version", "")), str(state.get("config", ""))),
+            before=Running(**state.get("before", {})),
+            addresses=dict(state.get("addresses", {})),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FabricError(f"its answer cannot be understood: {error!r}") from error

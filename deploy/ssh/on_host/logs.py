@@ -1,0 +1,51 @@
+"""What roles said, with the moments of its lines."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FIRST_BYTES_MAX = 4 << 20
+"""Of a log that was never read: no more than its end."""
+TURN_BYTES_MAX = 1 << 20
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
+
+
+class LogReader:
+    """One role's log, followed over its rotation. A line without a moment has that of the line before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+        self._at_ms = 0.0
+
+    def read(self) -> Iterator[tuple[float, str]]:
+        """What has come since the last time: whole lines, with milliseconds since 1970."""
+        try:
+            with self._path.open("rb") as file:
+                found = self._path.stat()
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    is_first = self._inode == 0
+                    self._inode = found.st_ino
+                    self._offset = max(0, found.st_size - FIRST_BYTES_MAX) if is_first else 0
+                file.seek(self._offset)
+                while chunk := file.read(TURN_BYTES_MAX):
+                    end = chunk.rfind(b"\n") + 1
+                    if not end:
+                        break
+                    self._offset += end
+                    yield from map(self._timed, chunk[:end].decode("utf-8", "replace").splitlines())
+                    file.seek(self._offset)
+        except OSError:
+            return
+
+    def _timed(self, line: str) -> tuple[float, str]:
+        moment = _MOMENT.match(line)
+        if moment is not None:
+            local = time.strptime(moment[1], "%Y-%m-%d %H:%M:%S")
+            self._at_ms = time.mktime(local) * 1e3 + float(moment[2])
+            line = line[moment.end() :]
+        return self._at_ms, line

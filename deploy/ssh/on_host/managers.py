@@ -1,0 +1,287 @@
+"""What keeps roles alive when the ssh session is over, and starts them again with the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.ssh.on_host.place import Place
+from deploy.ssh.on_host.system import Refused, quoted, run, until, write_whole
+
+STOP_LIMIT_S = 30
+ASK_LIMIT_S = 20
+
+
+class Manager:
+    """What keeps roles alive: systemd's user units, or supervisord. Names are role ids."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def prepare(self) -> None:
+        """Once, before the first role starts."""
+
+    def write(self, role_id: str) -> None:
+        """Make it known."""
+
+    def running(self) -> set[str]:
+        """Who is kept alive now."""
+        return set()
+
+    def known(self) -> set[str]:
+        """Whose units are there."""
+        return set()
+
+    def has_failed(self, role_id: str) -> bool:
+        """Whether it ended by itself, and is tried again later at best."""
+        raise NotImplementedError
+
+    def start(self, role_id: str) -> None:
+        """Start it, or start it again."""
+
+    def stop(self, role_id: str) -> None:
+        """Stop it, and forget its unit."""
+
+    def remove(self) -> None:
+        """Undo `prepare`."""
+
+
+class Systemd(Manager):
+    """Units of this user. They outlive the session where lingering is on, and start again with the host."""
+
+    folder = Path.home() / ".config/systemd/user"
+
+    def prepare(self) -> None:
+        if self._is_lingering():
+            return
+        run(["loginctl", "enable-linger"], ASK_LIMIT_S, check=False)
+        (self.place.base / "lingering").touch()  # by us, so that `remove` ends it
+        if not self._is_lingering():
+            raise Refused(
+                "roles would end with the ssh session: run `sudo loginctl enable-linger $USER` on it once"
+            )
+
+    def write(self, role_id: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = systemd_unit(self.place, role_id)
+        write_whole(self.folder / self._unit(role_id), text.encode(), 0o644)
+        systemctl("daemon-reload")
+
+    def running(self) -> set[str]:
+        return {
+            one
+            for one in self.known()
+            if systemctl("is-active", self._unit(one), check=False).strip() == "active"
+        }
+
+    def known(self) -> set[str]:
+        prefix, suffix = f"tenuto-{self.place.host}.", ".service"
+        return {path.name[len(prefix) : -len(suffix)] for path in self.folder.glob(f"{prefix}*{suffix}")}
+
+    def has_failed(self, role_id: str) -> bool:
+        state = systemctl("show", "--property=SubState", "--value", self._unit(role_id), check=False).strip()
+        return state in ("failed", "auto-restart", "dead")
+
+    def start(self, role_id: str) -> None:
+        systemctl("enable", self._unit(role_id))
+        systemctl("restart", self._unit(role_id))
+
+    def stop(self, role_id: str) -> None:
+        systemctl("disable", "--now", self._unit(role_id), check=False)
+        (self.folder / self._unit(role_id)).unlink(missing_ok=True)
+        systemctl("daemon-reload", check=False)
+
+    def remove(self) -> None:
+        if (self.place.base / "lingering").exists():
+            run(["loginctl", "disable-linger"], ASK_LIMIT_S, check=False)
+
+    def _is_lingering(self) -> bool:
+        user = run(["loginctl", "show-user", str(os.getuid()), "--property=Linger"], ASK_LIMIT_S, check=False)
+        return "Linger=yes" in user
+
+    def _unit(self, role_id: str) -> str:
+        return f"tenuto-{self.place.host}.{role_id}.service"
+
+
+class Supervisor(Manager):
+    """Where systemd does not run: one supervisord for this directory, which cron starts again with the host."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.base = place.base / "supervisor"
+        self.conf = self.base / "supervisord.conf"
+        self.units = self.base / "units"
+
+    def prepare(self) -> None:
+        self.units.mkdir(parents=True, exist_ok=True)
+        write_whole(self.conf, supervisor_conf(self.place).encode(), 0o600)
+        boot = self.base / "boot.sh"
+        write_whole(boot, f"#!/bin/sh\nexec {quoted(self._daemon())}\n".encode(), 0o700)
+        if not self._is_alive():
+            run(self._daemon(), ASK_LIMIT_S)
+            until(self._is_alive, ASK_LIMIT_S, "supervisord did not come up")
+        crontab(add=f"@reboot {boot}")
+
+    def write(self, role_id: str) -> None:
+        write_whole(self.units / f"{role_id}.ini", supervisor_unit(self.place, role_id).encode(), 0o600)
+
+    def running(self) -> set[str]:
+        return {one for one, state in self._states().items() if state in ("RUNNING", "STARTING")}
+
+    def known(self) -> set[str]:
+        return {path.stem for path in self.units.glob("*.ini")} if self.units.is_dir() else set()
+
+    def has_failed(self, role_id: str) -> bool:
+        return self._states().get(role_id) in ("BACKOFF", "FATAL", "EXITED")
+
+    def start(self, role_id: str) -> None:
+        self._control("reread")
+        if role_id in self._states():
+            self._control("restart", role_id)
+        else:
+            self._control("add", role_id)
+
+    def stop(self, role_id: str) -> None:
+        if self._is_alive():
+            self._control("stop", role_id, check=False)
+            (self.units / f"{role_id}.ini").unlink(missing_ok=True)
+            self._control("reread", check=False)
+            self._control("remove", role_id, check=False)
+        (self.units / f"{role_id}.ini").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        crontab(remove=str(self.base / "boot.sh"))
+        if self._is_alive():
+            self._control("shutdown", check=False)
+            until(lambda: not self._is_alive(), STOP_LIMIT_S, "supervisord did not end")
+
+    def _states(self) -> dict[str, str]:
+        if not self._is_alive():
+            return {}
+        lines = (line.split() for line in self._control("status", check=False).splitlines())
+        return {words[0]: words[1] for words in lines if len(words) > 1}
+
+    def _is_alive(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(self.place.run_dir / "supervisor.sock"))
+            except OSError:
+                return False
+        return True
+
+    def _daemon(self) -> list[str]:
+        return [*self._python("supervisord"), "-c", str(self.conf)]
+
+    def _control(self, *words: str, check: bool = True) -> str:
+        return run([*self._python("supervisorctl"), "-c", str(self.conf), *words], STOP_LIMIT_S, check=check)
+
+    def _python(self, module: str) -> list[str]:
+        code = f"import sys; sys.path.insert(0, {str(self.base / 'lib')!r}); from supervisor.{module} import main; main()"
+        return [sys.executable, "-I", "-c", code]
+
+
+def manager_of(place: Place) -> Manager:
+    """The one that the configuration names, or that this host has."""
+    is_systemd = place.units == "systemd" or (place.units == "auto" and has_systemd())
+    return Systemd(place) if is_systemd else Supervisor(place)
+
+
+def systemd_unit(place: Place, role_id: str) -> str:
+    """A unit of this user."""
+    log = str(place.base / f"logs/{role_id}.log").replace("%", "%%")
+    script = str(place.base / f"roles/{role_id}.sh").replace("%", "%%")
+    return f"""[Unit]
+Description=Tenuto {role_id} on {place.host}
+StartLimitIntervalSec=60
+StartLimitBurst=10
+
+[Service]
+ExecStart="{script}"
+Restart=on-failure
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec=20
+LimitNOFILE=infinity
+StandardOutput=append:{log}
+StandardError=append:{log}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def supervisor_conf(place: Place) -> str:
+    """Of the daemon; its socket is this user's."""
+    base, sock = (str(path).replace("%", "%%") for path in (place.base, place.run_dir / "supervisor.sock"))
+    return f"""[supervisord]
+logfile={base}/logs/supervisord.log
+logfile_maxbytes=5MB
+logfile_backups=1
+pidfile={base}/supervisor/supervisord.pid
+childlogdir={base}/logs
+directory=/
+
+[unix_http_server]
+file={sock}
+chmod=0700
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisorctl]
+serverurl=unix://{sock}
+
+[include]
+files={base}/supervisor/units/*.ini
+"""
+
+
+def supervisor_unit(place: Place, role_id: str) -> str:
+    """Of one role. It is tried again for as long as it takes: its peers may come up later than it."""
+    base = str(place.base).replace("%", "%%")
+    return f"""[program:{role_id}]
+command="{base}/roles/{role_id}.sh"
+autorestart=unexpected
+exitcodes=0
+startsecs=1
+startretries=1000000
+stopsignal=TERM
+stopwaitsecs=20
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={base}/logs/{role_id}.log
+stdout_logfile_maxbytes=50MB
+stdout_logfile_backups=2
+"""
+
+
+def has_systemd() -> bool:
+    """Whether this user has a running systemd."""
+    if not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
+        return False
+    return "=" in systemctl("show-environment", check=False)
+
+
+def systemctl(*words: str, check: bool = True) -> str:
+    """Of this user's units."""
+    environ = {**os.environ}
+    environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    return run(["systemctl", "--user", *words], STOP_LIMIT_S, check=check, env=environ)
+
+
+def crontab(add: str = "", remove: str = "") -> None:
+    """A line of this user's table, where there is one."""
+    if shutil.which("crontab") is None:
+        return
+    lines = run(["crontab", "-l"], ASK_LIMIT_S, check=False).splitlines()
+    lines = [line for line in lines if "no crontab for" not in line]
+    wanted = [line for line in lines if not (remove and remove in line)]
+    if add and add not in wanted:
+        wanted.append(add)
+    if wanted != lines:
+        text = "".join(f"{line}\n" for line in wanted)
+        subprocess.run(["crontab", "-"], input=text, text=True, check=False, timeout=ASK_LIMIT_S)

@@ -1,0 +1,96 @@
+"""The folders of one host's part of a cluster, and what its roles have left there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SOCKET_PATH_MAX = 107
+ON_A_NETWORK = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "9p",
+)
+
+
+class Place:
+    """`base`: of this host, under the user's home, which hosts may share. `run_dir`: on a disk of this host.
+
+    Sockets have short paths, and none on a network's file system: then the run directory is in /tmp.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.host = str(request["host"])
+        self.units = str(request["units"])
+        self.base = Path.home() / Path(request["directory"]).expanduser() / self.host
+        socket_path = self.base / "run" / f"worker-{self.host}-9999.sock"
+        is_near = (
+            len(os.fsencode(socket_path)) <= SOCKET_PATH_MAX and file_system(self.base) not in ON_A_NETWORK
+        )
+        self.run_dir = self.base / "run" if is_near else Path(f"/tmp/tenuto-{os.getuid()}-{self.host}")
+
+    def version(self, version: str) -> Path:
+        """The folder of a virtual environment."""
+        return self.base / "versions" / version
+
+    def log(self, role_id: str) -> Path:
+        """What a role says."""
+        return self.base / f"logs/{role_id}.log"
+
+    def script(self, role_id: str) -> Path:
+        """What starts a role."""
+        return self.base / f"roles/{role_id}.sh"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What runs, and what ran before; empty at first."""
+        return _read(self.base / "state.json")
+
+    def run_file(self, role_id: str, folder: Path | None = None) -> dict[str, Any]:
+        """Of a role that serves; empty where it does not. `folder`: another run directory than this one's."""
+        return _read((folder or self.run_dir) / f"{role_id}.json")
+
+    def started_as(self, role_id: str) -> str:
+        """The stamp of the script that a role's process was started by."""
+        with contextlib.suppress(OSError):
+            return (self.run_dir / f"{role_id}.stamp").read_text(encoding="ascii").strip()
+        return ""
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system a path is on."""
+    path, best, kind = existing(path).resolve(), "", ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.split()
+            is_above = str(path) == words[1] or str(path).startswith(words[1].rstrip("/") + "/")
+            if is_above and len(words[1]) >= len(best):
+                best, kind = words[1], words[2]
+    return kind
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder above that is there."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -1,0 +1,283 @@
+"""The requests, and the process that answers one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from deploy.ssh.on_host.logs import LogReader
+from deploy.ssh.on_host.looking import COMPLETE, facts
+from deploy.ssh.on_host.managers import Supervisor, manager_of
+from deploy.ssh.on_host.place import Place
+from deploy.ssh.on_host.system import Refused, run, say, sha256, tell, until, write_whole
+
+LOCK_LIMIT_S = 600
+INSTALL_LIMIT_S = 1_200
+START_LIMIT_S = 60
+ASK_LIMIT_S = 20
+LOG_TAIL_BYTES = 8_192
+FOLLOW_EVERY_S = 0.2
+
+
+def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Files from stdin, each whole or not at all; the folder `complete` is marked when all are there."""
+    for file in request["files"]:
+        path = place.base / file["path"]
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_name(f".{path.name}.part")
+        digest, left = hashlib.sha256(), file["size"]
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                while left:
+                    chunk = sys.stdin.buffer.read(min(left, 1 << 20))
+                    if not chunk:
+                        raise Refused("the connection ended in the middle of a file")
+                    out.write(chunk)
+                    digest.update(chunk)
+                    left -= len(chunk)
+                out.flush()
+                os.fsync(out.fileno())
+            if digest.hexdigest() != file["sha256"]:
+                raise Refused(
+                    f"{file['path']} was changed while it was sent, or arrived damaged: run it again"
+                )
+            draft.chmod(file["mode"])
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    for path in (place.base / name for name in request.get("removed", ())):
+        path.unlink(missing_ok=True)
+    if request.get("complete"):
+        (place.base / request["complete"] / COMPLETE).touch()
+        prune(place.base / "configs", request["kept"])
+    return {}
+
+
+def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A virtual environment for one version, beside those that are there."""
+    folder = place.version(request["version"])
+    if (folder / COMPLETE).exists():
+        return {}
+    shutil.rmtree(folder, ignore_errors=True)
+    say("makes an environment")
+    run([sys.executable, "-m", "venv", str(folder)], INSTALL_LIMIT_S)
+    say("installs")
+    pip = [
+        str(folder / "bin/python"),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-input",
+    ]
+    links = ["--find-links", str(place.base / "wheels"), *(["--no-index"] if request["is_offline"] else [])]
+    run([*pip, *links, request["requirement"]], INSTALL_LIMIT_S)
+    if isinstance(manager_of(place), Supervisor) and not (place.base / "supervisor/lib/supervisor").is_dir():
+        draft = place.base / "supervisor/lib.part"
+        shutil.rmtree(draft, ignore_errors=True)
+        run([*pip, *links, "--target", str(draft), "supervisor"], INSTALL_LIMIT_S)
+        draft.replace(place.base / "supervisor/lib")
+    (folder / COMPLETE).touch()
+    prune(place.base / "versions", request["kept"])
+    for path in (place.base / "wheels").glob("tenuto-*.whl"):
+        if path.name.split("-")[1] not in request["kept"]:
+            path.unlink()
+    return {}
+
+
+def prune(folder: Path, kept: Sequence[str]) -> None:
+    """What neither runs, nor ran before, nor is about to run."""
+    for path in folder.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A role with its present script; nothing where that is what runs. Answers when it serves."""
+    role_id, script, manager = request["role_id"], request["script"], manager_of(place)
+    wanted = sha256(script.encode())
+    for folder in ("roles", "logs"):
+        (place.base / folder).mkdir(mode=0o700, exist_ok=True)
+    place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    manager.prepare()
+    write_whole(place.base / "state.json", json.dumps(request["state"]).encode(), 0o600)
+    if not request["is_again"] and role_id in manager.running() and place.started_as(role_id) == wanted:
+        return {"started": False}
+    write_whole(place.script(role_id), script.replace("@STAMP@", wanted).encode(), 0o700)
+    log = place.log(role_id)
+    said_before = log.stat().st_size if log.exists() else 0
+    before = place.run_file(role_id).get("pid")
+    manager.write(role_id)
+    manager.start(role_id)
+
+    def serves() -> bool:
+        pid = place.run_file(role_id).get("pid")
+        if pid is not None and pid != before and place.started_as(role_id) == wanted:
+            return Path(f"/proc/{pid}").exists()
+        if manager.has_failed(role_id):
+            raise Refused
+        return False
+
+    try:
+        until(serves, START_LIMIT_S, "")
+    except Refused:
+        raise Refused(f"{role_id} did not start: {last_words(log, said_before)}") from None
+    return {"started": True}
+
+
+def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Roles that are no longer wanted."""
+    manager = manager_of(place)
+    for role_id in request["role_ids"]:
+        manager.stop(role_id)
+        place.script(role_id).unlink(missing_ok=True)
+    return {}
+
+
+def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything of ours on this host: units, processes, keys, folders."""
+    del request
+    manager = manager_of(place)
+    for role_id in sorted(manager.known()):
+        manager.stop(role_id)
+    manager.remove()
+    shutil.rmtree(place.run_dir, ignore_errors=True)
+    shutil.rmtree(place.base)
+    with contextlib.suppress(OSError):  # of another host, where homes are shared
+        place.base.parent.rmdir()
+    return {}
+
+
+def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Lines of logs with their moments, as they come where they are followed."""
+    since_ms, role = request["since_ms"], request["role"]
+    readers = {path.stem: LogReader(path) for path in sorted((place.base / "logs").glob("*.log"))}
+    readers = {one: reader for one, reader in readers.items() if not role or one == role}
+    while True:
+        for role_id, reader in readers.items():
+            lines = [(at_ms, line) for at_ms, line in reader.read() if at_ms >= since_ms]
+            if lines:
+                tell({"progress": {"role": role_id, "lines": lines}})
+        if not request["is_followed"]:
+            return {}
+        if select.select([sys.stdin], [], [], FOLLOW_EVERY_S)[0]:  # the operator went away
+            return {}
+
+
+def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`."""
+    del request
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
+    given = os.environ.get("TENUTO_RUN_DIR")
+    if given:
+        folders.insert(0, Path(given))
+    for folder in folders:
+        found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
+        living = [one for one in found if "role_id" in one and Path(f"/proc/{one.get('pid')}").exists()]
+        if living:
+            return {"run_files": living, "looked_in": [str(folder)]}
+    return {"run_files": [], "looked_in": list(map(str, folders))}
+
+
+def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `tenuto` command of the version that runs here says, as JSON; empty while it cannot say anything."""
+    command = [str(place.version(place.state.get("version", "none")) / "bin/tenuto"), *request["words"]]
+    environ = {**os.environ, "TENUTO_RUN_DIR": str(place.run_dir)}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=request.get("limit_s", ASK_LIMIT_S),
+        check=False,
+        env=environ,
+    )
+    said = (done.stderr.strip().splitlines() or [""])[-1]
+    return {
+        "code": done.returncode,
+        "said": said,
+        "answer": json.loads(done.stdout) if done.returncode == 0 else None,
+    }
+
+
+def last_words(log: Path, since: int) -> str:
+    """The line of a log that explains an end."""
+    with contextlib.suppress(OSError):
+        with log.open("rb") as file:
+            file.seek(max(since, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        own = [line[len("tenuto: ") :] for line in lines if line.startswith("tenuto: ")]
+        if own or lines:
+            return (own or lines)[-1][-400:]
+    return f"it did not serve within {START_LIMIT_S} s and said nothing; see {log}"
+
+
+@contextlib.contextmanager
+def alone(base: Path) -> Iterator[None]:
+    """One at a time: another deploy, or what is left of one whose operator went away."""
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock: IO[str] = (base / ".lock").open("w")
+    with lock:
+        end_at = time.monotonic() + LOCK_LIMIT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_at:
+                    raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s") from None
+                select.select([], [], [], 0.2)
+        yield
+
+
+DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {
+    "facts": facts,
+    "receive": receive,
+    "environment": environment,
+    "start": start,
+    "stop": stop,
+    "remove": remove,
+    "logs": logs,
+    "run_files": run_files,
+    "ask": ask,
+}
+READS = ("facts", "run_files", "ask", "logs")
+
+
+def main() -> None:
+    """One request."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what was begun is ended, though its operator went away
+    os.umask(0o077)
+    request = json.loads(sys.stdin.buffer.readline())
+    try:
+        place = Place(request)
+        does = DOES[request["do"]]
+        if request["do"] in READS:
+            answer = does(place, request)
+        else:
+            with alone(place.base):
+                answer = does(place, request)
+    except Refused as error:
+        tell({"error": str(error)})
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            tell({"error": f"the disk of {request['directory']} is full: make room there and run it again"})
+        else:
+            tell({"error": f"{error.filename or request['do']}: {error.strerror or error}"})
+    else:
+        tell({"ok": answer})

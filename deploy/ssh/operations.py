@@ -1,0 +1,213 @@
+"""`tenuto deploy status | logs | run`: looking at a cluster's hosts, and at what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.table import Table
+
+from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.inventory import Inventory
+from deploy.ssh.rollout import HOSTS_AT_ONCE
+from deploy.ssh.shell import Deployment
+from fabric.clock import WallClock
+from fabric.errors import FabricError
+from roles.cli.console import plain_console
+from roles.cli.options import echo_json, file_argument, json_option
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+
+HOLD_S: Final = 0.5
+"""Lines of several hosts are put in order over so long."""
+LINES_MAX: Final = 100_000
+COMMAND_LIMIT_S: Final = 3_600.0
+_UNITS_MS = {"s": 1e3, "m": 60e3, "h": 3_600e3, "d": 86_400e3}
+
+
+class Ago(click.ParamType[float]):
+    """A while ago: `90s`, `10m`, `2h`, `1d`."""
+
+    name = "ago"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """In ms."""
+        found = re.fullmatch(r"([0-9]{1,6})([smhd])", str(value))
+        if found is None:
+            self.fail(f"{str(value)[:40]!r} is no while ago; it must be like 90s, 10m, 2h or 1d", param, ctx)
+        return int(found[1]) * _UNITS_MS[found[2]]
+
+
+@click.command()
+@file_argument
+@json_option
+def status(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+    """Show each host and its roles, then the cluster as its scheduler sees it.
+
+    Exit 6 when a host or a role is down, 5 when no host can be reached.
+    """
+    deployment = Deployment.of(file)
+    facts = deployment.facts()
+    rows = host_rows(deployment.inventory, facts)
+    cluster: Mapping[str, Any] | None = None
+    with contextlib.suppress(FabricError):  # its host is among the rows
+        cluster = deployment.status()
+    if as_json:
+        echo_json({"hosts": rows, "cluster": cluster})
+    else:
+        _print(rows, cluster)
+    if all(row["problem"] for row in rows):
+        sys.exit(EXIT_UNREACHABLE)
+    is_whole = cluster is not None and not any(
+        row["problem"] or set(row["roles"].values()) != {"runs"} for row in rows
+    )
+    sys.exit(0 if is_whole else EXIT_PARTIAL)
+
+
+@click.command()
+@file_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--role", default="", help="Of this role only, such as frontend-0.")
+@click.option("--since", "since_ms", type=Ago(), help="No older lines: 90s, 10m, 2h, 1d.")
+def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  # noqa: FBT001  click's flag
+    """Print what the roles of all hosts say, in the order of time.
+
+    Exit 6 when a host cannot be asked.
+    """
+    deployment = Deployment.of(file)
+    since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms
+    request = {"do": "logs", "since_ms": since, "role": role, "is_followed": follow}
+    came: queue.Queue[tuple[float, str]] = queue.Queue(LINES_MAX)
+    failed: dict[str, str] = {}
+    width = max(len(host) for host in deployment.connections)
+
+    def read(host: str) -> None:
+        def on_lines(told: Mapping[str, Any]) -> None:
+            for at_ms, line in told["lines"]:
+                came.put((at_ms, f"{host:{width}} {told['role']:12} {line}"))
+
+        try:
+            deployment.connections[host].ask(request, limit_s=None if follow else 60.0, on_progress=on_lines)
+        except FabricError as error:
+            failed[host] = str(error)
+
+    readers = [threading.Thread(target=read, args=(host,), daemon=True) for host in deployment.connections]
+    for reader in readers:
+        reader.start()
+    try:
+        _print_lines(came, readers, is_followed=follow)
+    except KeyboardInterrupt:
+        failed.clear()
+    finally:
+        for connection in deployment.connections.values():
+            connection.end()
+    for host, reason in failed.items():
+        click.echo(f"tenuto: {host}: {reason}", err=True)
+    if failed:
+        sys.exit(EXIT_UNREACHABLE if len(failed) == len(readers) else EXIT_PARTIAL)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@file_argument
+@click.option("--host", "hosts", multiple=True, help="Only there; may be repeated.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
+@json_option
+def run(file: Path, hosts: tuple[str, ...], words: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
+    """Run a shell's COMMAND on all hosts, side by side. Exit 6 when it fails on some, 1 when it fails on all."""
+    deployment = Deployment.of(file)
+    chosen = [deployment.inventory.host(host).host for host in hosts] or list(deployment.connections)
+
+    def do(host: str) -> dict[str, Any]:
+        command = deployment.connections[host].command(" ".join(words))
+        try:
+            done = subprocess.run(  # noqa: S603  ssh, and what the operator typed
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=COMMAND_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"host": host, "code": EXIT_FAILURE, "output": f"not over within {COMMAND_LIMIT_S:g} s"}
+        return {"host": host, "code": done.returncode, "output": done.stdout.decode("utf-8", "replace")}
+
+    with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
+        found = list(pool.map(do, chosen))
+    if as_json:
+        echo_json(found)
+    else:
+        width = max(len(host) for host in chosen)
+        for one in found:
+            for line in one["output"].splitlines():
+                click.echo(f"{one['host']:{width}}  {line}")
+            if one["code"]:
+                click.echo(f"{one['host']:{width}}  ended with code {one['code']}", err=True)
+    failures = sum(one["code"] != 0 for one in found)
+    sys.exit(0 if not failures else EXIT_FAILURE if failures == len(found) else EXIT_PARTIAL)
+
+
+def host_rows(inventory: Inventory, facts: Mapping[str, HostFacts | Unreachable]) -> list[dict[str, Any]]:
+    """A row for each host: what is wrong with it as a whole, what it runs, and how each role is."""
+    rows = []
+    for wanted in inventory.hosts:
+        told = facts[wanted.host]
+        roles = [role.role_id for role in wanted.roles]
+        if isinstance(told, Unreachable):
+            states = dict.fromkeys(roles, "unknown")
+            rows.append(
+                {"host": wanted.host, "problem": told.reason, "version": "", "config": "", "roles": states}
+            )
+            continue
+        states = {
+            one: "runs" if told.roles.get(one) else "down" if one in told.roles else "absent" for one in roles
+        }
+        row = {"host": wanted.host, "problem": "", "version": told.now.version, "config": told.now.config}
+        rows.append({**row, "roles": states})
+    return rows
+
+
+def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None) -> None:
+    console = plain_console()
+    hosts = Table("host", "version", "configuration", "roles")
+    for row in rows:
+        roles = row["problem"] or ", ".join(
+            one if state == "runs" else f"{one} ({state})" for one, state in row["roles"].items()
+        )
+        hosts.add_row(row["host"], row["version"], row["config"], roles)
+    console.print(hosts)
+    if cluster is None:
+        click.echo("the scheduler does not answer", err=True)
+        return
+    slices = Table("slice", "state", "models", "requests")
+    for one in cluster["slices"]:
+        state = f"{one['state']}: {one['reason']}" if one["reason"] else one["state"]
+        slices.add_row(one["slice_id"], state, ", ".join(one["models"]), str(one["requests"]))
+    console.print(slices)
+
+
+def _print_lines(
+    came: queue.Queue[tuple[float, str]], readers: Iterable[threading.Thread], *, is_followed: bool
+) -> None:
+    """In the order of time: all of them at the end, or every half second what has come in it."""
+    held: list[tuple[float, str]] = []
+    while True:
+        is_over = not any(reader.is_alive() for reader in readers)
+        with contextlib.suppress(queue.Empty):
+            held.append(came.get(timeout=HOLD_S if not is_over else 0.0))
+            while True:
+                held.append(came.get_nowait())
+        if is_over or is_followed:
+            for _, line in sorted(held, key=lambda one: one[0]):
+                click.echo(line)
+            held.clear()
+        if is_over and came.empty():
+            return

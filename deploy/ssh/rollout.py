@@ -1,0 +1,76 @@
+"""The order in which a plan's steps are done: phase after phase, hosts side by side, a failed host alone. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from deploy.ssh.plan import PHASE_OF, Phase, Plan, Step
+
+HOSTS_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step is over. `problem`: why it was not done; empty where it was."""
+
+    step: Step
+    problem: str = ""
+
+
+class Rollout:
+    """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
+
+    A host with a problem gets no further step. Without the scheduler's host nothing is started. `is_rolling`: roles start one
+    after the other, in all of the cluster, and none after one that did not come back.
+    """
+
+    def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
+        self._scheduler_host = plan.scheduler_host
+        self._at_once = at_once
+        self._is_rolling = is_rolling
+        self._waiting = [step for step in plan.steps if step.host not in plan.problems]
+        self._going: list[Step] = []
+        self.failed: dict[str, str] = {host: found[0] for host, found in plan.problems.items()}
+        self.done: list[Step] = []
+        self._drop_hopeless()
+
+    def begin(self) -> Sequence[Step]:
+        """The first steps."""
+        return self._next()
+
+    def handle(self, ended: Ended) -> Sequence[Step]:
+        """What may begin now."""
+        self._going.remove(ended.step)
+        if ended.problem:
+            self.failed[ended.step.host] = ended.problem
+            self._waiting = [step for step in self._waiting if step.host != ended.step.host]
+            if self._is_rolling and ended.step.what == "start":
+                self._waiting = [step for step in self._waiting if step.what != "start"]
+            self._drop_hopeless()
+        else:
+            self.done.append(ended.step)
+        return self._next()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is going on, and nothing more will."""
+        return not self._going and not self._waiting
+
+    def _next(self) -> list[Step]:
+        begun = []
+        phase = min((step.phase for step in (*self._going, *self._waiting)), default=Phase.PREPARE)
+        at_once = 1 if self._is_rolling and phase in PHASE_OF.values() else self._at_once
+        for step in tuple(self._waiting):
+            is_busy = any(other.host == step.host for other in self._going)
+            if step.phase == phase and not is_busy and len(self._going) < at_once:
+                self._waiting.remove(step)
+                self._going.append(step)
+                begun.append(step)
+        return begun
+
+    def _drop_hopeless(self) -> None:
+        """Roles that would only wait for a scheduler that does not come."""
+        if self._scheduler_host in self.failed:
+            self._waiting = [step for step in self._waiting if step.what != "start"]

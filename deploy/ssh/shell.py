@@ -1,0 +1,285 @@
+"""Asks hosts and does plans: threads around the cores of this package, one for each host that is being spoken to."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.local.shell import SETTLED_STATES, problems_of
+from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
+from deploy.ssh.connection import HostConnection, is_ssh_there
+from deploy.ssh.facts import HostFacts, Unreachable, facts_from
+from deploy.ssh.inventory import HostWanted, Inventory, inventory_of
+from deploy.ssh.plan import Goods, Phase, Plan, Step, addresses_of, plan_up
+from deploy.ssh.rollout import HOSTS_AT_ONCE, Ended, Rollout
+from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
+from fabric.clock import MonotonicClock, WallClock
+from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.keys import TRUSTED_FILE, read_pair, read_trusted
+from fabric.messages import LeftOut, SliceReport
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+
+FACTS_LIMIT_S: Final = 60.0
+ASK_LIMIT_S: Final = 60.0
+START_LIMIT_S: Final = 180.0
+CARRY_LIMIT_S: Final = 3_600.0
+STATUS_LIMIT_S: Final = 20.0
+DRAIN_LIMIT_S: Final = 300.0
+READY_LIMIT_MS: Final = 900_000.0
+READY_EVERY_S: Final = 0.5
+_LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
+
+Say = Callable[[str, str], None]
+"""A line about a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a rollout ended. `failed`: by host. `problems`: what the cluster does not serve."""
+
+    done: Sequence[Step]
+    failed: Mapping[str, str]
+    status: Mapping[str, Any] | None
+    problems: Sequence[str] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0: all is as the file says."""
+        if self.status is None:
+            return EXIT_FAILURE
+        return EXIT_PARTIAL if self.failed or self.problems else 0
+
+
+@dataclass(slots=True)
+class Deployment:
+    """One file's cluster, and the connections to its hosts."""
+
+    source: Source
+    inventory: Inventory
+    connections: Mapping[str, HostConnection]
+    clock: MonotonicClock = field(default_factory=MonotonicClock)
+
+    @classmethod
+    def of(cls, path: Path) -> Deployment:
+        """Read the file. Raises ConfigError for what it cannot mean."""
+        if not is_ssh_there():
+            raise ConfigError("there is no ssh command on this host: install an OpenSSH client")
+        source = Source.of(path)
+        inventory = inventory_of(source.config)
+        deploy = source.config.deploy
+        return cls(source, inventory, {one.host: HostConnection(one.host, deploy) for one in inventory.hosts})
+
+    def plan(self) -> Plan:
+        """What `up` has to do. Raises ConfigError for what is missing here."""
+        facts = self.facts()
+        goods, missing = self._goods(facts)
+        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing)
+
+    def plan_restart(self, only: Sequence[str]) -> Plan:
+        """Every role again, or only those. Raises ConfigError for one that the file does not have."""
+        known = [role.role_id for wanted in self.inventory.hosts for role in wanted.roles]
+        for role_id in only:
+            if role_id not in known:
+                raise ConfigError(f"the file has no role {role_id!r}; it has {', '.join(known)}")
+        facts = self.facts()
+        goods, _ = self._goods(facts)
+        return plan_restart(self.inventory, facts, goods, self.source.config.deploy, only)
+
+    def plan_rollback(self) -> Plan:
+        """Back to what ran before the last change."""
+        facts = self.facts()
+        goods, _ = self._goods(facts)
+        return plan_rollback(self.inventory, facts, goods, self.source.config.deploy)
+
+    def plan_down(self) -> Plan:
+        """The end of all of it."""
+        return plan_down(self.inventory, self.facts())
+
+    def carry_out(self, plan: Plan, say: Say, *, is_rolling: bool = False) -> Result:
+        """Do what a plan says, then wait until the cluster says that it is ready.
+
+        `is_rolling`: roles start one after the other, each when the cluster is ready again, and a node is drained before.
+        """
+        rollout = self._roll_out(plan, say, is_rolling=is_rolling)
+        if plan.scheduler_host in rollout.failed:
+            return Result(rollout.done, rollout.failed, None)
+        status, problems = self._until_ready(plan.scheduler_host, rollout.failed)
+        if status is not None:
+            served = sum(one["state"] == "ready" for one in status["slices"])
+            say(plan.scheduler_host, f"ready: {served} of {len(status['slices'])} slices")
+        return Result(rollout.done, rollout.failed, status, problems)
+
+    def tear_down(self, plan: Plan, say: Say) -> Result:
+        """Do what a plan for the end says."""
+        rollout = self._roll_out(plan, say, is_rolling=False)
+        return Result(rollout.done, rollout.failed, {})
+
+    def status(self) -> Mapping[str, Any] | None:
+        """What `tenuto status --json` says on the scheduler's host; None where it says nothing."""
+        host = self.inventory.scheduler_host
+        asked = self._ask_tenuto(host, ["status", "--json"])
+        answer: Mapping[str, Any] | None = asked["answer"]
+        return answer
+
+    def _roll_out(self, plan: Plan, say: Say, *, is_rolling: bool) -> Rollout:
+        rollout = Rollout(plan, is_rolling=is_rolling)
+        totals = {host: sum(step.host == host for step in plan.steps) for host in plan.hosts}
+        numbers = dict.fromkeys(plan.hosts, 0)
+        for host, problems in plan.problems.items():
+            for problem in problems:
+                say(host, problem)
+
+        def do(step: Step) -> Ended:
+            numbers[step.host] += 1
+            head = f"{numbers[step.host]}/{totals[step.host]} {step.what}"
+            say(step.host, f"{head}: {step.detail}")
+            try:
+                if is_rolling and step.what == "start":
+                    self._start_gently(plan, step, rollout, say)
+                else:
+                    self._do(step, lambda what: say(step.host, f"{head}: {what}"))
+            except FabricError as error:
+                say(step.host, f"{head}: failed: {error}")
+                return Ended(step, str(error))
+            return Ended(step)
+
+        with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
+            going: set[Future[Ended]] = {pool.submit(do, step) for step in rollout.begin()}
+            while going:
+                over, going = wait(going, return_when=FIRST_COMPLETED)
+                for future in over:
+                    going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
+        return rollout
+
+    def _do(self, step: Step, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
+        self.connections[step.host].ask(step.request, step.files, limit_s, on_progress)
+
+    def _start_gently(self, plan: Plan, step: Step, rollout: Rollout, say: Say) -> None:
+        """Without its node's slices where it is an agent; over when the cluster is ready again."""
+        scheduler = plan.scheduler_host
+        is_agent = step.phase is Phase.AGENTS
+        is_drained = False
+        if is_agent:
+            words = ["drain", step.host, "--json"]
+            drained = self._ask_tenuto(scheduler, words, DRAIN_LIMIT_S)
+            is_drained = drained["code"] == 0
+            if not is_drained:
+                say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
+        self._do(step)
+        if is_drained:
+            self._ask_tenuto(scheduler, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+        status, problems = self._until_ready(scheduler, rollout.failed)
+        if status is None:
+            raise FabricError("; ".join(problems))
+
+    def _goods(self, facts: Mapping[str, HostFacts | Unreachable]) -> tuple[Goods, dict[str, list[str]]]:
+        """What there is to carry, and which keys are missing, by host."""
+        config = self.source.config
+        own, deploy = own_wheel(), config.deploy
+        keys, key_ids, missing = _keys(config.security.keys, self.inventory)
+        wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
+        wheels = {
+            wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))
+            if wheelhouse
+            else [own.wheel]
+            for wanted in self.inventory.hosts
+        }
+        addresses = addresses_of(self.inventory, config.places.addresses, facts)
+        return Goods(own, wheels, carried_config(self.source, addresses), keys, key_ids, addresses), missing
+
+    def facts(self) -> dict[str, HostFacts | Unreachable]:
+        """What every host tells, or why it does not."""
+        config = self.source.config
+
+        def look(wanted: HostWanted) -> HostFacts | Unreachable:
+            request = {"do": "facts", "ports": dict(wanted.ports), "interface": config.deploy.interface}
+            asked_at_ms = WallClock().now_ms()
+            try:
+                told = self.connections[wanted.host].ask(request, limit_s=FACTS_LIMIT_S)
+                return facts_from(told, asked_at_ms, WallClock().now_ms())
+            except FabricError as error:
+                return Unreachable(str(error), isinstance(error, PeerLost))
+
+        with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
+            found = list(pool.map(look, self.inventory.hosts))
+        return {wanted.host: one for wanted, one in zip(self.inventory.hosts, found, strict=True)}
+
+    def _until_ready(self, host: str, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
+        """Ask the scheduler's host until every slice of a host that is there is ready or has failed."""
+        until_ms = self.clock.now_ms() + READY_LIMIT_MS
+        status: dict[str, Any] = {}
+        said = ""
+        while self.clock.now_ms() < until_ms:
+            try:
+                asked = self._ask_tenuto(host, ["status", "--json"])
+            except PeerLost as error:
+                return None, [str(error)]
+            status, said = asked["answer"] or {}, asked["said"]
+            slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
+            if slices and all(one["state"] in SETTLED_STATES for one in slices):
+                return status, problems_of([_report(one) for one in slices])
+            select.select([], [], [], READY_EVERY_S)
+        waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
+        why = (
+            f"{', '.join(waiting[:5])} are not ready" if waiting else said or "the scheduler does not answer"
+        )
+        return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
+
+    def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
+        request = {"do": "ask", "words": list(words), "limit_s": limit_s}
+        return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
+
+
+def exit_code_of(plan: Plan) -> int:
+    """Of a plan as such: whether all of it can be done."""
+    if not plan.problems:
+        return 0
+    if set(plan.unreachable) >= set(plan.hosts):
+        return EXIT_UNREACHABLE
+    return EXIT_FAILURE if plan.scheduler_host in plan.problems else EXIT_PARTIAL
+
+
+def _keys(
+    folder: Path | None, inventory: Inventory
+) -> tuple[dict[str, bytes], dict[str, str], dict[str, list[str]]]:
+    """Every key file that hosts need, what tells each from the one before, and whose are missing."""
+    keys: dict[str, bytes] = {}
+    ids: dict[str, str] = {}
+    missing: dict[str, list[str]] = {}
+    if folder is None:
+        return keys, ids, missing
+    read_trusted(folder / TRUSTED_FILE)
+    keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
+    for wanted in inventory.hosts:
+        for name in wanted.keys:
+            try:
+                pair = read_pair(folder / name)
+            except ConfigError as error:
+                principal = name.removesuffix(".key").replace("node-", "node/", 1)
+                missing.setdefault(wanted.host, []).append(f"{error}; tenuto keys add {folder} {principal}")
+                continue
+            keys[name], ids[name] = (folder / name).read_bytes(), pair.public[:10]
+    return keys, ids, missing
+
+
+def _beside(facts: HostFacts | Unreachable) -> Sequence[str]:
+    """Distributions that a host needs beside Tenuto."""
+    return () if isinstance(facts, HostFacts) and facts.manager == "systemd" else ("supervisor",)
+
+
+def _node_of(listed: Mapping[str, Any]) -> str:
+    return str(listed["slice_id"]).partition("/")[0]
+
+
+def _report(listed: Mapping[str, Any]) -> SliceReport:
+    try:
+        left_out = tuple(LeftOut(**one) for one in listed["left_out"])
+        return SliceReport(**{**listed, "models": tuple(listed["models"]), "left_out": left_out})
+    except (KeyError, TypeError) as error:  # of another version than this one
+        raise FabricError(f"the scheduler's status cannot be understood: {error!r}") from error

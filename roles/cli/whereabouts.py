@@ -1,0 +1,178 @@
+"""What a role needs to know of its place: its own address, where the scheduler is, and with which key to say so.
+
+A file that places nothing (see `roles/config/hosts.py`) means this host: roles find each other in the run directory, and
+their TCP addresses are on loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fabric.errors import ConfigError
+from fabric.ids import frontend_id, scheduler_id
+from fabric.keys import FRONTEND, Keyring
+from roles.config.cluster import ClusterConfig
+from roles.config.hosts import moved
+from roles.config.load import listen_config
+from roles.config.sections import ListenSection
+from roles.runtime.environment import RunDir
+from roles.runtime.host_address import host_named_here, own_address
+from roles.runtime.process import read_run_file
+
+if TYPE_CHECKING:
+    from roles.frontend.shell import FrontendOptions
+    from roles.node_agent.shell import AgentOptions
+
+LOOPBACK = "127.0.0.1"
+
+
+class Whereabouts:
+    """Of the roles in one run directory. `is_here`: everything is on this host, wherever the file places it.
+
+    Raises ConfigError for a file that places roles on several hosts, with addresses that need keys, and has none.
+    """
+
+    def __init__(self, config: ClusterConfig, run_dir: Path, *, is_here: bool) -> None:
+        self._config = config
+        self._places = config.places
+        self._run_dir = run_dir
+        self._is_placed = self._places.is_written and not is_here
+        if self._is_placed:
+            require_keys(config)
+
+    def scheduler(self, number: int) -> Sequence[str]:
+        """The control addresses of a scheduler beside the run directory's."""
+        if not self._is_placed:
+            return ()
+        place = self._places.schedulers[number]
+        return (f"tcp://{self._address(place.host)}:{place.port}",)
+
+    def frontend(
+        self,
+        index: int,
+        scheduler_given: Sequence[str] = (),
+        *,
+        client: str | None = None,
+        is_beside: bool = False,
+    ) -> FrontendOptions:
+        """How to run a frontend.
+
+        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        address of that is needed. Raises ConfigError for a `client` where nobody can listen.
+        """
+        from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
+
+        keys = self._config.security.keys
+        keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
+        heartbeats = self._config.heartbeats
+        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        if client is not None:
+            client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
+        given = [(address,) for address in scheduler_given]
+        if not self._is_placed:
+            client = client or moved(self._config.listen.client, index)
+            if not given and not is_beside:
+                self._require_scheduler()
+            found = given or self._running_schedulers()
+            return replace(own, client_addresses=(client,), scheduler_addresses=found)
+        host = self._places.frontends[index].host
+        address = self._address(host)
+        return replace(
+            own,
+            host=address,
+            client_addresses=(client or self._places.client_address(index, address),),
+            scheduler_addresses=given or self._schedulers_seen_from(host),
+        )
+
+    def node(self, host: str) -> AgentOptions:
+        """How to run the agent of a node."""
+        from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
+
+        if not self._is_placed:
+            return AgentOptions()
+        elsewhere = {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
+        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
+
+    def _address(self, host: str) -> str:
+        return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
+
+    def _schedulers_seen_from(self, host: str) -> Sequence[Sequence[str]]:
+        """Of each: by ipc on its own host, whether it runs already or not; else by TCP."""
+        return [
+            (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
+            for number, place in enumerate(self._places.schedulers)
+        ]
+
+    def _by_ipc(self, number: int) -> str:
+        return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")
+
+    def _running_schedulers(self) -> Sequence[Sequence[str]]:
+        """Of each; where one that does not run yet will listen."""
+        return [
+            found.addresses["control"]
+            if (found := read_run_file(self._run_dir / f"{scheduler_id(number)}.json")) is not None
+            else (self._by_ipc(number),)
+            for number in range(self._config.schedulers)
+        ]
+
+    def _require_scheduler(self) -> None:
+        names = [f"{scheduler_id(number)}.json" for number in range(self._config.schedulers)]
+        if not any((self._run_dir / name).exists() for name in names):
+            raise ConfigError(
+                f"no scheduler serves in {self._run_dir} (there is no {names[0]}): start it first, or give --scheduler"
+            )
+
+
+def require_keys(config: ClusterConfig) -> None:
+    """Raises ConfigError for a cluster on several hosts whose addresses others can reach, without keys."""
+    addresses = config.places.addresses
+    is_loopback = all(addresses.get(host, "").startswith("127.") for host in config.hosts)
+    if config.security.keys is None and not is_loopback:
+        raise ConfigError(
+            f"the roles are on {', '.join(config.hosts)}, and others can reach them there: that needs keys"
+            " (tenuto keys create DIRECTORY --config FILE, and security: {keys: DIRECTORY})"
+        )
+
+
+def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
+    """The host that the option names, else the only one, else the one that this machine is called."""
+    found = given or (hosts[0] if len(hosts) == 1 else host_named_here(hosts))
+    if found is None:
+        raise ConfigError(f"which host is this one? Give {option}: one of {', '.join(hosts)}")
+    return found
+
+
+def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
+    """Which scheduler is meant; ConfigError for one that the file does not have."""
+    number = int(is_standby) if given is None else given
+    if given is None and config.places.is_written and not is_here:
+        hosts = [one.host for one in config.places.schedulers]
+        number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))
+    if number >= config.schedulers:
+        raise ConfigError(
+            f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
+        )
+    return number
+
+
+def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:
+    """Which frontend is meant; ConfigError for one that the file does not have."""
+    places = config.places.frontends
+    if given is not None:
+        if given >= len(places) and config.places.is_written and not is_here:
+            raise ConfigError(f"there is no frontend {given}; the file has {len(places)}, the first one is 0")
+        return given
+    if not config.places.is_written or is_here:
+        return 0
+    host = chosen_host(None, tuple(dict.fromkeys(one.host for one in places)), "--index")
+    own = [index for index, one in enumerate(places) if one.host == host]
+    if len(own) > 1:
+        raise ConfigError(f"{host} has {len(own)} frontends: give --index, one of {', '.join(map(str, own))}")
+    return own[0]

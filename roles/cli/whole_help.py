@@ -1,0 +1,23 @@
+"""Groups of commands whose help says each command's first sentence to its end: click cuts it at the line's."""
+
+from __future__ import annotations
+
+import click
+
+SENTENCE_CHARS_MAX = 1_000
+
+
+class WholeHelpGroup(click.Group):
+    """Lists its commands in as many lines as they need."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, without its limit."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(limit=SENTENCE_CHARS_MAX))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

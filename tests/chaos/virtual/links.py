@@ -1,0 +1,319 @@
+"""Links over virtual connections: as a ROUTER, a DEALER, a PULL and a pool of PUSH sockets have them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fabric import frames
+from fabric.codec import Buffer
+from fabric.curve import Guard
+from fabric.ids import Incarnation, PeerId
+from fabric.link import NamedTensor, Packed
+from fabric.messages import AnyMessage
+from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
+from tests.chaos.virtual.network import End, Item, Network, Owner, Wire
+
+CONTROL_QUEUE: Final = 1_000 + 64
+PAYLOAD_QUEUE: Final = 64
+RETRY_MS: Final = (20.0, 500.0)
+
+
+class _Listener(End):
+    """Has an address."""
+
+    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
+        super().__init__(network, owner)
+        self._addresses = [one for one in addresses if one.startswith("ipc://")]
+        self.wires: list[Wire] = []
+        for address in self._addresses:
+            assert address not in network.listeners, f"{address} is taken"
+            network.listeners[address] = self
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
+
+    def accept(self, wire: Wire) -> None:
+        """Somebody has connected."""
+        self.wires.append(wire)
+
+    def hang_up(self, wire: Wire) -> None:
+        if wire in self.wires:
+            self.wires.remove(wire)
+
+    def close(self) -> None:
+        super().close()
+        for address in self._addresses:
+            if self._network.listeners.get(address) is self:
+                del self._network.listeners[address]
+        for wire in list(self.wires):
+            wire.finish(self)
+        self.wires.clear()
+
+
+class VirtualPeers(_Listener):
+    """As a ROUTER."""
+
+    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
+        super().__init__(network, owner, addresses)
+        self.named: dict[PeerId, Wire] = {}
+        self._lost: list[PeerId] = []
+
+    def accept(self, wire: Wire) -> None:
+        """A second connection of a living name stays open, and nobody listens to it."""
+        super().accept(wire)
+        self.named.setdefault(wire.name, wire)
+
+    def hang_up(self, wire: Wire) -> None:
+        super().hang_up(wire)
+        if self.named.get(wire.name) is wire:
+            del self.named[wire.name]
+
+    def arrive(self, item: Item) -> None:
+        if self.named.get(item.wire.name) is item.wire:
+            super().arrive(item)
+
+    def peer_of(self, wire: Wire) -> PeerId:
+        return wire.name
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        wire = self.named.get(peer)
+        if wire is None:
+            self._lost.append(peer)
+            self.transit.forget(peer)
+            self._counters["unroutable_out"] += 1
+            return False
+        return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
+
+    def take_lost(self) -> Sequence[PeerId]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._lost) or super().has_more
+
+
+class VirtualPayloads(_Listener):
+    """As a PULL."""
+
+    may_read_late = True
+
+    def peer_of(self, wire: Wire) -> PeerId:
+        return PeerId("")
+
+
+class _Connecting(End):
+    """Tries until it is connected, and again when that breaks."""
+
+    def __init__(self, network: Network, owner: Owner, own: PeerId, addresses: Sequence[str]) -> None:
+        super().__init__(network, owner)
+        self.wire: Wire | None = None
+        self._own = own
+        self._address = addresses[0] if addresses else ""
+        self._attempt = 0
+        self._failures = 0
+
+    def connect(self) -> None:
+        """Try, in the background."""
+        self._attempt += 1
+        self._try(self._attempt)
+
+    def disconnect(self) -> None:
+        """Give it up."""
+        self._attempt += 1
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.finish(self)
+
+    def connected(self) -> None:
+        """For what has waited."""
+
+    def hang_up(self, wire: Wire) -> None:
+        if wire is self.wire:
+            self.wire = None
+            if not self.is_closed:
+                self._again(self._attempt)
+
+    def close(self) -> None:
+        self.disconnect()
+        super().close()
+
+    def _try(self, attempt: int) -> None:
+        if attempt != self._attempt or self.is_closed or self.owner.is_dead:
+            return
+        network = self._network
+        far = network.listeners.get(self._address)
+        if far is None or far.owner.is_stopped or self.owner.is_stopped:
+            self._again(attempt)
+            return
+        path = network.path(self.owner.place, far.owner.place)
+        if network.time.now_ms < path.cut_until_ms:
+            self._again(attempt)
+            return
+        network.time.at(network.time.now_ms + 2 * path.delay_ms, lambda: self._meet(attempt, far))
+
+    def _meet(self, attempt: int, far: End) -> None:
+        if attempt != self._attempt or self.is_closed or self.owner.is_dead:
+            return
+        if self._network.listeners.get(self._address) is not far:
+            self._again(attempt)
+            return
+        self._failures = 0
+        self.wire = Wire(self._network, self, far, self._own)
+        self._network.wires[self.wire] = None
+        far.accept(self.wire)
+        self.connected()
+
+    def _again(self, attempt: int) -> None:
+        network = self._network
+        self._failures += 1
+        first_ms, longest_ms = RETRY_MS
+        wait_ms = min(first_ms * 2.0 ** min(self._failures - 1, 10), longest_ms)
+        wait_ms *= 1.0 + 0.2 * network.draws.random()
+        network.time.at(network.time.now_ms + wait_ms, lambda: self._try(attempt))
+
+
+class VirtualServer(_Connecting):
+    """As a DEALER whose sends are refused while there is no connection. `on_hang_up` hears of each break."""
+
+    def __init__(
+        self, network: Network, owner: Owner, own: PeerId, server: PeerId, addresses: Sequence[str]
+    ) -> None:
+        super().__init__(network, owner, own, addresses)
+        self._server = server
+        self._connect_at_ms: float | None = None
+        self.on_hang_up: Callable[[], None] = lambda: None
+        self.connect()
+
+    def peer_of(self, wire: Wire) -> PeerId:
+        return self._server
+
+    def hang_up(self, wire: Wire) -> None:
+        is_ours = wire is self.wire
+        super().hang_up(wire)
+        if is_ours:
+            self.on_hang_up()
+
+    def reconnect(self) -> None:
+        """As `DealerLink.reconnect`: at the first send 100 ms later."""
+        self.disconnect()
+        self._connect_at_ms = self.owner.now_ms() + RECONNECT_AFTER_MS
+
+    def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
+        if peer != self._server or self.is_closed:
+            return False
+        if self._connect_at_ms is not None and self.owner.now_ms() >= self._connect_at_ms:
+            self._connect_at_ms = None
+            self.connect()
+        if self.wire is None:
+            return self._note(packed, is_sent=False)
+        return self._note(packed, is_sent=self.wire.send(self.wire.far, self._join(packed), CONTROL_QUEUE))
+
+
+class _Pushing(_Connecting):
+    """One push socket: what is sent before it is connected waits."""
+
+    def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
+        super().__init__(network, owner, PeerId(""), addresses)
+        self._waiting: deque[list[Buffer]] = deque()
+        self.connect()
+
+    def peer_of(self, wire: Wire) -> PeerId:
+        raise AssertionError("nothing comes by it")
+
+    def push(self, packed: Sequence[Packed]) -> bool:
+        """False: its queue is full."""
+        parts = self._join(packed)
+        if self.wire is not None:
+            return self.wire.send(self.wire.far, parts, 2 * PAYLOAD_QUEUE)
+        if len(self._waiting) >= PAYLOAD_QUEUE:
+            return False
+        self._waiting.append(parts)
+        return True
+
+    def connected(self) -> None:
+        assert self.wire is not None
+        while self._waiting:
+            self.wire.send(self.wire.far, self._waiting.popleft(), 2 * PAYLOAD_QUEUE)
+
+
+@dataclass
+class _Target:
+    incarnation: Incarnation
+    addresses: tuple[str, ...]
+    socket: _Pushing | None = None
+
+
+class VirtualPush(End):
+    """As `fabric.sockets.PushPool`."""
+
+    def __init__(self, network: Network, owner: Owner) -> None:
+        super().__init__(network, owner)
+        self.targets: dict[PeerId, _Target] = {}
+
+    def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
+        """As `fabric.transport.PushLink`."""
+        known = self.targets.get(peer)
+        if known is not None and (known.incarnation, known.addresses) == (incarnation, tuple(addresses)):
+            return
+        self.drop(peer)
+        self.targets[peer] = _Target(incarnation, tuple(addresses))
+
+    def drop(self, peer: PeerId) -> None:
+        """As `fabric.transport.PushLink`."""
+        target = self.targets.pop(peer, None)
+        if target is not None and target.socket is not None:
+            target.socket.close()
+
+    def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
+        target = self.targets.get(peer)
+        if target is None:
+            self._counters["unroutable_out"] += 1
+            return False
+        if target.socket is None:
+            target.socket = _Pushing(self._network, self.owner, target.addresses)
+        packed = (frames.pack(message, tensors),)
+        return self._note(packed, is_sent=target.socket.push(packed))
+
+    def close(self) -> None:
+        for peer in list(self.targets):
+            self.drop(peer)
+        super().close()
+
+
+class VirtualTransport:
+    """Links of one process; as `fabric.transport.Transport`."""
+
+    def __init__(self, network: Network, owner: Owner) -> None:
+        self._network = network
+        self._owner = owner
+
+    def bind_peers(
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> VirtualPeers:
+        """A server's end."""
+        del options, guard
+        return VirtualPeers(self._network, self._owner, addresses)
+
+    def bind_payload(
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+    ) -> VirtualPayloads:
+        """A receiver of payload."""
+        del options, guard
+        return VirtualPayloads(self._network, self._owner, addresses)
+
+    def connect(
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: Guard | None = None
+    ) -> VirtualServer:
+        """A client's end."""
+        del guard
+        return VirtualServer(self._network, self._owner, own, server, addresses)
+
+    def push(self, options: PushOptions | None = None, guard: Guard | None = None) -> VirtualPush:
+        """A sender of payload."""
+        del options, guard
+        return VirtualPush(self._network, self._owner)

@@ -1,0 +1,371 @@
+"""The processes of a virtual cluster: real shells, or real cores with the real sources around them, in the real driver's turns.
+
+Frontends and workers run in their own shells. A scheduler's shell is its outbox; an agent's has processes of the operating system,
+which are virtual here: `Host` keeps what a host keeps when a process ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
+from fabric.link import Received
+from fabric.messages import Answer, Infer, PlanAsked, Refusal, RunBatch, SliceSpec
+from fabric.outbox import Outbox
+from roles.frontend.shell import FrontendOptions, FrontendShell
+from roles.gpu_worker.events import AgentGone
+from roles.gpu_worker.executors.base import Job
+from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.shell import WorkerOptions, WorkerShell
+from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
+from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
+from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
+from roles.runtime.environment import RunDir
+from roles.runtime.loop.drive import Role
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.sources import LinkSource, WatchedLinkSource
+from roles.runtime.process import RunFile, remove_run_file, write_run_file
+from roles.runtime.process_events import ProcessExited, StopAsked
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.hardware import SimulatedNode
+from tests.chaos.virtual.links import VirtualServer
+from tests.chaos.virtual.process import Posted, Process
+
+if TYPE_CHECKING:
+    from tests.chaos.virtual.world import World
+
+SIGKILL: Final = -9
+OUTLIVE_MS: Final = 30_000.0
+PLAN_MS: Final = 40.0
+
+
+class SchedulerProcess(Process):
+    """A scheduler: its core, its watched link, its outbox, its planner."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "scheduler")
+        self.core: SchedulerCore = world.make_scheduler()
+        self.link = self.transport.bind_peers([world.control_address])
+        self._outbox = Outbox(self.link, lambda peer, message: None)
+        self._planned: Posted[Heard] = Posted(self)
+        self.source = WatchedLinkSource(self.link, self)
+        role = Role[Heard | Lost, Send](
+            self.core, [self.source, self._planned], self._perform, self._outbox.flush
+        )
+        self._run_file = RunFile(SCHEDULER_ID, 1, self.incarnation, {"control": [world.control_address]})
+        write_run_file(world.run_dir, self._run_file)
+        self.run(role)
+
+    def close(self) -> None:
+        remove_run_file(self.world.run_dir, self._run_file)
+        self.link.close()
+
+    def _perform(self, action: Send) -> None:
+        message = action.message
+        if isinstance(message, PlanAsked):
+            assert action.peer == PLANNER
+            plan = Heard(PLANNER, make_plan(message))
+            self.world.at(
+                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan))
+            )
+            return
+        if isinstance(message, RunBatch):
+            self.world.monitor.commanded(self, action.peer)
+        self._outbox.put(action.peer, message)
+
+
+class FrontendProcess(Process):
+    """A frontend in its own shell."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"frontend-{number}")
+        options = FrontendOptions(
+            FrontendId(frontend_id(number)),
+            world.run_dir,
+            [[world.control_address]],
+            client_addresses=(),
+            incarnation=self.incarnation,
+            clock=self,
+            transport=self.transport,
+        )
+        self.shell = FrontendShell(options, Posted[StopAsked](self))
+        self.run(self.shell.role)
+
+    def close(self) -> None:
+        for link in (self.shell._clients, self.shell._schedulers, self.shell._outputs, self.shell._slices):
+            link.close()
+
+    def released(self) -> None:
+        super().released()
+        self.shell._decoding.close()
+        self.shell._unsent.close()
+
+
+@dataclass
+class Host:
+    """What a host has while processes come and go: workers by id, and what an agent wrote down of them."""
+
+    node: SimulatedNode
+    agent: AgentProcess | None = None
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)
+    records: dict[str, Orphan] = field(default_factory=dict)
+    slower: float = 1.0
+
+
+class AgentProcess(Process):
+    """A node's agent: its core and sources; its children are virtual."""
+
+    def __init__(self, world: World, host: Host) -> None:
+        node_id = host.node.node_id
+        super().__init__(world, f"node-{node_id}")
+        self.host = host
+        host.agent = self
+        role_id = role_id_of_node(node_id)
+        own = peer_id(role_id, self.incarnation)
+        self.address = RunDir(world.run_dir).ipc_address(f"{role_id}.control")
+        self.link = self.transport.bind_peers([self.address])
+        self.scheduler = LocalScheduler(own, world.run_dir, self, transport=self.transport)
+        self.exits: Posted[ProcessExited] = Posted(self)
+        self.stops: Posted[StopAsked] = Posted(self)
+        outlives = world.outlives
+        orphans = [host.records[worker_id] for worker_id in host.workers if worker_id in host.records]
+        for worker_id in [one for one in host.workers if not outlives or one not in host.records]:
+            host.workers[worker_id].kill()
+        host.records = {orphan.worker_id: orphan for orphan in orphans if outlives}
+        self.core = NodeAgentCore(
+            AgentSelf(node_id, self.incarnation, role_id, 1, outlives),
+            FoundDevices(host.node.gpus, orphans=list(host.records.values())),
+        )
+        role = Role[AgentEvent, AgentAction](
+            self.core,
+            [self.stops, LinkSource(self.link, _from_worker), self.scheduler, self.exits],
+            self._perform,
+        )
+        self.run(role)
+
+    def kill(self) -> None:
+        if self.is_dead:
+            return
+        super().kill()
+        self.host.agent = None
+        for worker in list(self.host.workers.values()):
+            if self.world.outlives:
+                worker.agent_gone()
+            else:
+                worker.kill()
+
+    def close(self) -> None:
+        self.link.close()
+        self.scheduler.close()
+
+    def released(self) -> None:
+        super().released()
+        self.scheduler.close()
+
+    def turned(self) -> None:
+        if self.core.is_stopped:
+            self.end()
+
+    def _perform(self, action: AgentAction) -> None:
+        world = self.world
+        match action:
+            case Send(peer, message) if peer == SCHEDULER:
+                self.scheduler.send(message)
+            case Send(peer, message):
+                self.link.send(peer, message)
+            case Spawn(worker_id):
+                world.at(world.now_ms + world.start_ms, lambda: self._start(worker_id))
+            case Terminate(name):
+                self._signal(name, lambda worker: worker.when_running(lambda: worker.ended(0)))
+            case Kill(name):
+                self._signal(name, lambda worker: worker.ended(SIGKILL))
+            case Remember(orphan):
+                if world.outlives:
+                    self.host.records[orphan.worker_id] = orphan
+            case _:
+                pass  # emulated GPUs have no sensors and no daemons
+
+    def _start(self, worker_id: str) -> None:
+        if not self.is_dead:
+            WorkerProcess(self.world, self, worker_id)
+
+    def _signal(self, worker_id: str, end: Callable[[WorkerProcess], object]) -> None:
+        """Now, or when it has just been born."""
+        world = self.world
+        wait_ms = 0.0 if worker_id in self.host.workers else world.start_ms
+
+        def reach() -> None:
+            worker = self.host.workers.get(worker_id)
+            if worker is not None:
+                end(worker)
+
+        world.at(world.now_ms + wait_ms, reach)
+
+
+class VirtualDevices(SleepExecutor):
+    """Emulated devices that a script slows down."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        super().__init__()
+        self._process = process
+        self.specs: dict[str, SliceSpec] = {}
+        self.busy: dict[str, int] = {}
+
+    def load(self, spec: SliceSpec) -> None:
+        super().load(spec)
+        self.specs[spec.slice_id] = spec
+        self._process.world.monitor.loaded(self._process)
+
+    def unload(self, slice_id: Any) -> None:
+        super().unload(slice_id)
+        self.specs.pop(slice_id, None)
+
+    def run(self, job: Job, now_ms: float) -> None:
+        self._process.world.monitor.runs(self._process, job)
+        super().run(job, now_ms)
+
+    def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
+        return super().slowdown(job, batch_size, now_ms) * self._process.host.slower
+
+
+class _Watch(Posted[AgentGone]):
+    """The end of the agent, for a worker that may outlive it."""
+
+    def watch(self, pid: int) -> None:
+        """Whoever it is: there is one agent on a host."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class WorkerProcess(Process):
+    """A worker in its own shell, with emulated devices."""
+
+    def __init__(self, world: World, agent: AgentProcess, worker_id: str) -> None:
+        super().__init__(world, worker_id)
+        self.host = agent.host
+        self.worker_id = worker_id
+        self.host.workers[worker_id] = self
+        self._watch = _Watch(self)
+        self.devices = VirtualDevices(self)
+        options = WorkerOptions(
+            clock=self,
+            incarnation=self.incarnation,
+            transport=self.transport,
+            make_emulated=lambda: self.devices,
+        )
+        outlive_ms = OUTLIVE_MS if world.outlives else 0.0
+        self.shell = WorkerShell(
+            agent.address, worker_id, world.run_dir, options, Posted[StopAsked](self), self._watch, outlive_ms
+        )
+        self.run(self.shell.role)
+
+    def agent_gone(self) -> None:
+        """The kernel says so."""
+        self.when_running(lambda: self._watch.post(AgentGone()))
+
+    def turned(self) -> None:
+        if self.shell.end is not None:
+            self.ended(self.shell.end.exit_code)
+
+    def ended(self, code: int) -> None:
+        """Its process is over: in good order, or not."""
+        if self.is_dead:
+            return
+        if code == SIGKILL:
+            self.kill(code)
+        else:
+            self.close()
+            self.kill(code)
+
+    def kill(self, code: int = SIGKILL) -> None:
+        if self.is_dead:
+            return
+        super().kill()
+        del self.host.workers[self.worker_id]
+        self.host.records.pop(self.worker_id, None)
+        agent = self.host.agent
+        if agent is not None:
+            agent.when_running(lambda: agent.exits.post(ProcessExited(self.worker_id, code, "")))
+
+    def close(self) -> None:
+        self.shell._frontends.close()
+        self.shell._scheduler.close()
+        self.shell._agent.close()
+        self.shell._pull.close()
+
+    def released(self) -> None:
+        super().released()
+        self.shell._scheduler.close()
+        self.shell._thread.close()
+
+
+class ClientProcess(Process):
+    """A client with a connection to each frontend. The monitor hears what becomes of what it asks."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"client-{number}")
+        self.pending: dict[tuple[int, int], int] = {}
+        """By frontend and the connection's own number: the request."""
+        self._given_up: set[tuple[int, int]] = set()
+        """Whose connection broke: an answer may still come by the next one, once."""
+        self._links: list[VirtualServer] = []
+        self._numbers = [0] * world.frontends
+        own = peer_id(f"client-{number}", self.incarnation)
+        for place in range(world.frontends):
+            address = RunDir(world.run_dir).ipc_address(f"{frontend_id(place)}.client")
+            link = self.transport.connect(own, PeerId(frontend_id(place)), [address])
+            link.on_hang_up = partial(self._cut_off, place)
+            self._links.append(link)
+
+    def ask(self, request: int, place: int, model_id: ModelId, budget_ms: float) -> bool:
+        """False: there is no connection to that frontend."""
+        self._numbers[place] += 1
+        number = self._numbers[place]
+        link = self._links[place]
+        is_sent = link.send(PeerId(frontend_id(place)), Infer(number, model_id, budget_ms))
+        if is_sent:
+            self.pending[place, number] = request
+        return is_sent
+
+    def turn(self) -> None:
+        for place, link in enumerate(self._links):
+            for received in link.receive(1 << 20):
+                self._heard(place, received)
+        for link in self._links:
+            if link.inbox:
+                self.wake(link.inbox[0].arrives_at_ms)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def kill(self) -> None:
+        if not self.is_dead:
+            super().kill()
+            for request in self.pending.values():
+                self.world.monitor.client_gone(request)
+
+    def _heard(self, place: int, received: Received) -> None:
+        message = received.message
+        if isinstance(message, Answer | Refusal):
+            key = place, message.request_no
+            if key in self._given_up:
+                self._given_up.remove(key)
+                return
+            code = message.code if isinstance(message, Refusal) else ""
+            self.world.monitor.answered(self.pending.pop(key, None), key, code)
+
+    def _cut_off(self, place: int) -> None:
+        """Its connection broke: it knows nothing of what it asked there."""
+        for key in [key for key in self.pending if key[0] == place]:
+            self.world.monitor.cut_off(self.pending.pop(key))
+            self._given_up.add(key)
+
+
+def _from_worker(received: Received) -> Heard:
+    return Heard(received.peer, received.message, received.late_ms)

@@ -1,0 +1,165 @@
+"""What goes wrong in a history, as data: drawn from a seed, made smaller, written down and read again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import yaml
+
+ROLES: Final = ("scheduler", "frontend", "agent", "worker", "client")
+KINDS: Final = {
+    "kill": 6,
+    "pause": 4,
+    "restart": 2,
+    "reset": 4,
+    "lose": 2,
+    "cut": 3,
+    "delay": 2,
+    "sleep": 1,
+    "slow": 1,
+}
+"""With how often each is drawn. docs/testing.md says what they mean."""
+FAULTY_MS: Final = 1_000.0
+BATCHINGS: Final = ("tenuto", "deferred", "eager", "clockwork", "nexus", "shepherd")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`who` and `whom`: a role and a number, counted round among the living. `for_ms`: of what lasts, or until the next start."""
+
+    at_ms: float
+    kind: str
+    who: str
+    whom: str = ""
+    for_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cluster and its load."""
+
+    nodes: int = 1
+    gpus: int = 1
+    frontends: int = 1
+    clients: int = 1
+    models: int = 1
+    batching: str = "tenuto"
+    is_up: bool = True
+    """Whether all is well before anything goes wrong; else that begins with the first start."""
+    outlives: bool = False
+    replans: bool = False
+    delay_ms: float = 0.2
+    start_ms: float = 60.0
+    rate_rps: float = 40.0
+    slo_ms: float = 100.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """One history. The seed decides what the script does not say: arrivals, jitter, what of a broken connection arrives."""
+
+    seed: int
+    shape: Shape = field(default_factory=Shape)
+    faults: tuple[Fault, ...] = ()
+
+    def text(self) -> str:
+        """One line of YAML."""
+        written = {
+            "seed": self.seed,
+            "shape": asdict(self.shape),
+            "faults": [asdict(one) for one in self.faults],
+        }
+        line = yaml.safe_dump(written, default_flow_style=True, sort_keys=False, width=1 << 20)
+        return str(line).strip()
+
+
+def read(text: str) -> Script:
+    """What `text` wrote. Raises TypeError, KeyError for something else."""
+    found: dict[str, Any] = yaml.safe_load(text)
+    faults = tuple(Fault(**one) for one in found["faults"])
+    return Script(int(found["seed"]), Shape(**found["shape"]), faults)
+
+
+def draw(seed: int) -> Script:
+    """The history of that number."""
+    rng = random.Random(f"{seed}/script")
+    shape = Shape(
+        nodes=rng.choice((1, 1, 2, 3)),
+        gpus=rng.choice((1, 2)),
+        frontends=rng.choice((1, 2)),
+        clients=rng.choice((1, 2)),
+        models=rng.choice((1, 1, 2)),
+        batching=rng.choice(("tenuto",) * 4 + BATCHINGS),
+        is_up=rng.random() < 0.75,
+        outlives=rng.random() < 0.3,
+        replans=rng.random() < 0.25,
+        delay_ms=rng.choice((0.05, 0.3, 2.0)),
+        start_ms=rng.choice((20.0, 80.0, 200.0)),
+        rate_rps=rng.choice((10.0, 25.0, 50.0)),
+        slo_ms=rng.choice((40.0, 100.0, 300.0)),
+    )
+    count = rng.choice((1, 1, 2, 2, 3, 4, 6, 8))
+    from_ms, span_ms = 20.0, FAULTY_MS
+    if rng.random() < 0.5:  # one upon the other
+        from_ms, span_ms = rng.uniform(20.0, FAULTY_MS - 200.0), rng.choice((5.0, 50.0, 200.0))
+    faults = sorted((_fault(rng, from_ms, span_ms) for _ in range(count)), key=lambda one: one.at_ms)
+    return Script(seed, shape, tuple(faults))
+
+
+def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
+    at_ms = round(min(from_ms + rng.random() * span_ms, FAULTY_MS), 1)
+    kind = rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
+    who, whom, for_ms = _one(rng), "", 0.0
+    match kind:
+        case "kill" | "restart":
+            for_ms = rng.choice((0.0, 30.0, 150.0, 700.0))
+        case "pause":
+            for_ms = rng.choice((20.0, 120.0, 500.0, 900.0, 2_200.0))
+        case "sleep":
+            who = rng.choice(_HOSTED)
+            for_ms = rng.choice((100.0, 1_000.0, 4_000.0))
+        case "slow":
+            who, for_ms = f"agent:{rng.randrange(3)}", rng.choice((100.0, 600.0))
+        case _:
+            who, whom = rng.choice(_PAIRS)
+            who, whom = f"{who}:{rng.randrange(3)}", f"{whom}:{rng.randrange(3)}"
+            for_ms = {"cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)), "delay": 400.0}.get(
+                kind, 0.0
+            )
+    return Fault(at_ms, kind, who, whom, for_ms)
+
+
+_PAIRS: Final = (
+    ("frontend", "scheduler"),
+    ("agent", "scheduler"),
+    ("worker", "scheduler"),
+    ("worker", "agent"),
+    ("frontend", "worker"),
+    ("client", "frontend"),
+)
+
+
+_HOSTED: Final = ("scheduler:0", "frontend:0", "frontend:1", "agent:0", "agent:1", "worker:0", "worker:1")
+"""No clients: of one whose clock stood still, its frontend takes what it says for late for up to a minute."""
+
+
+def _one(rng: random.Random) -> str:
+    return f"{rng.choice(ROLES)}:{rng.randrange(3)}"
+
+
+def smaller(script: Script) -> Iterator[Script]:
+    """Scripts that may fail for the same reason, the smallest first."""
+    faults = script.faults
+    for place in range(len(faults)):
+        yield replace(script, faults=faults[:place] + faults[place + 1 :])
+    plain = Shape()
+    for name, value in asdict(plain).items():
+        if getattr(script.shape, name) != value and name not in {"slo_ms", "delay_ms", "start_ms"}:
+            yield replace(script, shape=replace(script.shape, **{name: value}))
+    for place, fault in enumerate(faults):
+        if fault.for_ms > 30.0:
+            shorter = replace(fault, for_ms=round(fault.for_ms / 2, 1))
+            yield replace(script, faults=(*faults[:place], shorter, *faults[place + 1 :]))

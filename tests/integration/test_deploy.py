@@ -1,0 +1,436 @@
+"""`tenuto deploy` from one host to three others: real sshd, own homes, no package index."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from roles.cli.keys import keys
+from tests.integration.hosts_stage import NETWORK, Host, hosts, needs_hosts, needs_sshd
+from tests.integration.proc import CLOCK, until
+
+pytestmark = [needs_hosts, needs_sshd, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("a", "b", "c")
+MOMENTS = 6
+"""At which an `up` is killed in one test."""
+NEEDED = ("pyzmq", "msgspec", "msgpack", "numpy", "sortedcontainers", "click", "rich", "PyYAML", "supervisor")
+CLUSTER = """
+models:
+ - {name: fast, slo_ms: 2000, profile: {alpha_ms: 1, beta_ms: 4, max_batch: 16}}
+cluster:
+  nodes:
+   - {host: a, gpus: 1, device: emulated}
+   - {host: b, gpus: 1, device: emulated}
+   - {host: c, gpus: 1, device: emulated}
+  frontends: [{host: a}, {host: b}]
+batching: eager
+placement: symphony
+security: {keys: keys}
+deploy: {wheelhouse: wheels, python: /usr/bin/python3}
+"""
+CLIENT = """
+import sys
+from pathlib import Path
+import numpy as np
+from fabric.client import BlockingClient, ClientOptions
+number, *addresses = sys.argv[1:]
+for address in addresses:
+    with BlockingClient(address, ClientOptions(key_file=Path("alice.key"))) as client:
+        for value in range(int(number)):
+            client.infer("fast", {"input": np.full(4, value, np.float32)}, budget_ms=60_000.0)
+print("served")
+"""
+LOAD = """
+import asyncio, collections, json, os, select, sys
+from pathlib import Path
+import numpy as np
+from fabric.client import Client, ClientOptions
+from fabric.errors import FabricError
+
+# As a user who gives each try 2 s, and tries again at the other frontend; 30 s in all.
+async def one(clients, number, counts):
+    until = asyncio.get_running_loop().time() + 30.0
+    turn = number
+    while True:
+        left_ms = (until - asyncio.get_running_loop().time()) * 1e3
+        try:
+            await clients[turn % 2].infer("fast", {"input": np.full(4, number, np.float32)}, budget_ms=min(left_ms, 2_000.0))
+            counts["ok"] += 1
+            return
+        except FabricError as error:
+            counts[f"tried again: {type(error).__name__}"] += 1
+            if left_ms < 500.0:
+                counts[f"failed: {error}"[:120]] += 1
+                return
+            turn += 1
+            await asyncio.sleep(0.1)
+
+async def main():
+    options = ClientOptions(key_file=Path("alice.key"))
+    first, second = sys.argv[1:]
+    counts, tasks = collections.Counter(), set()
+    async with Client([first, second], options) as one_way, Client([second, first], options) as other_way:
+        number = 0
+        while not select.select([0], [], [], 0)[0]:
+            task = asyncio.create_task(one((one_way, other_way), number, counts))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+            await asyncio.sleep(1 / 300)
+        await asyncio.gather(*tasks)
+    print(json.dumps(counts))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a host without a package index is given, fetched once; it needs one here."""
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys, ensurepip; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    if version not in ("3.11", "3.12"):
+        pytest.skip(
+            f"needs /usr/bin/python3 of 3.11 or 3.12 with ensurepip (Debian: python3-venv), has {version!r}"
+        )
+    folder = tmp_path_factory.mktemp("wheelhouse") / "wheels"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--dest",
+        str(folder),
+        "--only-binary=:all:",
+    ]
+    done = subprocess.run(
+        [*command, "--python-version", version, *NEEDED],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
+    return folder
+
+
+class Operator:
+    """Somebody on the laptop, with the file, its keys and an ssh configuration."""
+
+    def __init__(self, made: dict[str, Host], folder: Path) -> None:
+        self.hosts = made
+        self.laptop = made["laptop"]
+        self.folder = folder
+        self.file = folder / "cluster.yaml"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def command(self, *words: str) -> list[str]:
+        config = self.laptop.ssh / "ssh_config"
+        environment = [f"PYTHONPATH={ROOT}", f"SSH_CONFIG={config}", f"HOME={self.laptop.home}"]
+        line = shlex.join(["env", *environment, sys.executable, "-m", "roles.cli", *words])
+        return self.laptop.inside("sh", "-c", f"cd {self.folder} && exec {line}")
+
+    def tenuto(self, *words: str) -> tuple[int, str, str]:
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, check=False, timeout=400)
+        return done.returncode, done.stdout, done.stderr
+
+    def plan(self) -> dict[str, Any]:
+        _, out, err = self.tenuto("deploy", "plan", str(self.file), "--json")
+        assert out, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def up(self) -> dict[str, Any]:
+        code, out, err = self.tenuto("deploy", "up", str(self.file), "--json")
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def serves(self, number: int = 5) -> None:
+        line = f"cd {self.folder} && PYTHONPATH={ROOT} {sys.executable} client.py {number}"
+        line += f" tcp://{NETWORK}.1:5555 tcp://{NETWORK}.2:5555"
+        assert self.laptop.run(line).stdout == b"served\n"
+
+    def load(self) -> subprocess.Popen[str]:
+        """300 requests/s at both frontends, until its stdin ends."""
+        script = self.folder / "load.py"
+        script.write_text(LOAD)
+        line = f"cd {self.folder} && PYTHONPATH={ROOT} exec {sys.executable} load.py tcp://{NETWORK}.1:5555 tcp://{NETWORK}.2:5555"
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(self.laptop.inside("sh", "-c", line), stdin=pipe, stdout=pipe, text=True)
+        self.started.append(process)
+        return process
+
+    def ended(self, load: subprocess.Popen[str]) -> dict[str, int]:
+        """Answers by kind."""
+        out, _ = load.communicate(timeout=90)
+        found: dict[str, int] = json.loads(out)
+        return found
+
+    def processes(self, name: str) -> dict[int, str]:
+        """Of a host: what runs there of ours, by pid."""
+        lines = self.hosts[name].run("ps -ww -eo pid=,args=").stdout.decode().splitlines()
+        found = {int(line.split()[0]): line.partition(" ")[2] for line in map(str.strip, lines)}
+        return {pid: args for pid, args in found.items() if "/.tenuto/" in args}
+
+
+@pytest.fixture
+def operator(wheelhouse: Path, tmp_path: Path) -> Iterator[Operator]:
+    folder = tmp_path / "laptop"
+    folder.mkdir()
+    (folder / "wheels").symlink_to(wheelhouse)
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    (folder / "client.py").write_text(CLIENT)
+    for words in (
+        ["create", folder / "keys", "--config", folder / "cluster.yaml"],
+        ["add", folder / "keys", "client/alice", "--out", folder / "alice.key"],
+    ):
+        assert CliRunner().invoke(keys, list(map(str, words))).exit_code == 0
+    with hosts([*NAMES, "laptop"], tmp_path / "home", NAMES) as made:
+        yield Operator(made, folder)
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(step["host"], step["what"]) for step in found["steps"]]
+
+
+def test_three_bare_hosts_become_a_cluster_and_a_second_up_changes_nothing(operator: Operator) -> None:
+    planned = operator.plan()
+    assert planned["problems"] == {}
+    prepared = ["wheels", "environment", "configuration", "keys"]
+    assert rows(planned) == [
+        *((host, what) for host in NAMES for what in prepared),
+        *((host, "start") for host in NAMES),  # agents
+        ("a", "start"),  # the scheduler
+        *((host, "start") for host in ("a", "b")),  # frontends
+    ]
+    done = operator.up()
+    assert sorted(map(tuple, (one.items() for one in done["done"]))) == sorted(
+        tuple((key, value) for key, value in one.items() if key != "phase") for one in planned["steps"]
+    )
+    operator.serves()
+    before = {name: operator.processes(name) for name in NAMES}
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file), "--json")
+    assert (code, json.loads(out)["done"]) == (0, [])
+    assert "nothing to do" in err
+    assert {name: operator.processes(name) for name in NAMES} == before
+    assert operator.plan()["steps"] == []
+    secrets = [path.read_bytes() for path in (operator.folder / "keys").glob("*.key")]
+    for name in NAMES:
+        files = (
+            operator.hosts[name]
+            .run("ls -l /root/.tenuto/*/keys; cat /root/.tenuto/*/logs/* /proc/[0-9]*/cmdline")
+            .stdout
+        )
+        assert not any(json.loads(secret)["secret"].encode() in files for secret in secrets)
+    own = operator.hosts["c"].run("ls /root/.tenuto/c/keys").stdout.split()
+    assert own == [b"node-c.key", b"trusted.json"]  # and no other's
+    run_file = "cat /root/.tenuto/b/run/frontend-1.json"  # its unit brings a role back
+    pid = json.loads(operator.hosts["b"].run(run_file).stdout)["pid"]
+    operator.hosts["b"].run(f"kill -9 {pid}")
+    until(
+        lambda: json.loads(operator.hosts["b"].run(run_file).stdout)["pid"] != pid,
+        30_000.0,
+        "another frontend",
+    )
+    operator.serves()
+
+
+def test_killed_at_any_moment_up_is_repeated_and_nothing_runs_twice(operator: Operator) -> None:
+    draw = random.Random(5)
+    longest_ms = 15_000.0
+    for _ in range(MOMENTS):
+        process = subprocess.Popen(
+            operator.command("deploy", "up", str(operator.file)),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        kill_at_ms = CLOCK.now_ms() + draw.uniform(100.0, longest_ms)
+        while process.poll() is None and CLOCK.now_ms() < kill_at_ms:
+            select.select([], [], [], 0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    operator.up()
+    operator.serves()
+    assert operator.plan()["steps"] == []
+    for name, roles in (
+        ("a", ["node-a", "scheduler", "frontend"]),
+        ("b", ["node-b", "frontend"]),
+        ("c", ["node-c"]),
+    ):
+        lines = list(operator.processes(name).values())
+        assert sum("supervisord" in line and "supervisorctl" not in line for line in lines) == 1, lines
+        for role in roles:
+            word = "node-agent" if role.startswith("node-") else role
+            assert sum(f"/bin/tenuto {word} " in line for line in lines) == 1, lines
+        assert sum("roles.gpu_worker" in line for line in lines) == 1, lines
+        assert not [line for line in lines if "pip" in line.split("/")[-1]]
+
+
+def test_what_is_wrong_with_a_host_is_one_line_and_the_next_up_finishes(operator: Operator) -> None:
+    a, b, c = (operator.hosts[name] for name in NAMES)
+    text = operator.file.read_text()
+    # An unknown host, a key that is refused, a port that is taken, another Python, a file that is no cluster.
+    operator.file.write_text(text.replace("host: c", "host: nowhere.invalid"))
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 6
+    assert "nowhere.invalid is an unknown host" in err or "node-nowhere.invalid.key" in err
+    operator.file.write_text(text)
+    a.start("sh", "-c", "'echo $$ > taking; exec python3 -m http.server 5550'")
+    until(lambda: b"5550" in a.run("ss -Hltn").stdout, 10_000.0)
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file))
+    assert code == 1, err
+    assert "port 5550 of scheduler-0 is taken by python3 (process" in err
+    assert "scheduler-0 starts" not in err
+    a.run(f"kill $(cat {a.home}/taking)")
+    b.run("mount -t tmpfs -o size=30m tmpfs /root")
+    code, _, err = operator.tenuto("deploy", "up", str(operator.file))
+    assert "MB are free in /root/.tenuto/b; it needs" in err
+    assert code == 6, err  # the others serve
+    b.run("umount /root")
+    c.run("mount --bind /bin/false /usr/bin/python3.11")
+    code, out, err = operator.tenuto("deploy", "plan", str(operator.file), "--json")
+    assert list(json.loads(out)["problems"]) == ["c"], err
+    c.run("umount /usr/bin/python3.11")
+    operator.file.write_text(text.replace("python: /usr/bin/python3", "python: /usr/bin/python3.1"))
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 1
+    assert "has no /usr/bin/python3.1: install Python 3.11" in err
+    operator.file.write_text(text)
+    wrong = operator.laptop.ssh / "sshd_config"
+    before = wrong.read_text()
+    wrong.write_text(before.replace("operator.pub", "server.pub"))
+    for host in operator.hosts.values():
+        if host.is_server:
+            os.kill(_sshd(host), signal.SIGHUP)
+    code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
+    assert code == 5
+    assert err.count("refuses this user's key") == 3
+    wrong.write_text(before)
+    for host in operator.hosts.values():
+        if host.is_server:
+            os.kill(_sshd(host), signal.SIGHUP)
+    operator.up()
+    operator.serves()
+
+
+def test_a_host_that_is_down_is_left_out_and_taken_in_when_it_is_back(operator: Operator) -> None:
+    operator.up()
+    operator.hosts["c"].kill()
+    code, out, err = operator.tenuto("deploy", "up", str(operator.file), "--json")
+    assert code == 6, err
+    assert set(json.loads(out)["failed"]) == {"c"}
+    assert json.loads(out)["done"] == []  # the others are as they were
+    operator.serves()
+    operator.hosts["c"].boot()
+    found = operator.up()
+    assert {one["host"] for one in found["done"]} == {"c"}
+    operator.serves()
+
+
+def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(operator: Operator) -> None:
+    operator.up()
+    file = str(operator.file)
+    code, out, _ = operator.tenuto("deploy", "status", file, "--json")
+    assert code == 0
+    assert {row["host"]: set(row["roles"].values()) for row in json.loads(out)["hosts"]} == {
+        name: {"runs"} for name in NAMES
+    }
+    code, out, _ = operator.tenuto("deploy", "logs", file, "--since", "1h")
+    assert code == 0
+    for line in ("scheduler_serving", "frontend_serving", "agent_serves"):
+        assert line in out
+    only = operator.tenuto("deploy", "logs", file, "--role", "node-b")[1].splitlines()
+    assert only
+    assert all(line.split()[:2] == ["b", "node-b"] for line in only)
+    code, out, _ = operator.tenuto("deploy", "run", file, "--", "hostname; test $(hostname) != b")
+    assert (code, out.split()) == (6, ["a", "a", "b", "b", "c", "c"])
+
+    before = {name: operator.processes(name) for name in NAMES}
+    version = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"][0]["config"]
+    load = operator.load()
+    code, _, err = operator.tenuto(
+        "deploy", "restart", file, "--rolling", "--role", "node-b", "--role", "frontend-1"
+    )
+    assert code == 0, err
+    assert "not drained" not in err
+    assert set(operator.processes("c")) >= set(before["c"])  # not touched
+    operator.file.write_text(operator.file.read_text().replace("slo_ms: 2000", "slo_ms: 1900"))
+    code, _, err = operator.tenuto("deploy", "upgrade", file)
+    assert code == 0, err
+    counted = operator.ended(load)
+    sys.stderr.write(f"under a rolling restart and an upgrade: {counted}\n")
+    assert not [kind for kind in counted if kind.startswith("failed")]
+    assert counted["ok"] > 1_000
+    changed = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
+    assert version not in {row["config"] for row in changed}
+    began_ms = CLOCK.now_ms()
+    code, _, err = operator.tenuto("deploy", "rollback", file)
+    assert code == 0, err
+    sys.stderr.write(f"rollback took {(CLOCK.now_ms() - began_ms) / 1e3:.1f} s\n")
+    back = json.loads(operator.tenuto("deploy", "status", file, "--json")[1])["hosts"]
+    assert {row["config"] for row in back} == {version}
+    operator.serves()
+
+    code, _, err = operator.tenuto("deploy", "down", file)
+    assert code == 0, err
+    for name in NAMES:
+        assert operator.processes(name) == {}
+        assert operator.hosts[name].run("ls -A /root").stdout.split() in ([b".ssh"], [])
+    code, _, err = operator.tenuto("deploy", "down", file)
+    assert code == 0
+    assert "nothing to do" in err
+    code, out, _ = operator.tenuto("deploy", "status", file, "--json")
+    assert code == 6
+    assert json.loads(out)["cluster"] is None
+
+
+def test_a_laptop_sees_the_cluster_and_uses_it_through_ssh_to_one_host(operator: Operator) -> None:
+    operator.up()
+    np.save(operator.folder / "x.npy", np.zeros(4, np.float32))
+    code, out, err = operator.tenuto("status", "--via", "a", "--json")
+    assert code == 0, err
+    assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == set(NAMES)
+    code, out, err = operator.tenuto(
+        "infer", "fast", str(operator.folder / "x.npy"), "--via", "a", "--json", "--budget-ms", "20000"
+    )
+    assert code == 0, err
+    assert json.loads(out)["outputs"]
+    code, _, err = operator.tenuto("drain", "c", "--via", "a")
+    assert code == 0, err
+    _, out, _ = operator.tenuto("status", "--via", "a", "--json")
+    assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == {"a", "b"}
+    assert (
+        operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "c")[0] == 5
+    )  # no scheduler there
+    code, _, err = operator.tenuto("status", "--via", "nowhere.invalid")
+    assert (code, "is an unknown host" in err) == (5, True)
+    assert list(Path(tempfile.gettempdir()).glob("tenuto-via-*")) == []
+
+
+def _sshd(host: Host) -> int:
+    return host.first_pid

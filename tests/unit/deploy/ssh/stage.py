@@ -1,0 +1,137 @@
+"""A file, its goods and what hosts tell, for plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.inventory import Inventory, inventory_of
+from deploy.ssh.plan import Goods, Plan, Step, addresses_of, plan_up
+from deploy.ssh.wheels import OwnWheel, Wheel
+from fabric.keys import TRUSTED_FILE
+from roles.config.load import parse_config
+
+MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
+CLUSTER = {
+    "nodes": [{"host": "g1", "gpus": 2, "type": "v100", "device": "cuda"}, {"host": "g2", "gpus": 1}],
+    "schedulers": [{"host": "head"}],
+    "frontends": [{"host": "head"}, {"host": "g1"}],
+    "addresses": {"head": "10.0.0.1"},
+}
+DOCUMENT = {
+    "models": [MODEL],
+    "cluster": CLUSTER,
+    "security": {"keys": "keys"},
+    "deploy": {"wheelhouse": "wheels", "env": {"HTTP_PROXY": "http://it's:1"}},
+}
+VERSION = "0.1.0+abc"
+OWN = OwnWheel(Wheel(f"tenuto-{VERSION}-py3-none-any.whl", 900_000, "5" * 64, content=b""), VERSION)
+NUMPY = Wheel("numpy-2.0-cp311-x.whl", 15_000_000, "6" * 64, Path("/wheels/numpy"))
+
+
+class Stage:
+    """What a plan is made from; change `facts` and `document`, and plan."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.document: dict[str, Any] = {**DOCUMENT, **sections}
+        self.facts: dict[str, HostFacts | Unreachable] = {
+            name: HostFacts(
+                python="3.11.2",
+                machine="Linux x86_64",
+                base=f"/home/u/.tenuto/{name}",
+                run_dir=f"/home/u/.tenuto/{name}/run",
+                manager="supervisor",
+                address=address,
+                free_bytes=50_000_000_000,
+                open_files=524_288,
+                cores=8,
+                has_cron=True,
+                has_manager=False,
+                has_driver=name == "g1",
+                has_mps=name == "g1",
+            )
+            for name, address in (("head", "172.16.0.9"), ("g1", "10.0.0.2"), ("g2", "10.0.0.3"))
+        }
+        self.version = VERSION
+        self.keys = {name: name.encode() for name in self.key_names()}
+
+    @property
+    def inventory(self) -> Inventory:
+        return inventory_of(self.source.config)
+
+    @property
+    def source(self) -> Source:
+        return Source(Path("/here/c.yaml"), self.document, parse_config(self.document, Path("/here")))
+
+    def key_names(self) -> list[str]:
+        return [TRUSTED_FILE, "scheduler.key", "frontend.key", "node-g1.key", "node-g2.key"]
+
+    def changed(self, host: str, **facts: Any) -> None:
+        told = self.facts[host]
+        assert isinstance(told, HostFacts)
+        self.facts[host] = replace(told, **facts)
+
+    @property
+    def goods(self) -> Goods:
+        addresses = addresses_of(self.inventory, self.source.config.places.addresses, self.facts)
+        return Goods(
+            OwnWheel(OWN.wheel, self.version),
+            {one.host: [OWN.wheel, NUMPY] for one in self.inventory.hosts},
+            carried_config(self.source, addresses),
+            self.keys,
+            {name: f"id-of-{content.decode()}" for name, content in self.keys.items()},
+            addresses,
+        )
+
+    def plan(self) -> Plan:
+        return plan_up(self.inventory, self.facts, self.goods, self.source.config.deploy, {})
+
+    def done(self, plan: Plan) -> None:
+        """As if all steps had been done."""
+        for step in plan.steps:
+            self.do(step)
+
+    def do(self, step: Step) -> None:
+        told, request = self.facts[step.host], step.request
+        assert isinstance(told, HostFacts)
+        match step.what:
+            case "wheels":
+                wheels = {file.path.removeprefix("wheels/"): file.size for file in step.files}
+                self.changed(step.host, wheels={**told.wheels, **wheels})
+            case "environment":
+                self.changed(step.host, versions=[*told.versions, request["version"]], has_manager=True)
+            case "configuration":
+                name = request["complete"].removeprefix("configs/")
+                self.changed(step.host, configs=[*told.configs, name])
+            case "keys":
+                sent = {file.path.removeprefix("keys/"): file.sha256 for file in step.files}
+                kept = {
+                    name: own for name, own in told.keys.items() if f"keys/{name}" not in request["removed"]
+                }
+                self.changed(step.host, keys={**kept, **sent})
+            case "stop":
+                left = {name: own for name, own in told.roles.items() if name not in request["role_ids"]}
+                self.changed(step.host, roles=left)
+            case "start":
+                from deploy.ssh.facts import Running
+                from deploy.ssh.on_host.system import sha256
+
+                state = request["state"]
+                self.changed(
+                    step.host,
+                    roles={**told.roles, request["role_id"]: sha256(request["script"].encode())},
+                    now=Running(state["version"], state["config"]),
+                    before=Running(**state["before"]),
+                    addresses=state["addresses"],
+                )
+            case other:
+                raise AssertionError(other)
+
+
+def lines(plan: Plan) -> str:
+    return "".join(
+        f"{step.phase.name:10} {step.host:4} {step.what:13} {step.detail}\n" for step in plan.steps
+    )

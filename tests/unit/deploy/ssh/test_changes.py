@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
+from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.on_host.logs import LogReader
+from deploy.ssh.operations import host_rows, logs
+from deploy.ssh.plan import Plan
+from deploy.ssh.rollout import Ended, Rollout
+from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A cluster that is up."""
+    made = Stage()
+    made.done(made.plan())
+    return made
+
+
+def restart(stage: Stage, *only: str) -> Plan:
+    return plan_restart(stage.inventory, stage.facts, stage.goods, stage.source.config.deploy, only)
+
+
+def rollback(stage: Stage) -> Plan:
+    return plan_rollback(stage.inventory, stage.facts, stage.goods, stage.source.config.deploy)
+
+
+def test_a_restart_starts_what_runs_again_whatever_the_file_says_by_now(stage: Stage) -> None:
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    plan = restart(stage)
+    assert (
+        lines(plan)
+        == """\
+AGENTS     g1   start         node-g1 starts again
+AGENTS     g2   start         node-g2 starts again
+SCHEDULERS head start         scheduler-0 starts again
+FRONTENDS  g1   start         frontend-1 starts again
+FRONTENDS  head start         frontend-0 starts again
+"""
+    )
+    assert all(step.request["is_again"] for step in plan.steps)
+    told = stage.facts["g1"]
+    assert isinstance(told, HostFacts)
+    assert told.now.config in plan.steps[0].request["script"]
+    assert stage.goods.config.name not in plan.steps[0].request["script"]
+    assert lines(restart(stage, "frontend-1")) == "FRONTENDS  g1   start         frontend-1 starts again\n"
+
+
+def test_a_rollback_goes_to_what_ran_before_and_a_second_one_back_again(stage: Stage) -> None:
+    first = stage.goods.config.name
+    stage.version = "0.2.0+def"
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    stage.done(stage.plan())
+    second = stage.goods.config.name
+    plan = rollback(stage)
+    assert lines(plan).splitlines()[0] == (
+        f"AGENTS     g1   start         node-g1 starts again: back to 0.1.0+abc, configuration {first}"
+    )
+    assert len(plan.steps) == 5
+    stage.done(plan)
+    told = stage.facts["head"]
+    assert isinstance(told, HostFacts)
+    assert (told.now.version, told.now.config, told.before.version) == ("0.1.0+abc", first, "0.2.0+def")
+    assert f"configuration {second}" in lines(rollback(stage))
+    assert stage.plan().steps != ()  # `up` goes to what the file says
+    stage.document = {**stage.document, "models": [MODEL]}
+    stage.version = "0.1.0+abc"
+    assert stage.plan().steps == ()
+
+
+def test_a_rollback_with_nothing_before_it_is_a_problem(stage: Stage) -> None:
+    problem = ["nothing ran before what runs now"]
+    assert rollback(stage).problems == {"g1": problem, "g2": problem, "head": problem}
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    stage.changed("g2", versions=["0.2.0+def"])
+    assert [line.partition(" with")[0] for line in rollback(stage).problems["g2"]] == ["0.1.0+abc"]
+
+
+def test_the_end_is_frontends_first_and_the_schedulers_last(stage: Stage) -> None:
+    assert (
+        lines(plan_down(stage.inventory, stage.facts))
+        == """\
+END_FRONTENDS g1   stop          frontend-1
+END_FRONTENDS head stop          frontend-0
+END_AGENTS g1   stop          node-g1
+END_AGENTS g2   stop          node-g2
+END_SCHEDULERS head stop          scheduler-0
+REMOVE     g1   remove        /home/u/.tenuto/g1
+REMOVE     g2   remove        /home/u/.tenuto/g2
+REMOVE     head remove        /home/u/.tenuto/head
+"""
+    )
+    for host in ("g1", "g2", "head"):
+        stage.changed(host, is_there=False, roles={})
+    assert plan_down(stage.inventory, stage.facts).steps == ()
+
+
+def test_a_host_without_the_cluster_or_that_is_down_is_said(stage: Stage) -> None:
+    stage.facts["g2"] = Unreachable("does not answer")
+    told = stage.facts["g1"]
+    assert isinstance(told, HostFacts)
+    stage.facts["g1"] = replace(told, now=replace(told.now, version="", config=""))
+    plan = restart(stage)
+    assert set(plan.problems) == {"g1", "g2"}
+    assert plan.unreachable == {"g2"}
+    assert {step.host for step in plan.steps} == {"head"}
+    assert {step.host for step in plan_down(stage.inventory, stage.facts).steps} == {"g1", "head"}
+
+
+def test_a_rolling_restart_is_one_role_at_a_time_and_stops_at_the_first_that_does_not_come_back(
+    stage: Stage,
+) -> None:
+    rollout = Rollout(restart(stage), is_rolling=True)
+    going = list(rollout.begin())
+    started = []
+    while going:
+        (step,) = going
+        started.append(step.request["role_id"])
+        going = list(rollout.handle(Ended(step, "it died" if step.request["role_id"] == "node-g2" else "")))
+    assert started == ["node-g1", "node-g2"]
+    assert rollout.failed == {"g2": "it died"}
+    assert rollout.is_over
+
+
+def test_each_host_and_each_role_has_its_state(stage: Stage) -> None:
+    stage.facts["g2"] = Unreachable("does not answer")
+    stage.changed("g1", roles={"node-g1": "stamp", "frontend-1": ""})
+    stage.changed("head", roles={"scheduler-0": "stamp"})
+    rows = {row["host"]: row for row in host_rows(stage.inventory, stage.facts)}
+    assert rows["g2"]["problem"] == "does not answer"
+    assert rows["g1"]["roles"] == {"node-g1": "runs", "frontend-1": "down"}
+    assert rows["head"]["roles"] == {"scheduler-0": "runs", "frontend-0": "absent"}
+
+
+def test_a_log_is_read_on_where_it_was_left_over_its_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    reader = LogReader(log)
+    assert list(reader.read()) == []
+    log.write_text("2026-11-23 04:03:29,123 level=info one\nand more\n2026-11-23 04:03:30,000 half")
+    (at_ms, first), (same_ms, more) = reader.read()
+    assert (first, more, same_ms) == ("level=info one", "and more", at_ms)
+    with log.open("a") as file:
+        file.write(" whole\n")
+    ((later_ms, line),) = reader.read()
+    assert (line, later_ms - at_ms) == ("half whole", 877.0)
+    log.rename(tmp_path / "a.log.1")
+    log.write_text("2026-11-23 04:03:31,000 new\n")
+    assert [line for _, line in reader.read()] == ["new"]
+
+
+@pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])
+def test_a_while_ago_that_is_none_is_a_usage_error(ago: str) -> None:
+    result = CliRunner().invoke(logs, ["c.yaml", "--since", ago])
+    assert result.exit_code == 2
+    assert "is no while ago" in result.output

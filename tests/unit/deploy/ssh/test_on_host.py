@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import io
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.ssh import connection
+from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.connection import HostConnection
+from deploy.ssh.facts import facts_from
+from deploy.ssh.on_host import requests
+from deploy.ssh.on_host.looking import facts, port_holder
+from deploy.ssh.on_host.managers import supervisor_conf, supervisor_unit, systemd_unit
+from deploy.ssh.on_host.place import Place, file_system
+from deploy.ssh.on_host.system import MARK, Refused, sha256
+from fabric.errors import ConfigError, FabricError, PeerLost
+from roles.config.hosts import DeployConfig
+from roles.config.load import parse_config
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return Place({"host": "a", "directory": ".t", "units": "supervisor"})
+
+
+def asked(**request: Any) -> dict[str, Any]:
+    return {"host": "a", "directory": ".t", "units": "supervisor", **request}
+
+
+def test_a_host_tells_what_it_is_and_changes_nothing(place: Place, tmp_path: Path) -> None:
+    told = facts(place, {"ports": {"scheduler-0": 1}, "interface": "lo"})
+    found = facts_from(json.loads(json.dumps(told)), told["time_ms"] - 1, told["time_ms"] + 1)
+    assert (found.address, found.clock_off_ms, found.taken, found.versions) == ("127.0.0.1", 0.0, {}, [])
+    assert found.base == f"{tmp_path}/.t/a"
+    assert list(tmp_path.iterdir()) == []
+    for off_ms in (5_000.0, -5_000.0):
+        moved = facts_from(told, told["time_ms"] - off_ms, told["time_ms"] - off_ms)
+        assert moved.clock_off_ms == pytest.approx(off_ms)
+    with pytest.raises(FabricError, match="cannot be understood"):
+        facts_from({"state": {}}, 0, 0)
+
+
+def test_a_port_that_is_taken_has_a_holder_with_a_name() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "(process " in port_holder(taken.getsockname()[1])
+    assert port_holder(1) == ""
+
+
+def test_sockets_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / ("x" * 90)))
+    far = Place({"host": "a", "directory": ".t", "units": "auto"})
+    assert str(far.run_dir).startswith("/tmp/tenuto-")
+    assert file_system(Path("/proc/self")) == "proc"
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_file_that_is_not_what_was_said_leaves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    file = {"path": "wheels/x", "size": size, "sha256": sha256(b"other"), "mode": 0o600}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
+    with pytest.raises(Refused, match="damaged" if size == 3 else "connection ended"):
+        requests.receive(place, {"files": [file], "complete": "wheels"})
+    assert list((place.base / "wheels").iterdir()) == []
+
+
+def test_what_systemd_and_supervisor_are_told(place: Place) -> None:
+    base = place.base
+    assert (
+        systemd_unit(place, "frontend-0")
+        == f"""\
+[Unit]
+Description=Tenuto frontend-0 on a
+StartLimitIntervalSec=60
+StartLimitBurst=10
+
+[Service]
+ExecStart="{base}/roles/frontend-0.sh"
+Restart=on-failure
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec=20
+LimitNOFILE=infinity
+StandardOutput=append:{base}/logs/frontend-0.log
+StandardError=append:{base}/logs/frontend-0.log
+
+[Install]
+WantedBy=default.target
+"""
+    )
+    assert f'command="{base}/roles/frontend-0.sh"' in supervisor_unit(place, "frontend-0")
+    assert f"serverurl=unix://{place.run_dir}/supervisor.sock" in supervisor_conf(place)
+
+
+# ---------------------------------------------------------------- ssh
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "error", "line"),
+    [
+        ("u@a: Permission denied (publickey).", 255, PeerLost, "refuses this user's key"),
+        ("Host key verification failed.", 255, PeerLost, "run `ssh a` once"),
+        ("ssh: Could not resolve hostname a: x", 255, PeerLost, "is an unknown host"),
+        ("ssh: connect to host a port 22: Connection refused", 255, PeerLost, "takes no ssh connections"),
+        ("ssh: connect to host a port 22: Connection timed out", 255, PeerLost, "does not answer"),
+        ("sh: 1: exec: python3: not found", 127, FabricError, "has no python3: install Python 3.11"),
+        (f"{MARK}python 3.9.2", 1, FabricError, "its python3 is 3.9.2; Tenuto needs 3.11 or newer"),
+        ("something else", 255, PeerLost, "something else"),
+        ("", 1, FabricError, "ssh ended with code 1"),
+    ],
+)
+def test_what_ssh_says_becomes_one_line_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, error: type[FabricError], line: str
+) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text(
+        f"#!/bin/sh\ncat > /dev/null\necho 'welcome to this host'\necho '{said.replace(chr(39), '')}' >&2\nexit {code}\n"
+    )
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert connection.is_ssh_there()
+    with pytest.raises(error) as caught:
+        HostConnection("a", DeployConfig()).ask({"do": "facts"})
+    assert line.replace("'", "") in str(caught.value).replace("'", "")
+
+
+def test_a_host_is_asked_through_ssh_with_the_code_on_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for ssh runs the command here: the same bytes, the same interpreter, no network."""
+    fake = tmp_path / "ssh"
+    fake.write_text(
+        '#!/bin/sh\necho "Last login: today"\nprintf "%s\\n" "$@" > "$HOME/arguments"\nfor last; do :; done\nexec sh -c "$last"\n'
+    )
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SSH_CONFIG", "/x/config")
+    deploy = DeployConfig(user="u", port=2222, python=sys.executable)
+    told = HostConnection("a", deploy).ask({"do": "facts", "ports": {}, "interface": None})
+    assert told["base"] == f"{tmp_path}/.tenuto/a"
+    words = (tmp_path / "arguments").read_text().splitlines()
+    assert words[:2] == ["-F", "/x/config"]
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[words.index("--") + 1] == "a"
+    with pytest.raises(FabricError, match="No such file"):
+        HostConnection("a", deploy).ask({"do": "receive", "files": [{"path": "/proc/x/y"}]})
+
+
+def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text("#!/bin/sh\nexec sleep 100\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(PeerLost, match=r"did not answer within 0\.3 s"):
+        HostConnection("a", DeployConfig()).ask({"do": "facts"}, limit_s=0.3)
+
+
+# ---------------------------------------------------------------- what a file names
+
+
+def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Model: ...\n")
+    (tmp_path / "trace.csv").write_text("at_ms\n1\n")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/config.json").write_text("{}")
+    document = {
+        "models": [
+            {
+                "name": "own",
+                "slo_ms": 30,
+                "rate_rps": 1,
+                "loader": {"python": "mine:Model", "weights": "weights"},
+                "arrival": {"process": "trace", "path": "trace.csv"},
+            }
+        ],
+        "cluster": {"nodes": [{"host": "a", "device": "cpu"}]},
+    }
+    source = Source(tmp_path / "c.yaml", document, parse_config(document, tmp_path))
+    carried = carried_config(source, {"a": "10.0.0.1"})
+    there = tmp_path / "there/configs" / carried.name
+    for name, content in carried.files.items():
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    parsed = parse_config(json.loads((there / "cluster.json").read_text()), there)
+    loader = parsed.models[0].loader
+    assert loader is not None
+    assert loader.weights is not None
+    assert Path(loader.weights, "config.json").exists()
+    assert (there / "mine.py").exists()
+    assert carried_config(source, {"a": "10.0.0.1"}).name == carried.name
+    (tmp_path / "mine.py").write_text("class Model: pass\n")
+    assert carried_config(source, {"a": "10.0.0.1"}).name != carried.name
+    document["models"][0]["loader"]["python"] = "no_such_module:Model"  # type: ignore[index]
+    with pytest.raises(ConfigError, match="there is no module no_such_module"):
+        carried_config(source, {"a": "10.0.0.1"})
+
+
+def test_the_code_for_hosts_needs_nothing_but_python() -> None:
+    """Isolated, from a folder without ours and without site-packages."""
+    code = connection._package()
+    boot = "import sys,os; f=os.memfd_create('t'); os.write(f,sys.stdin.buffer.read()); sys.path.insert(0,'/proc/self/fd/%d'%f)"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"{boot}; import deploy.ssh.on_host.requests as r; print(r.__file__)",
+        ],
+        input=code,
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.startswith(b"/proc/self/fd/"), done.stderr

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.inventory import inventory_of
+from deploy.ssh.rollout import Ended, Rollout
+from fabric.errors import ConfigError
+from roles.config.load import parse_config
+from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage, lines
+
+
+def test_a_cluster_of_bare_hosts_is_prepared_everywhere_and_then_started_in_order() -> None:
+    stage = Stage()
+    name = stage.goods.config.name
+    assert (
+        lines(stage.plan())
+        == f"""\
+PREPARE    g1   wheels        2 wheels, 15.9 MB
+PREPARE    g1   environment   tenuto[worker] 0.1.0+abc, from the wheels it has
+PREPARE    g1   configuration {name}, 1 file
+PREPARE    g1   keys          frontend.key, node-g1.key, trusted.json
+PREPARE    g2   wheels        2 wheels, 15.9 MB
+PREPARE    g2   environment   tenuto 0.1.0+abc, from the wheels it has
+PREPARE    g2   configuration {name}, 1 file
+PREPARE    g2   keys          node-g2.key, trusted.json
+PREPARE    head wheels        2 wheels, 15.9 MB
+PREPARE    head environment   tenuto 0.1.0+abc, from the wheels it has
+PREPARE    head configuration {name}, 1 file
+PREPARE    head keys          frontend.key, scheduler.key, trusted.json
+AGENTS     g1   start         node-g1 starts
+AGENTS     g2   start         node-g2 starts
+SCHEDULERS head start         scheduler-0 starts
+FRONTENDS  g1   start         frontend-1 starts
+FRONTENDS  head start         frontend-0 starts
+"""
+    )
+
+
+def test_what_is_done_is_not_planned_again() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    assert stage.plan().steps == ()
+
+
+@given(st.data())
+def test_whatever_was_done_before_an_interruption_the_rest_is_what_was_left(data: st.DataObject) -> None:
+    stage = Stage()
+    whole = stage.plan()
+    rollout = Rollout(whole, at_once=data.draw(st.integers(1, 4)))
+    going = list(rollout.begin())
+    for _ in range(data.draw(st.integers(0, len(whole.steps)))):
+        if not going:
+            break
+        step = going.pop(data.draw(st.integers(0, len(going) - 1)))
+        stage.do(step)
+        going += rollout.handle(Ended(step))
+    left = [(step.host, step.what, step.detail) for step in whole.steps if step not in rollout.done]
+    assert [(step.host, step.what, step.detail) for step in stage.plan().steps] == left
+
+
+def test_another_version_and_another_configuration_start_everything_again_and_keep_what_was_before() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    before = stage.goods.config.name
+    stage.version = "0.2.0+def"
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    plan = stage.plan()
+    name = stage.goods.config.name
+    assert (
+        lines(plan)
+        == f"""\
+PREPARE    g1   environment   tenuto[worker] 0.2.0+def, from the wheels it has
+PREPARE    g1   configuration {name}, 1 file
+PREPARE    g2   environment   tenuto 0.2.0+def, from the wheels it has
+PREPARE    g2   configuration {name}, 1 file
+PREPARE    head environment   tenuto 0.2.0+def, from the wheels it has
+PREPARE    head configuration {name}, 1 file
+AGENTS     g1   start         node-g1 starts again: another version and configuration
+AGENTS     g2   start         node-g2 starts again: another version and configuration
+SCHEDULERS head start         scheduler-0 starts again: another version and configuration
+FRONTENDS  g1   start         frontend-1 starts again: another version and configuration
+FRONTENDS  head start         frontend-0 starts again: another version and configuration
+"""
+    )
+    stage.done(plan)
+    told = stage.facts["g1"]
+    assert isinstance(told, HostFacts)
+    assert (told.now.version, told.before.version, told.before.config) == ("0.2.0+def", "0.1.0+abc", before)
+
+
+def test_a_role_that_left_the_file_is_stopped_and_its_key_goes() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "frontends": [{"host": "head"}]}}
+    found = [
+        line for line in lines(stage.plan()).splitlines() if " g1 " in line and "configuration" not in line
+    ]
+    assert found == [
+        "PREPARE    g1   keys          without frontend.key",
+        "PREPARE    g1   stop          frontend-1: not in the file any more",
+    ]
+
+
+def test_a_new_key_is_carried_and_its_roles_start_again() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.keys["node-g2.key"] = b"another"
+    assert (
+        lines(stage.plan())
+        == """\
+PREPARE    g2   keys          node-g2.key
+AGENTS     g2   start         node-g2 starts again: another key or environment
+"""
+    )
+
+
+def test_a_role_that_died_is_started_and_nothing_else() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    told = stage.facts["head"]
+    assert isinstance(told, HostFacts)
+    stage.changed("head", roles={**told.roles, "frontend-0": ""})
+    assert lines(stage.plan()) == "FRONTENDS  head start         frontend-0 starts\n"
+
+
+def test_a_host_that_is_down_is_left_out_and_its_address_remembered() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.facts["g2"] = Unreachable("does not answer")
+    plan = stage.plan()
+    assert plan.steps == ()  # the others keep their configuration, g2's address in it
+    assert plan.problems == {"g2": ["does not answer"]}
+    assert plan.unreachable == {"g2"}
+
+
+PROBLEMS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "full disk": (
+        "g2",
+        {"free_bytes": 100_000_000},
+        "100 MB are free in /home/u/.tenuto/g2; it needs 289 MB",
+    ),
+    "no venv": ("g2", {"has_venv": False}, "install python3-venv"),
+    "read-only": ("g2", {"is_writable": False}, "cannot be written there: set deploy.directory"),
+    "clock ahead": ("g2", {"clock_off_ms": 5_000.0}, "5.0 s ahead of this host's: start an NTP client"),
+    "clock behind": ("g2", {"clock_off_ms": -5_000.0}, "5.0 s behind this host's"),
+    "port taken": (
+        "head",
+        {"taken": {"scheduler-0": "nginx (process 7)"}},
+        "port 5550 of scheduler-0 is taken by nginx",
+    ),
+    "no driver": ("g1", {"has_driver": False}, "no NVIDIA driver"),
+    "few files": ("g2", {"open_files": 1024}, "may open 1024 files"),
+    "loopback": ("g2", {"address": "127.0.1.1"}, "127.0.1.1, which other hosts cannot reach"),
+    "another system": ("g2", {"machine": "Darwin arm64"}, "Tenuto needs Linux"),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_what_a_host_lacks_is_one_line_and_stops_that_host_alone(case: str) -> None:
+    host, facts, line = PROBLEMS[case]
+    stage = Stage()
+    stage.changed(host, **facts)
+    plan = stage.plan()
+    assert set(plan.problems) == {host}
+    (found,) = plan.problems[host]
+    assert line in found
+    assert not any(step.host == host for step in plan.steps)
+
+
+def test_what_a_host_could_do_better_without_is_a_warning() -> None:
+    stage = Stage()
+    stage.changed("g1", has_mps=False, has_cron=False)
+    assert stage.plan().warnings == {
+        "g1": [
+            "nvidia-cuda-mps-control is not there: slices share its GPUs by time",
+            "it has neither systemd nor cron: after a reboot, run `tenuto deploy up` again",
+        ]
+    }
+
+
+def test_a_role_that_holds_its_own_port_is_no_problem() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.changed("head", taken={"scheduler-0": "python (process 9)"})
+    assert stage.plan().problems == {}
+
+
+def test_no_secret_is_in_a_request_or_in_what_people_see() -> None:
+    stage = Stage()
+    stage.keys = {name: f"SECRET-{name}".encode() for name in stage.keys}
+    for step in stage.plan().steps:
+        shown = f"{step.what} {step.detail} {json.dumps(step.request).replace('id-of-SECRET', '')}"
+        assert "SECRET" not in shown
+
+
+def test_a_script_runs_in_a_shell_as_it_is_meant(tmp_path: Path) -> None:
+    stage = Stage()
+    base = tmp_path / "it's here"
+    stage.changed("g2", base=str(base), run_dir=f"{base}/run")
+    (step,) = [step for step in stage.plan().steps if step.host == "g2" and step.what == "start"]
+    name = stage.goods.config.name
+    program = base / "versions/0.1.0+abc/bin/tenuto"
+    program.parent.mkdir(parents=True)
+    (base / "configs" / name).mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "$PWD|$TENUTO_RUN_DIR|$HTTP_PROXY|$*"\n')
+    program.chmod(0o700)
+    script = tmp_path / "role.sh"
+    script.write_text(step.request["script"].replace("@STAMP@", "stamped"))
+    said = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=True).stdout
+    assert said == f"{base}/configs/{name}|{base}/run|http://it's:1|node-agent cluster.json --node g2\n"
+    assert (base / "run/node-g2.stamp").read_text() == "stamped\n"
+
+
+def test_the_carried_configuration_says_where_everything_is_and_nothing_of_this_machine() -> None:
+    stage = Stage()
+    carried = json.loads(stage.goods.config.files["cluster.json"])  # type: ignore[arg-type]
+    assert carried["cluster"]["schedulers"] == [{"host": "head", "port": 5550, "standby": False}]
+    assert carried["cluster"]["addresses"] == {"g1": "10.0.0.2", "g2": "10.0.0.3", "head": "10.0.0.1"}
+    assert carried["security"] == {"keys": "../../keys"}
+    assert "deploy" not in carried
+    parsed = parse_config(carried, Path("/x/configs/y"))
+    assert [one.host for one in parsed.places.frontends] == ["head", "g1"]
+
+
+def test_a_file_for_this_host_alone_or_without_keys_is_no_inventory() -> None:
+    with pytest.raises(ConfigError, match=r"list cluster\.nodes"):
+        inventory_of(parse_config({"models": [MODEL], "cluster": {"gpus": 1}}, Path()))
+    with pytest.raises(ConfigError, match="that needs keys"):
+        inventory_of(parse_config({"models": [MODEL], "cluster": CLUSTER}, Path()))
+
+
+# ---------------------------------------------------------------- rollout
+
+
+def test_phases_wait_for_each_other_and_each_host_does_one_thing_at_a_time() -> None:
+    stage = Stage()
+    plan = stage.plan()
+    rollout = Rollout(plan, at_once=2)
+    going = list(rollout.begin())
+    seen = []
+    while going:
+        assert len(going) <= 2
+        assert len({step.host for step in going}) == len(going)
+        assert len({step.phase for step in going}) == 1
+        seen.append(going[0].phase)
+        going += rollout.handle(Ended(going.pop(0)))
+    assert rollout.is_over
+    assert seen == sorted(seen)
+    assert len(rollout.done) == len(plan.steps)
+
+
+def test_a_host_that_fails_fails_alone_but_for_the_schedulers() -> None:
+    for failing, started in (("g2", ["node-g1", "scheduler-0", "frontend-1", "frontend-0"]), ("head", [])):
+        stage = Stage()
+        rollout = Rollout(stage.plan())
+        going = list(rollout.begin())
+        while going:
+            step = going.pop(0)
+            going += rollout.handle(Ended(step, "no room" if step.host == failing else ""))
+        assert rollout.failed == {failing: "no room"}
+        assert [step.request["role_id"] for step in rollout.done if step.what == "start"] == started

@@ -1,0 +1,29 @@
+"""What `--help` says is said to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from roles.cli.group import tenuto
+
+
+def groups(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from groups(command, *path, name)
+
+
+@pytest.mark.parametrize("path", list(groups(tenuto)), ids=" ".join)
+def test_no_line_of_a_list_of_commands_is_cut(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(tenuto, [*path, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    listed = result.output.split("Commands:")[1]
+    assert "..." not in listed
+    assert max(map(len, listed.splitlines())) <= 80
