@@ -207,7 +207,7 @@ def test_what_was_admitted_before_is_not_refused_when_it_waits_again() -> None:
     run = RequestRun(FrontendId("f"), 1_000_000, 500, now_ms + SLO_MS, now_ms)
     refused = to.discipline.arrive(ModelId("m"), replace(run), now_ms)
     assert any(isinstance(decision, Drop) and decision.retry_after_ms for decision in refused)
-    again = to.discipline.arrive_again(ModelId("m"), [replace(run, priority=3)], now_ms)
+    again = to.discipline.arrive_again(ModelId("m"), [run], now_ms)
     assert not any(isinstance(decision, Drop) and decision.retry_after_ms for decision in again)
 
 
