@@ -38,6 +38,7 @@ QUICK: tuple[Quick, ...] = (
     _script("change_under_load", "--repeat", "3", "--quiet", "3"),
     _script("scheduler_core", "--seconds", "1"),
     _script("lost_peers", "--restarts", "2000"),
+    _script("kills", "--kills", "2", "--pause", "4"),
     _script("takeover", "--kills", "3"),
     _script("key_costs", "--turns", "2"),
     _script("simulator_speed", "--seconds", "10", "--repeat", "3"),

@@ -104,7 +104,7 @@ class HubLink:
         return [*self._inbox.take(limit), *self._router.receive(limit)]
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Peers that a send found gone since the last call."""
+        """Peers whose connection was closed, or that a send found gone, since the last call."""
         return self._router.take_lost()
 
     @property

@@ -68,6 +68,8 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "sent_at_ms": (-1e18, 1e18),  # a moment on a foreign clock
     "rate_rps": (0.0, RATE_MAX_RPS),
     "planned_rps": (0.0, RATE_MAX_RPS),
+    "heartbeat_interval_ms": (1.0, DURATION_MAX_MS),
+    "heartbeat_patience_ms": (1.0, DURATION_MAX_MS),
 }
 DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset({(ReplicaInfo, "exec_ms"), (ModelSpec, "exec_ms")})
 """Durations that are divided by, so that they may not be 0."""

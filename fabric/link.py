@@ -77,7 +77,7 @@ class Link(Protocol):
         ...
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Peers that a send found unroutable since the last call."""
+        """Peers whose connection was closed, or that a send found unroutable, since the last call."""
         ...
 
     @property

@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+from deploy.local.rolling import Health, RollingRestart
+from fabric.ids import PeerId
+from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain
+from fabric.policy_options import suggestion
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines
@@ -29,6 +33,7 @@ class RoleState(Enum):
     WAITING = auto()  # no process: for its rank, or for its next start
     STARTING = auto()  # no run file yet
     SERVING = auto()
+    DRAINING = auto()  # asked to end, to be started again or kept down
     TERMINATING = auto()
     KILLED = auto()
     GONE = auto()  # for good
@@ -39,6 +44,7 @@ class RoleTransition(Enum):
 
     START = auto()
     SERVES = auto()
+    DRAIN = auto()
     END = auto()
     OVERDUE = auto()
     EXITED = auto()
@@ -53,6 +59,10 @@ NEXT: Final[Mapping[tuple[RoleState, RoleTransition], RoleState]] = {
     (RoleState.STARTING, RoleTransition.OVERDUE): RoleState.KILLED,
     (RoleState.SERVING, RoleTransition.EXITED): RoleState.WAITING,
     (RoleState.SERVING, RoleTransition.END): RoleState.TERMINATING,
+    (RoleState.SERVING, RoleTransition.DRAIN): RoleState.DRAINING,
+    (RoleState.DRAINING, RoleTransition.EXITED): RoleState.WAITING,
+    (RoleState.DRAINING, RoleTransition.OVERDUE): RoleState.KILLED,
+    (RoleState.DRAINING, RoleTransition.END): RoleState.TERMINATING,
     (RoleState.TERMINATING, RoleTransition.OVERDUE): RoleState.KILLED,
     (RoleState.TERMINATING, RoleTransition.EXITED): RoleState.GONE,
     (RoleState.KILLED, RoleTransition.EXITED): RoleState.WAITING,  # GONE when everything ends
@@ -67,13 +77,20 @@ NEXT: Final[Mapping[tuple[RoleState, RoleTransition], RoleState]] = {
 
 @dataclass(slots=True, frozen=True)
 class RolePlan:
-    """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL."""
+    """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL.
+
+    `restart_rank`: lower ones first in a rolling restart. What another one of its kind stands in for goes first: node
+    agents, frontends, then standby schedulers, so that one of them is new when the active one ends, and that one last.
+    """
 
     role_id: str
     command: tuple[str, ...]
     start_rank: int
     stop_rank: int
     stop_limit_ms: float
+    restart_rank: int = 0
+    kind: str = ""
+    """Roles of one kind stand in for one another; empty: this one does not matter to clients."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,8 +151,32 @@ class SupervisorOutcome:
     reason: str
 
 
-SupervisorEvent = ProcessExited | RoleServes | Settled | StopAsked | Tick
-SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | Warn
+@dataclass(slots=True, frozen=True)
+class RoleAsked:
+    """An operator asks for a change of the processes."""
+
+    peer: PeerId
+    change: RoleChange
+
+
+@dataclass(slots=True, frozen=True)
+class RoleReported:
+    """A role says how it is."""
+
+    role_id: str
+    health: Health
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """To an operator: what became of what was asked for."""
+
+    peer: PeerId
+    message: Changed
+
+
+SupervisorEvent = ProcessExited | RoleServes | RoleAsked | RoleReported | Settled | StopAsked | Tick
+SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | Reply | Warn
 
 
 @dataclass(slots=True)
@@ -145,6 +186,8 @@ class _Role:
     state: RoleState = RoleState.WAITING
     limit_at_ms: float | None = None
     has_served: bool = False
+    is_kept_down: bool = False
+    """Drained by an operator."""
 
 
 class SupervisorCore:
@@ -155,6 +198,9 @@ class SupervisorCore:
         self._roles = {plan.role_id: _Role(plan, Restarts(self._limits.restart)) for plan in plans}
         self._outcome: SupervisorOutcome | None = None
         self._is_announced = False
+        self._rolling: RollingRestart | None = None
+        self._asked: RoleAsked | None = None
+        """Whom to answer when it is done; one change at a time."""
         self._has_begun = False
         self._stop_rank: int | None = None
         self._now_ms = 0.0
@@ -169,12 +215,18 @@ class SupervisorCore:
                 self._on_exit(self._roles[role_id], code, last_words)
             case RoleServes(role_id):
                 self._on_serves(self._roles[role_id])
+            case RoleAsked():
+                self._on_asked(event)
+            case RoleReported(role_id, health):
+                if self._rolling is not None and self._rolling.reported(role_id, health, now_ms):
+                    self._drain(self._roles[role_id])
             case Settled(nothing_serves):
                 self._on_settled(nothing_serves)
             case StopAsked():
                 self._stop(SupervisorOutcome(0, ""))
             case Tick():
                 self._on_tick()
+        self._answer_if_done()
         if self._outcome is None:
             self._start_due()
         else:
@@ -188,12 +240,19 @@ class SupervisorCore:
         if not self._has_begun:
             return 0.0
         moments = [role.limit_at_ms for role in self._roles.values() if role.limit_at_ms is not None]
+        if self._rolling is not None and self._rolling.wake_at_ms is not None:
+            moments.append(self._rolling.wake_at_ms)
         return min(moments, default=None)
 
     @property
     def is_serving(self) -> bool:
         """Every role serves."""
         return all(role.state is RoleState.SERVING for role in self._roles.values())
+
+    @property
+    def asks(self) -> str:
+        """Whose health it wants to hear of; empty: nobody's."""
+        return "" if self._rolling is None else self._rolling.asks
 
     @property
     def is_announced(self) -> bool:
@@ -215,7 +274,7 @@ class SupervisorCore:
             # Only the first start waits for the lower ranks: whoever has served finds its peers by itself.
             is_held = not role.has_served and any(other.state is not RoleState.SERVING for other in lower)
             is_due = role.limit_at_ms is None or role.limit_at_ms <= self._now_ms
-            if role.state is RoleState.WAITING and is_due:
+            if role.state is RoleState.WAITING and is_due and not role.is_kept_down:
                 role.limit_at_ms = None
                 if not is_held:
                     self._step(role, RoleTransition.START)
@@ -225,6 +284,8 @@ class SupervisorCore:
         if role.state is RoleState.STARTING:
             self._step(role, RoleTransition.SERVES)
             role.has_served = True
+            if self._rolling is not None:
+                self._rolling.serves(role.plan.role_id)
 
     def _on_settled(self, nothing_serves: str) -> None:
         if self.is_serving and not self._is_announced and self._outcome is None:
@@ -238,10 +299,16 @@ class SupervisorCore:
 
     def _on_exit(self, role: _Role, code: int, last_words: str) -> None:
         was_overdue = role.state is RoleState.KILLED
+        was_draining = role.state is RoleState.DRAINING or (was_overdue and role is self._role_asked_to_end)
         self._step(role, RoleTransition.EXITED)
         if self._outcome is not None:
             role.state = RoleState.GONE
             role.limit_at_ms = None
+            return
+        if was_draining:
+            role.limit_at_ms = None
+            if self._rolling is not None:
+                self._rolling.exited(role.plan.role_id)
             return
         said = _said(last_words)
         role_id = role.plan.role_id
@@ -265,6 +332,86 @@ class SupervisorCore:
             self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
             return
         self._actions.append(Warn(f"{what}; starting it again"))
+
+    # ------------------------------------------------------------ what an operator asks for
+
+    @property
+    def _role_asked_to_end(self) -> _Role | None:
+        if self._asked is None:
+            return None
+        match self._asked.change:
+            case RoleDrain(role_id=role_id):
+                return self._roles[role_id]
+            case _:
+                assert self._rolling is not None, "that is what was asked for"
+                return self._roles.get(self._rolling.role_id)
+
+    def _on_asked(self, asked: RoleAsked) -> None:
+        refusal = self._refusal(asked.change)
+        if refusal is not None:
+            code, reason = refusal
+            number = asked.change.request_no
+            self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
+            return
+        self._asked = asked
+        match asked.change:
+            case RoleDrain(role_id=role_id, is_back=is_back):
+                role = self._roles[role_id]
+                role.is_kept_down = not is_back
+                if role.is_kept_down and role.state is RoleState.SERVING:
+                    self._drain(role)
+            case RestartRoles():
+                plans = sorted((role.plan for role in self._roles.values()), key=lambda one: one.restart_rank)
+                self._rolling = RollingRestart([plan.role_id for plan in plans], self._now_ms)
+
+    def _refusal(self, change: RoleChange) -> tuple[str, str] | None:
+        """Code and reason; None: it can be done."""
+        if self._asked is not None or self._outcome is not None:
+            return "Busy", "another change is under way"
+        if isinstance(change, RestartRoles):
+            down = [role_id for role_id, role in self._roles.items() if role.state is not RoleState.SERVING]
+            return ("Busy", f"{down[0]} does not serve") if down else None
+        role = self._roles.get(change.role_id)
+        if role is None:
+            return "UnknownRole", f"there is no {change.role_id}{suggestion(change.role_id, self._roles)}"
+        if change.is_back:
+            return None if role.is_kept_down else ("InvalidConfig", f"{change.role_id} is not drained")
+        if role.state is not RoleState.SERVING:
+            return "Busy", f"{change.role_id} does not serve"
+        others = [
+            other
+            for other in self._roles.values()
+            if other is not role and other.plan.kind == role.plan.kind and other.state is RoleState.SERVING
+        ]
+        if role.plan.kind and not others:
+            return "InvalidConfig", f"no {role.plan.kind} would be left"
+        return None
+
+    def _drain(self, role: _Role) -> None:
+        if role.state is RoleState.SERVING:
+            self._step(role, RoleTransition.DRAIN)
+            self._actions.append(TerminateRole(role.plan.role_id))
+
+    def _answer_if_done(self) -> None:
+        if self._rolling is not None:
+            self._rolling.tick(self._now_ms)
+        if self._asked is None:
+            return
+        answer: Changed | None = None
+        number = self._asked.change.request_no
+        if self._outcome is not None:
+            answer = Changed(number, "failed", reason="everything ends")
+        elif self._rolling is not None:
+            if self._rolling.is_over:
+                reason, done = self._rolling.reason, self._rolling.restarted
+                answer = Changed(number, "failed" if reason else "ok", reason=reason, started=done)
+        elif isinstance(self._asked.change, RoleDrain):
+            role, is_back = self._roles[self._asked.change.role_id], self._asked.change.is_back
+            if role.state is (RoleState.SERVING if is_back else RoleState.WAITING):
+                answer = Changed(number, "ok", started=int(is_back), ended=int(not is_back))
+        if answer is not None:
+            self._actions.append(Reply(self._asked.peer, answer))
+            self._asked = self._rolling = None
 
     # ------------------------------------------------------------ ending
 
@@ -301,6 +448,7 @@ class SupervisorCore:
         role.state = NEXT[role.state, step]
         limits_ms = {
             RoleState.STARTING: self._limits.serve_ms,
+            RoleState.DRAINING: role.plan.stop_limit_ms,
             RoleState.TERMINATING: role.plan.stop_limit_ms,
             RoleState.KILLED: self._limits.kill_ms,
         }

@@ -13,7 +13,8 @@ from roles.config.cluster import ClusterConfig
 CORES_APART = 4  # client, frontend, scheduler, worker
 # An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 3_000.0, 16_000.0, 2_000.0
+# A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`).
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 16_500.0, 2_000.0
 
 
 def is_better_together(config: ClusterConfig) -> bool:
@@ -40,7 +41,9 @@ def role_plans(
             (*tenuto, "scheduler", *common, *(("--standby", "--index", str(number)) if number else beside)),
             start_rank=0,
             stop_rank=2,
-            stop_limit_ms=SCHEDULER_STOP_MS,
+            stop_limit_ms=SCHEDULER_STOP_MS + (FRONTEND_STOP_MS if is_together else 0.0),
+            restart_rank=2 if number else 3,
+            kind="scheduler",
         )
         for number in range(config.schedulers)
     ]
@@ -51,6 +54,8 @@ def role_plans(
             start_rank=1,
             stop_rank=1,
             stop_limit_ms=AGENT_STOP_MS,
+            restart_rank=0,
+            kind="node",
         )
         for node in config.nodes
     ]
@@ -61,6 +66,8 @@ def role_plans(
             start_rank=1,
             stop_rank=0,
             stop_limit_ms=FRONTEND_STOP_MS,
+            restart_rank=1,
+            kind="frontend",
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from deploy.local.core import (
     Announce,
     KillRole,
+    Reply,
     RolePlan,
     RoleServes,
     Settled,
@@ -20,6 +21,7 @@ from deploy.local.core import (
     SupervisorOutcome,
     TerminateRole,
 )
+from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
 from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed
@@ -84,7 +86,13 @@ class _RunFileWatch:
         self._run_dir = run_dir
         self._processes = processes
         self._told: dict[str, int] = {}
+        self._clients: dict[str, str] = {}  # where each frontend listened for clients of other hosts
         self._look_at_ms = 0.0
+
+    def where_clients_were(self, role_id: str) -> Sequence[str]:
+        """Flags with which its next process listens where clients know it; none after one that never served."""
+        address = self._clients.pop(role_id, None)
+        return () if address is None else ("--client", address)
 
     def fileno(self) -> int:
         return -1
@@ -108,8 +116,17 @@ class _RunFileWatch:
             found = read_run_file(self._run_dir / f"{role_id}.json")
             if found is not None and found.pid == pid:
                 self._told[role_id] = pid
+                self._note_clients(role_id, pid)
                 serves.append(RoleServes(role_id))
         return serves
+
+    def _note_clients(self, role_id: str, pid: int) -> None:
+        """A scheduler's process may have a frontend in it, with a run file of its own."""
+        for found in run_files(self._run_dir):
+            if found.pid == pid:
+                for address in found.addresses.get("client", ()):
+                    if address.startswith("tcp://"):
+                        self._clients[role_id] = address.partition("?")[0]
 
 
 class _Readiness(SourceOver):
@@ -170,9 +187,20 @@ class _Supervisor:
         self._schedulers = [LocalScheduler(own, run_dir, clock, role_id=role_id) for role_id in role_ids]
         self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
-        watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
+        self._watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
+        self._operators = operator_link(run_dir)
+        self._health = RoleHealth(run_dir, lambda: self._core.asks)
         role = Role[SupervisorEvent, SupervisorAction](
-            self._core, [stop, self._processes, watch, *self._readiness], self._perform
+            self._core,
+            [
+                stop,
+                self._processes,
+                self._watch,
+                *self._readiness,
+                operator_source(self._operators),
+                self._health,
+            ],
+            self._perform,
         )
         self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
 
@@ -186,12 +214,14 @@ class _Supervisor:
         self._driver.close()
         for scheduler in self._schedulers:
             scheduler.close()
+        self._health.close()
+        self._operators.close()
 
     def _perform(self, action: SupervisorAction) -> None:
         match action:
             case SpawnRole(role_id, command):
                 self._forget_run_files(role_id)
-                self._processes.spawn(role_id, command)
+                self._processes.spawn(role_id, (*command, *self._watch.where_clients_were(role_id)))
             case TerminateRole(role_id):
                 self._processes.terminate(role_id)
             case KillRole(role_id):
@@ -201,6 +231,8 @@ class _Supervisor:
                     readiness.rest()
                 told = next((one for one in self._readiness if one.slices), self._readiness[0])
                 self._on_started(Started(endpoints_in(self._run_dir), told.slices, told.warnings))
+            case Reply(peer, message):
+                self._operators.send(peer, message)
             case Warn(text):
                 log.warning("role_restarts %s", text)
 

@@ -18,10 +18,11 @@ from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
 from fabric.errors import FabricError, PeerLost
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option
+from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import EXIT_UNREACHABLE
 
 
-@click.group()
+@click.group(cls=WholeHelpGroup)
 def deploy() -> None:
     """Run a cluster on the hosts that a file names, through ssh."""
 

@@ -5,12 +5,13 @@
         print(result.outputs["top_k"], result.ledger)
 
 A request ends in exactly one way: its outputs, or one typed error of `fabric.errors`. The frontend answers within
-the budget; should it not, the client's own timer does (`DeadlineExceeded`), and should the frontend be gone, its
-silence does (`PeerLost`, within about a second).
+the budget; should it not, the client's own timer does (`DeadlineExceeded`). Should the frontend be gone, another one
+answers, if the client was given several; else `PeerLost` says so.
 """
 
-from fabric.client.asynchronous import Client, ClientOptions, InferResult, Inputs
+from fabric.client.asynchronous import Client, InferResult, Inputs
 from fabric.client.blocking import BlockingClient
+from fabric.client.connection import ClientOptions
 from fabric.client.status import ask_status
 
 __all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "ask_status"]

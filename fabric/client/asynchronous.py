@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The client for asyncio: spreads requests over frontends, and sends to another what one of them took along."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fabric.clock import Clock, MonotonicClock
-from fabric.codec import BULKY_HEADER_BYTES_MAX
-from fabric.curve import guarded
+from fabric.client.connection import ClientOptions, Connection
+from fabric.client.retries import RetryBudget
 from fabric.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -27,58 +25,30 @@ from fabric.errors import (
     Unauthorised,
     request_error,
 )
-from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
-from fabric.ids import ModelId, PeerId, new_incarnation, peer_id
-from fabric.keys import Keyring
+from fabric.frames import SMALL_BELOW_BYTES
+from fabric.ids import ModelId
+from fabric.ipc import IPC
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
-from fabric.liveness import HeartbeatTiming, Liveness
-from fabric.margin import LearnedWay
 from fabric.messages import (
     PRIORITY_MAX,
     Answer,
-    AnyMessage,
     CancelRequest,
     Infer,
     Ledger,
     ModelInfo,
     ModelsAsked,
     ModelsListed,
-    Ping,
-    Pong,
     Refusal,
+    replaced,
 )
-from fabric.outbox import Outbox
-from fabric.shared_memory import is_shared_with
-from fabric.sockets import DealerLink, LinkOptions
 from fabric.tensors import ArenaSharing
 
-_FRONTEND: Final = PeerId("frontend")  # what this side calls it; the connection leads to one only
-_GREET_EVERY_S: Final = 0.05
+_OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
-
-
-@dataclass(slots=True, frozen=True)
-class ClientOptions:
-    """Limits and heartbeats of a client, in ms. `grace_ms` is added to a budget for the way there and back.
-
-    `shared_bytes_max`: of tensors that lie in memory shared with a frontend of this host; 0 for none, and what is
-    over it travels. `key_file`: from `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its
-    place is taken over by a client that runs.
-    """
-
-    connect_timeout_ms: float = 5_000.0
-    grace_ms: float = 500.0
-    budget_unknown_ms: float = 60_000.0  # waited for a request without a budget of its own
-    pending_max: int = 10_000
-    payload_bytes_max: int = ANSWER_BYTES_MAX
-    shared_bytes_max: int = 256 << 20
-    heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 600.0, 2_000.0))
-    clock: Clock = field(default_factory=MonotonicClock)
-    key_file: Path | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,13 +68,17 @@ class _Awaited(asyncio.Future[InferResult]):
         message: Infer,
         inputs: Sequence[NamedTensor],
         sent_at_ms: float,
+        connection: Connection,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
         self.number = message.request_no
+        self.message = message
         self.budget_ms = message.budget_ms
         self.inputs = inputs  # kept until the answer, with their places in shared memory
-        self.sent_at_ms = sent_at_ms
+        self.sent_at_ms = sent_at_ms  # the first time
+        self.connection = connection  # to the frontend that has it now
+        self.was_sent_again = False
         self._client = client
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -115,76 +89,82 @@ class _Awaited(asyncio.Future[InferResult]):
 
 
 class Client:
-    """One connection to a frontend, on the running asyncio loop. `address`: one, or several (ipc first)."""
+    """Connections to one or more frontends, on the running asyncio loop.
+
+    `address`: of the frontend, or of each; of several that lead to one frontend the nearest is used. Requests go to those
+    that are ready, in turn. What a frontend has not
+    answered when it is lost goes to another one, as far as budgets and the retry budget (`fabric/client/retries.py`) allow;
+    a frontend refuses it where the model must not run a request twice.
+    """
 
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
-        self._addresses = (address,) if isinstance(address, str) else tuple(address)
+        addresses = [address] if isinstance(address, str) else dict.fromkeys(address)
+        self._addresses = tuple(sorted(addresses, key=lambda one: not one.startswith(IPC)))
         self._options = options or ClientOptions()
         self._clock = self._options.clock
-        self._link: DealerLink | None = None
         self._requests = 0
+        self._is_open = False
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing of a former connection is left."""
-        self._liveness = Liveness(self._options.heartbeats)
-        self._greeted = asyncio.Event()
+        """Nothing of former connections is left."""
+        self._connections: list[Connection] = []
+        self._usable: list[Connection] = []
+        """Those that may be sent to: the ready ones, or, if none is, those that at least are there."""
+        self._turn = 0
+        self._retries = RetryBudget()
+        self._change = asyncio.Event()
         self._pending: dict[int, _Awaited] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; answered requests leave it when they come up
         self._alarm: asyncio.TimerHandle | None = None
-        self._has_sent = False  # in this turn of the loop
-        self._listing: list[asyncio.Future[tuple[ModelInfo, ...]]] = []
         self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
-        self._way = LearnedWay()  # there and back, our own event loop included
-        self._tending: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Connect, and wait for a sign of life; after `close` too.
 
-        Raises PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
+        One frontend that answers is enough; the others get a tenth of a second, then they join when they can. Raises
+        PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
         """
         self.close()
         self._begin()
-        key_file = self._options.key_file
-        keyring = None if key_file is None else Keyring.of_file(key_file)
-        own = peer_id("client" if keyring is None else keyring.own.principal, new_incarnation())
-        limits = LinkOptions(
-            clock=self._clock,
-            # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
-            queue_messages_max=2 * self._options.pending_max + 1_000,
-            header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
-            payload_bytes_max=self._options.payload_bytes_max,
-        )
-        link = self._link = DealerLink.connect(own, _FRONTEND, self._addresses, limits, guarded(keyring))
-        self._outbox = Outbox(link, self._unsent, self._options.payload_bytes_max)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(link.fileno(), self._hear)
+        self._is_open = True
         try:
+            for address in self._addresses:
+                self._connections.append(Connection(address, self._options, self, self._sharing))
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
-                while not self._greeted.is_set():
-                    link.send(_FRONTEND, Ping(0))
-                    if link.refusal:
-                        raise Unauthorised(link.refusal)
-                    self._hear_soon()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._greeted.wait(), _GREET_EVERY_S)
+                await self._greetings_of(1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OTHERS_WAIT_S):
+                    await self._greetings_of(len(self._connections))
         except TimeoutError as error:
-            raise PeerLost(f"no frontend answers at {self._addresses[0]}{link.trouble}") from error
+            trouble = next((one.trouble for one in self._connections if one.trouble), "")
+            raise PeerLost(f"no frontend answers at {self._where}{trouble}") from error
         finally:
-            if not self._greeted.is_set():
+            if not self._usable:
                 self.close()
 
+    async def _greetings_of(self, count: int) -> None:
+        """Wait until so many frontends have answered."""
+        while sum(one.is_greeted for one in self._connections) < count:
+            if all(one.refusal for one in self._connections):
+                raise Unauthorised(self._connections[0].refusal)
+            self._change.clear()
+            await self._change.wait()
+
     def close(self) -> None:
-        """Give up what is pending (PeerLost) and close the connection. Safe to call twice."""
-        if self._link is None:
+        """Give up what is pending (PeerLost) and close the connections. Safe to call twice."""
+        if not self._is_open:
             return
-        link, self._link = self._link, None
-        self._loop.remove_reader(link.fileno())
-        self._fail_all(PeerLost("the client was closed"))
-        for timer in (self._tending, self._alarm):
-            if timer is not None:
-                timer.cancel()
-        link.close()
+        self._is_open = False
+        for number in list(self._pending):
+            self._fail(number, PeerLost("the client was closed"))
+        for connection in self._connections:
+            _fail_listings(connection, "the client was closed")
+            connection.close()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._usable = []
         self._sharing.close()
 
     async def __aenter__(self) -> Self:
@@ -216,7 +196,8 @@ class Client:
         Raises at once what this side can tell: InvalidInput, TooLarge, Overloaded (too many pending), PeerLost.
         The first request of a turn of the loop leaves at once, those after it together when the turn ends.
         """
-        self._connected()
+        if not self._is_open:
+            raise PeerLost("the client is not open")
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
@@ -225,132 +206,174 @@ class Client:
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
+        now_ms = self._clock.now_ms()
+        connection = self._choose(now_ms)
+        if connection is None:
+            raise self._disconnected()
         self._requests += 1
-        number, now_ms = self._requests, self._clock.now_ms()
-        message = Infer(number, ModelId(model), _plain(budget_ms), self._way.planned_ms, priority)
+        number = self._requests
+        message = Infer(number, ModelId(model), _plain(budget_ms), connection.way.planned_ms, priority)
+        future = self._pending[number] = _Awaited(self, message, tensors, now_ms, connection, self._loop)
+        connection.awaited.add(number)
+        self._retries.note_request()
         try:
-            if self._outbox.is_sharing:
-                self._sharing.share(tensors)
-            self._outbox.put(_FRONTEND, message, tensors)
+            connection.put(message, tensors)
         except LocalProtocolError as error:
+            self._take_pending(number)
             raise InvalidInput(str(error)) from error
-        future = self._pending[number] = _Awaited(self, message, tensors, now_ms, self._loop)
-        self._set_alarm(now_ms + limit_ms, number, now_ms)
-        self._send_soon()
-        self._watch()
         if future.done():
             future.result()  # refused at once: raises, so that nobody need await it to know
+        self._set_alarm(now_ms + limit_ms, number, now_ms)
+        future.connection.expect()
         return future
 
     def forget(self, number: int) -> None:
         """The request was cancelled on this side: tell the frontend, if it has not answered."""
-        if self._take_pending(number) is not None:
-            self._tell_cancelled(number)
+        awaited = self._take_pending(number)
+        if awaited is not None:
+            self._tell_cancelled(awaited)
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """What the frontend serves. Raises PeerLost if it does not say."""
-        future: asyncio.Future[tuple[ModelInfo, ...]] = self._connected_loop().create_future()
-        self._listing.append(future)
+        """What a frontend serves. Raises PeerLost if none says."""
+        if not self._is_open:
+            raise PeerLost("the client is not open")
+        connection = self._choose(self._clock.now_ms())
+        if connection is None:
+            raise self._disconnected()
+        future: asyncio.Future[tuple[ModelInfo, ...]] = self._loop.create_future()
+        connection.listings.append(future)
         try:
-            if not self._connected().send(_FRONTEND, ModelsAsked()):
-                raise self._disconnected()
-            self._watch()
-            self._hear_soon()
+            connection.put(ModelsAsked())
+            connection.expect()
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
                 return await future
         except TimeoutError as error:
-            raise PeerLost(f"{self._addresses[0]} does not list its models") from error
+            raise PeerLost(f"{connection.address} does not list its models") from error
         finally:
-            if future in self._listing:
-                self._listing.remove(future)
+            if future in connection.listings:
+                connection.listings.remove(future)
 
-    # ------------------------------------------------------------ saying and hearing
+    # ------------------------------------------------------------ which frontend
 
-    def _take_pending(self, number: int) -> _Awaited | None:
-        awaited = self._pending.pop(number, None)
+    @property
+    def _where(self) -> str:
+        first, *others = self._addresses
+        return f"{first} or {len(others)} more" if others else first
+
+    def _disconnected(self) -> PeerLost | Unauthorised:
+        refused = [one.refusal for one in self._connections if one.refusal]
+        if refused and len(refused) == len(self._connections):
+            return Unauthorised(refused[0])
+        return PeerLost(f"not connected to {self._where}")
+
+    def _choose(self, now_ms: float) -> Connection | None:
+        """The next one in turn whose circuit is closed; if none is, just the next one. None: nobody is there."""
+        usable = self._usable
+        for _ in usable:
+            self._turn = (self._turn + 1) % len(usable)
+            if len(usable) == 1 or usable[self._turn].circuit.allows(now_ms):
+                return usable[self._turn]
+        return usable[self._turn] if usable else None
+
+    def changed(self) -> None:
+        """A connection came or went, or its frontend wants requests now, or no more."""
+        greeted: list[Connection] = []
+        for one in self._connections:
+            is_known = one.frontend and any(one.frontend == other.frontend for other in greeted)
+            if one.is_greeted and not is_known:
+                greeted.append(one)
+        self._usable = [one for one in greeted if not one.is_unready] or greeted
+        self._turn %= max(1, len(self._usable))
+        self._change.set()
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """What it has not answered goes to another frontend."""
+        now_ms = self._clock.now_ms()
+        for number in sorted(connection.awaited):
+            self._send_elsewhere(self._pending[number], reason, now_ms)
+        _fail_listings(connection, reason)
+
+    def unsent(self, connection: Connection, number: int) -> None:
+        """It has not left, so that another frontend may have it as if it were new."""
+        awaited = self._pending.get(number)
         if awaited is not None:
-            awaited.inputs = ()
-        return awaited
+            reason = f"not connected to the frontend at {connection.address}"
+            self._send_elsewhere(awaited, reason, self._clock.now_ms(), has_left=False)
 
-    def _send_soon(self) -> None:
-        if self._has_sent:
-            return
-        self._has_sent = True
-        self._outbox.flush()
-        self._loop.call_soon(self._end_turn)
+    def _send_elsewhere(
+        self, awaited: _Awaited, reason: str, now_ms: float, *, has_left: bool = True
+    ) -> None:
+        awaited.connection.awaited.discard(awaited.number)
+        spent_ms = now_ms - awaited.sent_at_ms
+        connection = self._choose(now_ms)
+        if connection is None or connection is awaited.connection:
+            refusal = awaited.connection.refusal
+            self._fail(awaited.number, Unauthorised(refusal) if refusal else PeerLost(reason))
+        elif awaited.budget_ms is not None and spent_ms >= awaited.budget_ms:
+            self._fail(awaited.number, PeerLost(f"{reason}, and the budget is spent"))
+        elif has_left and not self._retries.take():
+            self._fail(awaited.number, PeerLost(f"{reason}, and too many requests were sent again lately"))
+        else:
+            awaited.connection, awaited.was_sent_again = connection, True
+            connection.awaited.add(awaited.number)
+            # The smallest moment says that it may have run, whatever the clock's steps are.
+            spent_ms = max(spent_ms, 1e-3) if has_left else spent_ms
+            again = replaced(awaited.message, way_ms=connection.way.planned_ms, spent_ms=spent_ms)
+            connection.put(again, awaited.inputs)
+            connection.expect()
 
-    def _end_turn(self) -> None:
-        self._has_sent = False
-        self._outbox.flush()
-        self._hear_soon()
+    # ------------------------------------------------------------ hearing
 
-    def _unsent(self, peer: PeerId, message: AnyMessage) -> None:
-        del peer
-        if isinstance(message, Infer):
-            self._fail(message.request_no, self._disconnected())
-
-    def _hear(self) -> None:
-        if self._link is None:
-            return
-        came = self._link.receive(256)
-        if came:
-            now_ms = self._clock.now_ms()
-            self._liveness.heard(_FRONTEND, now_ms)
-            for received in came:
-                self._take(received, now_ms)
-        self._hear_soon()
-
-    def _hear_soon(self) -> None:
-        # The descriptor tells once, and a send may have swallowed it: ask the socket itself.
-        if self._link is not None and self._link.has_more:
-            self._loop.call_soon(self._hear)
-
-    def _take(self, received: Received, now_ms: float) -> None:
+    def heard(self, connection: Connection, received: Received, now_ms: float) -> None:
+        """A frontend said something."""
         match received.message:
             case Answer(number, ledger):
-                self._answer(number, ledger, received.tensors, now_ms)
+                self._answer(connection, number, ledger, received.tensors, now_ms)
             case Refusal(number, code, reason, _, retry_after_ms):
-                self._fail(number, request_error(code, reason, retry_after_ms))
+                if number in connection.awaited:
+                    connection.circuit.note_answer()
+                    self._fail(number, request_error(code, reason, retry_after_ms))
             case ModelsListed(models):
-                for future in self._listing:
+                for future in connection.listings:
                     if not future.done():
                         future.set_result(models)
-            case Ping(number):
-                self._connected().send(_FRONTEND, Pong(number))
-            case Pong(memory=memory):
-                self._outbox.is_sharing = (
-                    self._options.shared_bytes_max > 0
-                    and self._connected().is_by_ipc
-                    and is_shared_with(memory)
-                )
-                self._greeted.set()
             case _:  # nothing else is meant for a client, and a newer frontend may know more
                 pass
 
-    def _answer(self, number: int, ledger: Ledger, tensors: Sequence[NamedTensor], now_ms: float) -> None:
-        awaited = self._take_pending(number)
-        if awaited is None:
+    def _answer(
+        self,
+        connection: Connection,
+        number: int,
+        ledger: Ledger,
+        tensors: Sequence[NamedTensor],
+        now_ms: float,
+    ) -> None:
+        if number not in connection.awaited:
             return  # cancelled or given up before
+        connection.circuit.note_answer()
+        awaited = self._take_pending(number)
+        assert awaited is not None, "both tables have it"
         total_ms = now_ms - awaited.sent_at_ms
-        self._way.note(total_ms - ledger.total_ms)
-        if awaited.budget_ms is not None:
-            self._way.note_end(total_ms - awaited.budget_ms, awaited.budget_ms)
+        if not awaited.was_sent_again:
+            connection.way.note(total_ms - ledger.total_ms)
+        if awaited.budget_ms is not None and not awaited.was_sent_again:
+            connection.way.note_end(total_ms - awaited.budget_ms, awaited.budget_ms)
         outputs = {tensor.name: tensor.array for tensor in tensors}
         awaited.set_result(InferResult(outputs, ledger.seen_by_client(total_ms)))
 
     # ------------------------------------------------------------ giving up
 
+    def _take_pending(self, number: int) -> _Awaited | None:
+        awaited = self._pending.pop(number, None)
+        if awaited is not None:
+            awaited.inputs = ()
+            awaited.connection.awaited.discard(number)
+        return awaited
+
     def _fail(self, number: int, error: Exception) -> None:
         awaited = self._take_pending(number)
         if awaited is not None:
             awaited.set_exception(error)
-
-    def _fail_all(self, error: PeerLost | Unauthorised) -> None:
-        for number in list(self._pending):
-            self._fail(number, type(error)(str(error)))
-        for future in self._listing:
-            if not future.done():
-                future.set_exception(type(error)(str(error)))
 
     def _set_alarm(self, deadline_at_ms: float, number: int, now_ms: float) -> None:
         heapq.heappush(self._deadlines, (deadline_at_ms, number))
@@ -368,65 +391,25 @@ class Client:
             self._deadlines[0][0] <= now_ms or self._deadlines[0][1] not in self._pending
         ):
             _, number = heapq.heappop(self._deadlines)
-            if number in self._pending:
+            awaited = self._pending.get(number)
+            if awaited is not None:
+                awaited.connection.circuit.note_unanswered(now_ms)
                 self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
-                self._tell_cancelled(number)
+                self._tell_cancelled(awaited)
         self._alarm = None
         if self._deadlines:
             self._alarm = self._loop.call_later((self._deadlines[0][0] - now_ms) / 1e3, self._expire)
 
-    def _tell_cancelled(self, number: int) -> None:
-        if self._link is not None:
-            self._outbox.put(
-                _FRONTEND, CancelRequest(number)
-            )  # refused: then nobody there works on it either
-            self._send_soon()
+    def _tell_cancelled(self, awaited: _Awaited) -> None:
+        if self._is_open:
+            # Refused: then nobody there works on it either.
+            awaited.connection.put(CancelRequest(awaited.number))
 
-    # ------------------------------------------------------------ is anybody there?
 
-    def _watch(self) -> None:
-        """Something is awaited: from now on silence counts."""
-        if self._tending is None:
-            self._liveness.watch(_FRONTEND, self._clock.now_ms())
-            self._tending = self._loop.call_later(self._options.heartbeats.ping_every_ms / 1e3, self._tend)
-
-    def _tend(self) -> None:
-        self._tending = None
-        if self._link is None or not (self._pending or self._listing or not self._greeted.is_set()):
-            self._liveness.forget(_FRONTEND)
-            return
-        now_ms = self._clock.now_ms()
-        if self._liveness.lost(now_ms):
-            self._fail_all(PeerLost(f"the frontend at {self._addresses[0]} is silent"))
-            self._link.reconnect()
-            self._outbox.is_sharing = False  # until we know who is there now
-            self._greeted.clear()
-            self._liveness.watch(_FRONTEND, now_ms)
-        for peer, ping in self._liveness.due(now_ms):
-            self._link.send(peer, ping)
-        if self._link.refusal:
-            self._fail_all(self._disconnected())
-        wake_at_ms = self._liveness.wake_at_ms
-        assert wake_at_ms is not None, "it is being watched"
-        self._tending = self._loop.call_later(max(wake_at_ms - now_ms, 1.0) / 1e3, self._tend)
-        self._hear_soon()
-
-    def _disconnected(self) -> PeerLost | Unauthorised:
-        """A send was refused: look after the connection until somebody answers again."""
-        self._greeted.clear()
-        self._watch()
-        if self._link is not None and self._link.refusal:
-            return Unauthorised(self._link.refusal)
-        return PeerLost(f"not connected to {self._addresses[0]}")
-
-    def _connected(self) -> DealerLink:
-        if self._link is None:
-            raise PeerLost("the client is not open")
-        return self._link
-
-    def _connected_loop(self) -> asyncio.AbstractEventLoop:
-        self._connected()
-        return self._loop
+def _fail_listings(connection: Connection, reason: str) -> None:
+    for future in connection.listings:
+        if not future.done():
+            future.set_exception(PeerLost(reason))
 
 
 def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:

@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from fabric.client.asynchronous import Client, ClientOptions, InferResult, Inputs, limit_ms_of
+from fabric.client.asynchronous import Client, InferResult, Inputs, limit_ms_of
+from fabric.client.connection import ClientOptions
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
 

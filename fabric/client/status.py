@@ -43,6 +43,8 @@ def ask_status(
                 for received in link.receive(16):
                     if isinstance(received.message, StatusListed):
                         return received.message
+                if link.take_lost():
+                    break
                 if not link.has_more:
                     selector.select(0.01)
         trouble = link.trouble

@@ -53,6 +53,7 @@ from fabric.messages.client_frontend import (
     Ping as Ping,
     Pong as Pong,
     Refusal as Refusal,
+    Unready as Unready,
 )
 from fabric.messages.envelope import (
     PARCELS_MAX as PARCELS_MAX,
@@ -107,6 +108,9 @@ from fabric.messages.operator import (
     ModelsRemove as ModelsRemove,
     PlanChange as PlanChange,
     PlanReport as PlanReport,
+    RestartRoles as RestartRoles,
+    RoleChange as RoleChange,
+    RoleDrain as RoleDrain,
     SchedulerStanding as SchedulerStanding,
     SliceReport as SliceReport,
     StandbyReport as StandbyReport,

@@ -15,13 +15,15 @@ class SliceState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
+    """It ends when what it has is done; nothing more is for it."""
     FAILED = "failed"
     LOST = "lost"
     STOPPED = "stopped"
 
 
 class SliceStatus(Value, frozen=True):
-    """`state`: a `SliceState`; `reason` says why for the last three."""
+    """`state`: a `SliceState`; `reason` says why for the last four."""
 
     slice_id: SliceId
     incarnation: Incarnation

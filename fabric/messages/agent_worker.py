@@ -32,6 +32,8 @@ class Host(Message, frozen=True, tag=51):
     agent_pid: int = 0
     left_out: Listed[LeftOut] = ()
     epoch: int = 0
+    heartbeat_interval_ms: float = 250.0
+    heartbeat_patience_ms: float = 1_500.0
 
 
 class SliceFailed(Message, frozen=True, tag=52):

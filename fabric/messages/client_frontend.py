@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import Incarnation, ModelId, SliceId
 from fabric.messages.base import Listed, Message, Value
 from fabric.messages.models import ModelInfo
 
@@ -43,6 +43,8 @@ class Infer(Message, frozen=True, tag=1):
     budget_ms: float | None = None
     way_ms: float = 0.0
     priority: int | None = None
+    spent_ms: float = 0.0
+    """Of the budget, on another frontend that was lost before it answered: over 0, the request may have run already."""
 
 
 class CancelRequest(Message, frozen=True, tag=2):
@@ -91,7 +93,18 @@ class Pong(Message, frozen=True, tag=8):
     """The answer to `Ping`. A round trip also measures the link's minimum RTT.
 
     `memory`: who shares memory with the sender may send tensors through it (see `fabric/shared_memory.py`).
+    `incarnation`: of a frontend, so that a client sees which of its addresses lead to the same one.
     """
 
     number: int
     memory: str = ""
+    incarnation: Incarnation = Incarnation("")
+
+
+class Unready(Message, frozen=True, tag=9):
+    """Frontend -> its clients: ask another one if you can; in place of a `Pong` too.
+
+    It has no scheduler, or it will end when all it has is answered.
+    """
+
+    incarnation: Incarnation = Incarnation("")

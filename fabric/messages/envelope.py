@@ -18,6 +18,7 @@ from fabric.messages.client_frontend import (
     Ping,
     Pong,
     Refusal,
+    Unready,
 )
 from fabric.messages.frontend_scheduler import (
     Arrivals,
@@ -36,6 +37,8 @@ from fabric.messages.operator import (
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    RestartRoles,
+    RoleDrain,
     StatusAsked,
     StatusListed,
 )
@@ -54,6 +57,7 @@ AnyMessage = (
     | ModelsListed
     | Ping
     | Pong
+    | Unready
     | FrontendHello
     | Directory
     | Arrivals
@@ -83,6 +87,8 @@ AnyMessage = (
     | ModelsRemove
     | ModelSet
     | DrainAsked
+    | RoleDrain
+    | RestartRoles
     | Changed
     | PlanAsked
     | PlanMade

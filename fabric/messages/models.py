@@ -17,6 +17,10 @@ class ModelInfo(Value, frozen=True):
     image: ImagePreprocess | None = None
     replicas: int = 0
     """How many ready slices host it now."""
+    is_idempotent: bool = True
+    """A request may run again after a worker was lost that may have run it."""
+    coming_in_ms: float | None = None
+    """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
 
 
 class LoaderSpec(Value, frozen=True):
@@ -58,6 +62,8 @@ class ModelSpec(Value, frozen=True):
     profile_ref: str = ""
     run_limit_ms: float | None = None
     """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
+    is_idempotent: bool = True
+    """A request may run more than once."""
 
 
 class InterferenceOption(Value, frozen=True):

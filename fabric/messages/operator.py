@@ -137,6 +137,24 @@ PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
 """What an operator may ask for while everything serves."""
 
 
+class RoleDrain(Message, frozen=True, tag=67):
+    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again."""
+
+    request_no: int
+    role_id: str
+    is_back: bool = False
+
+
+class RestartRoles(Message, frozen=True, tag=68):
+    """Operator -> `tenuto up`: restart every role, one at a time."""
+
+    request_no: int
+
+
+RoleChange = RoleDrain | RestartRoles
+"""What an operator may ask of the processes."""
+
+
 class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import re
+import select
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from fabric.ipc import IPC, IpcPath
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
+from fabric.sockets.monitor import ConnectionMonitor
 from fabric.transit import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -113,6 +115,8 @@ class SocketLink(ABC):
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
         self._socket = open_socket(self.kind, self._options)
+        self._monitor: ConnectionMonitor | None = None
+        self._epoll: select.epoll | None = None
         self._borrowed = Borrowed() if self._options.is_sharing else None
         self._frames_max = self.routes + self._options.frames_max
         self._is_amid = False  # in a message that has more frames than were taken of it
@@ -143,12 +147,28 @@ class SocketLink(ABC):
         return self._is_touched
 
     def fileno(self) -> int:
-        """ZeroMQ's edge-triggered descriptor; -1 once closed."""
-        return -1 if self._socket.closed else int(self._socket.getsockopt(zmq.FD))
+        """ZeroMQ's edge-triggered descriptor, or one that also tells of ended connections; -1 once closed."""
+        if self._socket.closed:
+            return -1
+        return int(self._socket.getsockopt(zmq.FD)) if self._epoll is None else self._epoll.fileno()
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Only a router finds peers unroutable."""
+        """Nobody: only links with a monitor hear of ended connections."""
         return ()
+
+    def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
+        """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
+        try:
+            self._monitor = ConnectionMonitor(self._socket, context(), events)
+            self._epoll = select.epoll()
+            for descriptor in (int(self._socket.getsockopt(zmq.FD)), self._monitor.fileno()):
+                self._epoll.register(descriptor, select.EPOLLIN)
+        except (OSError, zmq.ZMQError) as error:
+            self.close()
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise PeerLost(f"no socket can be opened: {error.strerror}") from error
+        return self._monitor
 
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
@@ -180,6 +200,12 @@ class SocketLink(ABC):
 
     def close(self) -> None:
         """Flush for at most 100 ms in the background, give the addresses back."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        if self._epoll is not None:
+            self._epoll.close()
+            self._epoll = None
         self._socket.close(linger=FLUSH_MS)
         for claim in self._claims:
             claim.release()
@@ -390,8 +416,9 @@ def open_socket(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
     opened.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     opened.setsockopt(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
     opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    # A role that was killed is back within a second, and its peers should not be the ones who wait then.
     opened.setsockopt(zmq.RECONNECT_IVL, 20)
-    opened.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    opened.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
     return opened
 
 

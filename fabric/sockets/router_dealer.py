@@ -1,17 +1,16 @@
 """Control: a server's ROUTER and its clients' DEALERs.
 
-A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows.
+A dealer has ZMQ_IMMEDIATE, so a send without a connection is refused and its owner knows. Both ends hear at once of
+a connection that was closed (`take_lost`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from itertools import count
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from fabric import frames
 from fabric.curve import Guard, Speaker, principal_of_server
@@ -29,21 +28,16 @@ from fabric.sockets.base import (
     SocketLink,
     Whole,
     connect_socket,
-    context,
     note_refused,
     note_sent,
     send_parts,
 )
 from fabric.sockets.routes import Routes, new_route
 
-_EVENTS: Final = int(zmq.EVENTS)  # as plain integers: see `base.py`
-_READABLE: Final = int(zmq.POLLIN)
-_WRITABLE: Final = int(zmq.POLLOUT)
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
 _FAILURES_TOLD: Final = 4  # so many handshakes in a row are no accident
-_serial = count(1)
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -66,6 +60,9 @@ class RouterLink(ListeningLink):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._routes = Routes()
+        self._connections = self._watch_connections()
+        self._descriptor_of: dict[PeerId, int] = {}
+        self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
@@ -96,8 +93,14 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
+    def receive(self, limit: int) -> Sequence[Received]:
+        """At most `limit` messages. Garbage counts against the limit."""
+        self._note_ended()
+        return super().receive(limit)
+
     def take_lost(self) -> Sequence[PeerId]:
-        """Peers that a send found gone since the last call."""
+        """Peers whose connection was closed, or that a send found gone, since the last call."""
+        self._note_ended()
         lost, self._lost = self._lost, []
         return lost
 
@@ -106,6 +109,18 @@ class RouterLink(ListeningLink):
         """Whether somebody is lost, or a message is waiting."""
         return bool(self._lost) or super().has_more
 
+    def _note_ended(self) -> None:
+        """Before any message of a newer connection is looked at: the kernel gives descriptors out again."""
+        if self._socket.closed:
+            return
+        for descriptor in self._connections.ended():
+            peer = self._peer_at.pop(descriptor, None)
+            if (
+                peer is not None and self._descriptor_of.get(peer) == descriptor
+            ):  # else it is back by another one
+                self._routes.forget(peer)
+                self._note_lost(peer)
+
     def _unroutable(self, peer: PeerId) -> bool:
         self._counters["unroutable_out"] += 1
         self._routes.forget(peer)
@@ -113,6 +128,8 @@ class RouterLink(ListeningLink):
         return False
 
     def _note_lost(self, peer: PeerId) -> None:
+        """It is told of once, by whichever saw it first."""
+        self._descriptor_of.pop(peer, None)
         if len(self._lost) < _IDENTITIES_LOST_MAX:
             self._lost.append(peer)
         self.transit.forget(peer)
@@ -137,7 +154,15 @@ class RouterLink(ListeningLink):
         route = bytes(whole.parts[0])
         peer, mark = frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last, peer)
+        if self._routes.to(peer) != route:
+            self._note_ended()
+            self._descriptor_of.pop(peer, None)
         self._routes.note(route, peer, mark, None if speaker is None else speaker.public)
+        descriptor = whole.last.get(zmq.SRCFD)
+        if self._descriptor_of.get(peer) != descriptor and self._routes.to(peer) == route:
+            assert isinstance(descriptor, int), "asked for a number"
+            self._descriptor_of[peer] = descriptor
+            self._peer_at[descriptor] = peer
         return peer, speaker
 
 
@@ -167,9 +192,8 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._server_key = ""
         self._connect_at_ms: float | None = None
-        self._was_connected = False
         self._failures = 0  # handshakes since the last that did not fail
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._connections = self._watch_connections(zmq.EVENT_DISCONNECTED | _FAILED)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
     @classmethod
@@ -200,15 +224,6 @@ class DealerLink(SocketLink):
         """
         self._connect_later(RECONNECT_AFTER_MS)
 
-    def close(self) -> None:
-        """Flush for at most 100 ms in the background."""
-        if self._monitor is not None:
-            self._monitor.close()
-            self._monitor = None
-            with contextlib.suppress(zmq.ZMQError):  # it is closed already
-                self._socket.monitor(None, 0)
-        super().close()
-
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages; of a server whose key is trusted no more none."""
         received = super().receive(limit)
@@ -225,15 +240,10 @@ class DealerLink(SocketLink):
         )
 
     def take_lost(self) -> Sequence[PeerId]:
-        """The server, where its connection was closed since the last call: ZeroMQ wakes its owner at that moment.
-
-        With ZMQ_IMMEDIATE a socket is writable exactly while it has a connection whose queue is not full.
-        """
-        was_connected = self._was_connected
-        events = 0 if self._socket.closed else int(self._socket.getsockopt(_EVENTS))
-        self._was_connected = bool(events & _WRITABLE)
-        self._is_touched |= bool(events & _READABLE)
-        return (self._server,) if was_connected and not self._was_connected else ()
+        """The server, if its connection was closed since the last call. A new one is on its way by itself."""
+        if self._socket.closed:
+            return ()
+        return (self._server,) if self._connections.ended() else ()
 
     @property
     def is_by_ipc(self) -> bool:
@@ -265,8 +275,8 @@ class DealerLink(SocketLink):
     def _connect(self) -> None:
         self._is_touched = True
         address = nearest(self._given)
-        if not address.startswith(IPC) and self._monitor is None:
-            self._watch_handshakes()
+        if not address.startswith(IPC):  # after a handshake that failed we begin the next, not ZeroMQ
+            self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
         self._socket.setsockopt(zmq.ROUTING_ID, new_route(self._own))
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
@@ -279,24 +289,14 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._connect_at_ms = self._clock.now_ms() + after_ms
 
-    def _watch_handshakes(self) -> None:
-        """ZeroMQ tells by a socket of its own, once for each connection: after a failure we begin the next, not ZeroMQ."""
-        self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
-        place = f"inproc://handshakes-{next(_serial)}"
-        self._socket.monitor(place, _FAILED)
-        self._monitor = context().socket(zmq.PAIR)
-        self._monitor.connect(place)
-
     def _look_why(self) -> None:
         """There is no connection; find out whether a handshake failed."""
-        while self._monitor is not None:
-            try:
-                told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return
+        for event in self._connections.failed():
+            if self._connected_to.startswith(IPC):
+                continue
             self._failures += 1
             after_ms = float(HANDSHAKE_MS)
-            match told["event"]:
+            match event:
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
                     self.refusal = f"{self._connected_to} does not let our key in"
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:

@@ -41,7 +41,7 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What all senders of a run share. `targets`: one address of each frontend, which the senders share.
+    """What all senders of a run share. `targets`: one address of each frontend; each sender uses all of them.
 
     `key_file`: for targets by TCP that ask for a key. `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
     multiples (0: each at its own moment).
@@ -93,7 +93,7 @@ async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadReco
     clock = MonotonicClock()
     recorder = Recorder([model.model_id for model in plan.config.models])
     options = ClientOptions(key_file=plan.key_file)
-    async with Client(plan.targets[number % len(plan.targets)], options) as client:
+    async with Client(plan.targets, options) as client:
         infos = {info.model_id: info for info in await client.models()}
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())

@@ -37,6 +37,7 @@ COMMANDS = {
     "doctor": "roles.cli.doctor:doctor",
     "down": "deploy.local.commands:down",
     "drain": "roles.cli.models:drain",
+    "restart": "roles.cli.restart:restart",
     "frontend": "roles.cli.role_commands:frontend",
     "goodput": "roles.cli.goodput:goodput",
     "infer": "roles.cli.infer:infer",
@@ -55,7 +56,7 @@ COMMANDS = {
 }
 
 
-BESIDE_SERVING = ("drain", "models", "status")
+BESIDE_SERVING = ("drain", "models", "restart", "status")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

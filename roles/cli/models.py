@@ -18,7 +18,17 @@ from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
 from fabric.keys import Keyring
-from fabric.messages import Changed, DrainAsked, ModelsAdd, ModelSet, ModelsRemove, PlanChange
+from fabric.messages import (
+    Changed,
+    DrainAsked,
+    GpuReport,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    PlanChange,
+    RoleChange,
+    RoleDrain,
+)
 from fabric.policy_options import brief, shown
 from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
@@ -34,6 +44,7 @@ from roles.cli.options import (
     scheduler_option,
     via_option,
 )
+from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
@@ -138,11 +149,17 @@ def set_(
 
 
 @click.command()
-@click.argument("where", metavar="NODE|NODE/gpuN")
+@click.argument("where", metavar="NODE|NODE/gpuN|ROLE")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
 @_of_cluster
 def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> None:
-    """Move everything off a node or one of its GPUs, and keep it empty."""
+    """Move everything off a node or one of its GPUs, and keep it empty; or end a ROLE when it has finished, and keep it down.
+
+    A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
+    """
+    if cluster.address is None and _is_role(where, cluster.run_dir):
+        _carry_out(lambda no: RoleDrain(no, where, is_back), cluster, as_json=as_json)
+        return
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
@@ -150,11 +167,35 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), cluster, as_json=as_json)
 
 
-def _carry_out(change: Callable[[int], PlanChange], cluster: _Cluster, *, as_json: bool) -> None:
-    with _addresses(cluster) as (addresses, keyring):
-        answer = ask_change(addresses, change(new_request_no()), keyring=keyring)
+def _is_role(where: str, run_dir_option: Path | None) -> bool:
+    """Whether it names a process that `tenuto up` keeps running, or kept before it was drained."""
+    home = chosen_run_dir(run_dir_option)
+    try:
+        is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
+    finally:
+        home.remove()
+    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
+
+
+def _gpus(run_dir: Path) -> Sequence[GpuReport]:
+    return ask_status(scheduler_addresses(run_dir)).gpus
+
+
+def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:
+    asked = change(new_request_no())
+    if isinstance(asked, RoleChange):
+        home = chosen_run_dir(cluster.run_dir)
+        try:
+            answer = ask_supervisor(home.path, asked)
+        finally:
+            home.remove()
+    else:
+        with _addresses(cluster) as (addresses, keyring):
+            answer = ask_change(addresses, asked, keyring=keyring)
     if as_json:
         echo_json(_plain(answer))
+    elif isinstance(asked, RoleChange):
+        click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     elif answer.status in ("ok", "partial"):
         click.echo(
             f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
@@ -164,11 +205,9 @@ def _carry_out(change: Callable[[int], PlanChange], cluster: _Cluster, *, as_jso
         for one in answer.unplaced:
             rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
             click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
-    if answer.status == "refused":
-        error = FabricError if answer.code == "Busy" else ConfigError
-        raise error(f"{answer.code}: {answer.reason}")
-    if answer.status == "failed":
+    if answer.status == "failed" and not isinstance(asked, RoleChange):
         raise FabricError(f"rolled back: {answer.reason}")
+    raise_refusal(answer)
     if answer.status == "partial":
         sys.exit(EXIT_PARTIAL)
 

@@ -7,10 +7,11 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.loop.drive import run_roles
+from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 
@@ -23,19 +24,19 @@ def run_on_one_loop(
     control_addresses: Sequence[str] = (),
     number: int = 0,
 ) -> None:
-    """Serve until told to stop; see both shells. Either's end is the other's. `number`: the scheduler's."""
+    """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
     scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
     try:
         try:
-            frontend_shell = FrontendShell(frontend, scheduler_shell.link, number)
+            frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)
         except ConfigError as error:  # whoever started this process knows it by the scheduler's name
             raise ConfigError(f"{frontend.frontend_id}, in the same process, {error}") from error
         try:
             # The scheduler last: whoever started this process waits for its run file.
             frontend_shell.announce()
             scheduler_shell.announce()
-            run_roles([frontend_shell.role, scheduler_shell.role], stop, scheduler_shell.on_defect.end)
-            scheduler_shell.serve_no_more()
+            roles: list[Role[Any, Any]] = [frontend_shell.role, scheduler_shell.role]
+            run_roles(roles, lambda: frontend_shell.is_drained, scheduler_shell.on_defect.end)
         finally:
             frontend_shell.close()
     finally:

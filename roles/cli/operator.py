@@ -1,4 +1,4 @@
-"""An operator's request to a running scheduler, and its answer."""
+"""An operator's request to a running scheduler or `tenuto up`, and its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fabric.curve import guarded
 from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.messages import Changed, Ping, PlanChange, Pong
+from fabric.messages import Changed, Ping, PlanChange, Pong, RoleChange
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
 
@@ -27,16 +27,17 @@ def new_request_no() -> int:
 
 def ask_change(
     addresses: Sequence[str],
-    change: PlanChange,
+    change: PlanChange | RoleChange,
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,
     keyring: Keyring | None = None,
     clock: Clock | None = None,
 ) -> Changed:
-    """Ask for a change and wait until it is over. `keyring`: the operator's, where the scheduler is reached by TCP.
+    """Ask a scheduler, or `tenuto up`, for a change and wait until it is over.
 
-    Raises PeerLost when the scheduler is or becomes unreachable, Unauthorised where the key does not permit it.
+    `keyring`: the operator's, where the scheduler is reached by TCP. Raises PeerLost when it is or becomes unreachable,
+    Unauthorised where the key does not permit it.
     """
     clock = clock or MonotonicClock()
     own = peer_id(OPERATOR, new_incarnation())
@@ -62,8 +63,8 @@ def ask_change(
                             return answer
                         case Pong():
                             pass
-                if clock.now_ms() - heard_at_ms > silence_ms:
-                    raise PeerLost(f"the scheduler at {addresses[0]} does not answer")
+                if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
+                    raise PeerLost(f"nobody answers at {addresses[0]}")
                 if not link.has_more:
                     selector.select(0.01)
     finally:

@@ -20,6 +20,7 @@ from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptor
 
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
+_CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
 _HERE = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
@@ -45,6 +46,7 @@ _HERE = click.option(
     is_flag=True,
     help="Also run frontend 0, on the same loop: for a host with few cores.",
 )
+@_CLIENT
 @click.option(
     "--standby", is_flag=True, help="One of cluster.schedulers that takes over when the active one is lost."
 )
@@ -60,6 +62,7 @@ def scheduler(
     journal: Path | None,
     journal_mb: int,
     with_frontend: bool,  # noqa: FBT001  click's flags
+    client: str | None,
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
     here: bool,  # noqa: FBT001  click's flags
@@ -78,7 +81,8 @@ def scheduler(
         where = Whereabouts(written.config, home, is_here=here)
         control = where.scheduler(number)
         if with_frontend:
-            run_on_one_loop(written, where.frontend(0, is_beside=True), stop, recording, control, number)
+            options = where.frontend(0, is_beside=True, client=client)
+            run_on_one_loop(written, options, stop, recording, control, number)
         else:
             run_scheduler(written, home, stop, recording, control, number=number)
 
@@ -95,12 +99,14 @@ def scheduler(
     multiple=True,
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
+@_CLIENT
 @_HERE
 def frontend(
     file: Path,
     run_dir_option: Path | None,
     index: int | None,
     scheduler_given: tuple[str, ...],
+    client: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
@@ -112,7 +118,8 @@ def frontend(
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
     with _role(frontend_id(own), run_dir_option) as (home, stop):
-        run_frontend(Whereabouts(config, home, is_here=here).frontend(own, scheduler_given), stop)
+        options = Whereabouts(config, home, is_here=here).frontend(own, scheduler_given, client=client)
+        run_frontend(options, stop)
 
 
 @click.command("node-agent")

@@ -16,6 +16,8 @@ from fabric.ids import frontend_id, scheduler_id
 from fabric.keys import FRONTEND, Keyring
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
+from roles.config.load import listen_config
+from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
 from roles.runtime.host_address import host_named_here, own_address
 from roles.runtime.process import read_run_file
@@ -49,17 +51,29 @@ class Whereabouts:
         return (f"tcp://{self._address(place.host)}:{place.port}",)
 
     def frontend(
-        self, index: int, scheduler_given: Sequence[str] = (), *, is_beside: bool = False
+        self,
+        index: int,
+        scheduler_given: Sequence[str] = (),
+        *,
+        client: str | None = None,
+        is_beside: bool = False,
     ) -> FrontendOptions:
-        """How to run a frontend. `is_beside`: in the scheduler's process, so that no address of that is needed."""
+        """How to run a frontend.
+
+        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        address of that is needed. Raises ConfigError for a `client` where nobody can listen.
+        """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
 
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
-        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring)
+        heartbeats = self._config.heartbeats
+        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        if client is not None:
+            client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
         if not self._is_placed:
-            client = moved(self._config.listen.client, index)
+            client = client or moved(self._config.listen.client, index)
             if not given and not is_beside:
                 self._require_scheduler()
             found = given or self._running_schedulers()
@@ -69,7 +83,7 @@ class Whereabouts:
         return replace(
             own,
             host=address,
-            client_addresses=(self._places.client_address(index, address),),
+            client_addresses=(client or self._places.client_address(index, address),),
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fabric.errors import ConfigError, ProfileError
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
 from policies.placement import placement_options, placement_policy
@@ -44,6 +45,7 @@ class ModelConfig:
     `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
     trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
+    `is_idempotent`: a request may run again after the worker that had it was lost.
     """
 
     model_id: ModelId
@@ -57,6 +59,7 @@ class ModelConfig:
     memory_bytes: int | None = None
     priority: int = 0
     run_limit_ms: float | None = None
+    is_idempotent: bool = True
 
     @property
     def name(self) -> str:
@@ -158,6 +161,7 @@ class ClusterConfig:
     """One active, the others stand by."""
     network: NetworkConfig = NetworkConfig()
     interference: PolicyChoice = PolicyChoice("none")
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
     places: Places = ONE_HOST

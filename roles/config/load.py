@@ -15,6 +15,7 @@ import msgspec
 
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId
 from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import shown
@@ -54,6 +55,7 @@ from roles.config.sections import (
     ArrivalSection,
     ClusterSection,
     Document,
+    HeartbeatSection,
     ListenSection,
     ModelSection,
     NodeSection,
@@ -65,6 +67,7 @@ __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load
 DEVICES = ("emulated", "cpu", "cuda")
 GPUS_LIMIT = 65_536
 NETWORK_MS_MAX = 60_000.0
+HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX = 1.0, 600_000.0
 MEMORY_GB_MAX = 1e6
 PRICE_MAX = 1e9
 PIN_CORES_MAX = 4096
@@ -115,12 +118,15 @@ def _cluster_config(
     network = read.cluster.network
     for field in network.__struct_fields__:
         finite(getattr(network, field), f"cluster.network.{field}", at_most=NETWORK_MS_MAX)
+    heartbeats = _heartbeats(read.cluster.heartbeats)
     batching = _policy(read.batching, "batching")
     placement = _policy(read.placement, "placement")
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
+    if batching_choice.name == "shepherd":
+        _all_idempotent(models)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
     interference = _interference(*interference_given)
-    listen = _listen(read.listen, has_keys=read.security.keys is not None)
+    listen = listen_config(read.listen, has_keys=read.security.keys is not None)
     is_client_written = "client" in (document.get("listen") or {})
     nodes = _nodes(read.cluster)
     places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
@@ -136,6 +142,7 @@ def _cluster_config(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
         interference=interference,
+        heartbeats=heartbeats,
         listen=listen,
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
         places=places,
@@ -187,7 +194,28 @@ def _model(
         memory_bytes=memory_bytes,
         priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
         run_limit_ms=section.run_limit_ms,
+        is_idempotent=section.idempotent,
     )
+
+
+def _all_idempotent(models: Sequence[ModelConfig]) -> None:
+    for place, model in enumerate(models):
+        if not model.is_idempotent:
+            raise ConfigError(
+                f"models[{place}].idempotent: is false, but batching: shepherd stops batches and runs them again"
+            )
+
+
+def _heartbeats(section: HeartbeatSection) -> HeartbeatTiming:
+    where = "cluster.heartbeats"
+    interval_ms = finite(
+        section.interval_ms, f"{where}.interval_ms", at_least=HEARTBEAT_MS_MIN, at_most=HEARTBEAT_MS_MAX
+    )
+    # One heartbeat that is lost or late must not make a peer lost.
+    patience_ms = finite(
+        section.patience_ms, f"{where}.patience_ms", at_least=2 * interval_ms, at_most=HEARTBEAT_MS_MAX
+    )
+    return HeartbeatTiming(interval_ms, patience_ms)
 
 
 def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConfig:
@@ -327,7 +355,8 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     return tuple(nodes)
 
 
-def _listen(section: ListenSection, *, has_keys: bool) -> ListenConfig:
+def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
+    """Where to listen, checked. Raises ConfigError."""
     for key, value in (("client", section.client), ("control", section.control)):
         if value is None:
             continue

@@ -69,6 +69,7 @@ class ModelSection(Section, frozen=True):
     memory_mb: float | None = None
     priority: int = 0
     run_limit_ms: float | None = None
+    idempotent: bool = True
 
 
 class NodeSection(Section, frozen=True):
@@ -92,6 +93,13 @@ class NetworkSection(Section, frozen=True):
     data_ms_per_item: float = 0.0
     result_ms: float = 0.0
     jitter_ms: float = 0.0
+
+
+class HeartbeatSection(Section, frozen=True):
+    """`cluster.heartbeats`."""
+
+    interval_ms: float = 250.0
+    patience_ms: float = 1_500.0
 
 
 class FrontendListenSection(Section, frozen=True):
@@ -131,6 +139,7 @@ class ClusterSection(Section, frozen=True):
     addresses: dict[str, str] = {}
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
+    heartbeats: HeartbeatSection = HeartbeatSection()
 
 
 class PopularitySection(Section, frozen=True):
@@ -195,6 +204,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "schedulers": SchedulerSection,
     "deploy": DeploySection,
     "network": NetworkSection,
+    "heartbeats": HeartbeatSection,
     "popularity": PopularitySection,
     "listen": ListenSection,
     "security": SecuritySection,

@@ -15,6 +15,7 @@ from fabric.errors import (
     Overloaded,
     RequestError,
     TooLarge,
+    WorkerLost,
 )
 from fabric.ids import ModelId
 from fabric.margin import LearnedWay
@@ -40,7 +41,7 @@ class NotAdmitted:
 
 
 def admit(
-    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings
+    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings, now_ms: float
 ) -> ModelInfo | NotAdmitted:
     """The model that the request is for, or why it is not taken on."""
     message = asked.message
@@ -54,23 +55,35 @@ def admit(
     info = known.models.get(message.model_id)
     if info is None:
         return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known.models))
+    if message.spent_ms > 0 and not info.is_idempotent:
+        return NotAdmitted(
+            WorkerLost,
+            f"another frontend was lost with it, and model {info.model_id!r} must not run it twice",
+        )
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if info.replicas == 0:
+    if info.replicas == 0 and not _outlasts_start(asked, info, known, now_ms):
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:
         # Each of those that are pending now has its answer by then, unless it has a budget of its own.
         return NotAdmitted(Overloaded, no_room, info.slo_ms)
     if budget_left_ms(asked, info) <= 0:
-        return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {asked.late_ms:.1f} ms")
+        spent_ms = asked.late_ms + message.spent_ms
+        return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {spent_ms:.1f} ms")
     return info
+
+
+def _outlasts_start(asked: Asked, info: ModelInfo, known: Known, now_ms: float) -> bool:
+    """Whether a slice will be ready before the budget ends; the scheduler knows best, and decides when it is announced."""
+    coming_at_ms = known.coming_at_ms.get(info.model_id)
+    return coming_at_ms is not None and now_ms + budget_left_ms(asked, info) > coming_at_ms
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:
     """What is left of the budget asked for, or of the SLO."""
-    return budget_of(asked, info) - asked.late_ms
+    return budget_of(asked, info) - asked.late_ms - asked.message.spent_ms
 
 
 def budget_of(asked: Asked, info: ModelInfo) -> float:

@@ -50,7 +50,6 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Ping,
-    Pong,
     Refusal,
     Returned,
     SeqRun,
@@ -61,6 +60,7 @@ from fabric.messages import (
 from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
+from roles.frontend.drain import Drain
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -94,6 +94,7 @@ from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, R
 from roles.frontend.runs import coded
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict
+from roles.runtime.process_events import StopAsked
 
 
 class FrontendCore:
@@ -118,6 +119,7 @@ class FrontendCore:
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
+        self._drain = Drain(settings.incarnation, settings.memory)
         self._epoch = 0
         self._scheduler = 0
         """The number of the one that has it."""
@@ -130,9 +132,15 @@ class FrontendCore:
     def wake_at_ms(self) -> float | None:
         """The earliest deadline, or the next hello."""
         deadline_at_ms = self._pending.next_deadline_at_ms
-        if self._is_linked:
+        if self._is_linked and not self._drain.has_begun:
             return deadline_at_ms
-        return self._hello_at_ms if deadline_at_ms is None else min(deadline_at_ms, self._hello_at_ms)
+        hello_at_ms = None if self._is_linked else self._hello_at_ms
+        moments = (deadline_at_ms, hello_at_ms, self._drain.wake_at_ms(self._now_ms))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def is_drained(self, now_ms: float) -> bool:
+        """Whether it was asked to stop, and may."""
+        return self._drain.is_over(len(self._pending), now_ms)
 
     @property
     def has_gathered(self) -> bool:
@@ -148,6 +156,7 @@ class FrontendCore:
     def counters(self) -> Mapping[str, float]:
         """What happened since the start: accepted = answers + refusals + abandoned + pending."""
         gauges = {
+            "is_ready": float(self._is_linked),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
             "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
@@ -201,6 +210,8 @@ class FrontendCore:
             case SchedulerLost(scheduler):
                 if scheduler == self._scheduler:
                     self._unlink()
+            case StopAsked():
+                out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
             case Lost(peer):
                 self._abandon(peer)
         return out
@@ -209,6 +220,7 @@ class FrontendCore:
 
     def _is_clients(self, peer: PeerId, message: AnyMessage) -> bool:
         """Whether that client may say it."""
+        self._drain.heard(peer)
         verdict = self._checks.client(peer, message, self._now_ms)
         if verdict is Verdict.CUT_OFF:
             self._abandon(peer)
@@ -216,12 +228,13 @@ class FrontendCore:
 
     def _abandon(self, client: PeerId) -> None:
         self.offences.forget(client)
+        self._drain.gone(client)
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1
 
     def _on_asked(self, asked: Asked) -> None:
-        admitted = admit(asked, self._known, self._pending, self._settings)
+        admitted = admit(asked, self._known, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
             self._out.append(Release(asked.payload))
@@ -271,7 +284,7 @@ class FrontendCore:
             case StatusAsked():
                 self._out.append(Report(peer))
             case Ping(number):
-                self._out.append(Reply(peer, Pong(number, self._settings.memory)))
+                self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_linked)))
 
     # ------------------------------------------------------------ pictures
 
@@ -424,7 +437,7 @@ class FrontendCore:
         self._unlink()
 
     def _on_directory(self, directory: Directory) -> None:
-        change = self._known.update(directory)
+        change = self._known.update(directory, self._now_ms)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:
@@ -432,7 +445,8 @@ class FrontendCore:
         self._link(is_listed=lists(directory, self._settings.frontend_id, self._settings.incarnation))
         for slice_ in change.gone:
             for request in self._pending.on_slice(slice_.slice_id):
-                self._give_back(request, WorkerLost, f"slice {slice_.slice_id} was lost")
+                reason = f"slice {slice_.slice_id} was lost"
+                self._give_back(request, WorkerLost, reason, may_have_run=True)
         if change.removed:
             self._refuse_removed(set(change.removed))
 
@@ -541,13 +555,22 @@ class FrontendCore:
         found = self._pending.at(model_id, runs)
         return [one for one in found if one.place is not None and one.place.batch_id == batch_id]
 
-    def _give_back(self, request: Request, error: type[RequestError], reason: str) -> None:
+    def _is_idempotent(self, model_id: ModelId) -> bool:
+        info = self._known.models.get(model_id)
+        return info is None or info.is_idempotent
+
+    def _give_back(
+        self, request: Request, error: type[RequestError], reason: str, *, may_have_run: bool = False
+    ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
         if request.stage is RequestState.GRANTED:
             self._pending.keep_former(request)
         self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
+        if may_have_run and not self._is_idempotent(request.model_id):
+            self._refuse(request, error, f"{reason}, and its model must not run it twice")
+            return
         if request.tries_left == 0:
             self._refuse(request, error, reason)
             return

@@ -23,9 +23,11 @@ class Known:
     def __init__(self) -> None:
         self.is_empty = True
         self.models: dict[ModelId, ModelInfo] = {}
+        self.coming_at_ms: dict[ModelId, float] = {}
+        """Of models that nothing serves: when a slice will be ready, where one is expected."""
         self._slices: dict[SliceId, SliceInfo] = {}
 
-    def update(self, directory: Directory) -> DirectoryChange:
+    def update(self, directory: Directory, now_ms: float) -> DirectoryChange:
         """Believe the new directory and nothing of the old one."""
         models = {model.model_id: model for model in directory.models}
         slices = {slice_.slice_id: slice_ for slice_ in directory.slices}
@@ -36,6 +38,11 @@ class Known:
             removed=tuple(model_id for model_id in self.models if model_id not in models),
         )
         self.models, self._slices = models, slices
+        self.coming_at_ms = {
+            model_id: now_ms + model.coming_in_ms
+            for model_id, model in models.items()
+            if model.coming_in_ms is not None
+        }
         self.is_empty = False
         return change
 

@@ -19,9 +19,11 @@ from fabric.messages import (
     Pong,
     Refusal,
     TensorSpec,
+    Unready,
     Withdraw,
 )
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
+from roles.runtime.process_events import StopAsked
 
 ToScheduler = FrontendHello | Arrivals | Withdraw
 
@@ -143,6 +145,7 @@ FrontendEvent = (
     | Unannounced
     | Unpushed
     | SchedulerLost
+    | StopAsked
     | Lost  # a client is gone
     | Tick
 )
@@ -155,7 +158,7 @@ class Reply:
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
-    message: Answer | Refusal | ModelsListed | Pong
+    message: Answer | Refusal | ModelsListed | Pong | Unready
     payload: Handle = NO_PAYLOAD
     row: int = 0
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.link import Packed
@@ -21,14 +22,16 @@ GREET_EVERY_MS = 250.0  # a scheduler that was not there
 class SchedulerLinks:
     """By the schedulers' numbers. What is sent goes to the `active` one, `greet` to all."""
 
-    def __init__(self, links: Sequence[ServerLink], clock: Clock) -> None:
+    def __init__(self, links: Sequence[ServerLink], clock: Clock, heartbeats: HeartbeatTiming) -> None:
         self.active = 0
         self._links = links
         self._clock = clock
         self._ungreeted = set(range(len(links)))
         self._greet_at_ms = 0.0
         self.sources: list[TranslatedSource[Heard | Lost, FrontendEvent]] = [
-            TranslatedSource(ServerSource(link, SCHEDULER, clock), partial(self._translated, number))
+            TranslatedSource(
+                ServerSource(link, SCHEDULER, clock, heartbeats), partial(self._translated, number)
+            )
             for number, link in enumerate(links)
         ]
 

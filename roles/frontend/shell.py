@@ -12,6 +12,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import FrontendId, Incarnation, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.keys import NODE, Keyring
@@ -61,9 +62,10 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.drive import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import UNROUTABLE, LinkSource
+from roles.runtime.loop.sources import CLOSED, LinkSource, Source
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.process_events import StopAsked
 
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -86,6 +88,7 @@ class FrontendOptions:
     decode_threads: int = 2
     host: str = "127.0.0.1"
     keyring: Keyring | None = None
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     incarnation: Incarnation = field(default_factory=new_incarnation)
     clock: Clock = field(default_factory=MonotonicClock)
     transport: Transport = ZMQ
@@ -95,10 +98,12 @@ class FrontendShell:
     """Does what the core decides, with the links of one frontend.
 
     `hub`: of the scheduler with number `beside`, where that is in this process; its addresses are not needed then.
-    Raises ConfigError for an address that cannot be bound.
+    `stop` begins its drain. Raises ConfigError for an address that cannot be bound.
     """
 
-    def __init__(self, options: FrontendOptions, hub: HubLink | None = None, beside: int = 0) -> None:
+    def __init__(
+        self, options: FrontendOptions, stop: Source[StopAsked], hub: HubLink | None = None, beside: int = 0
+    ) -> None:
         incarnation, transport = options.incarnation, options.transport
         own = peer_id(options.frontend_id, incarnation)
         self._run_dir = options.run_dir
@@ -129,7 +134,7 @@ class FrontendShell:
             else transport.connect(own, SCHEDULER, addresses, guarded(keyring))
             for number, addresses in enumerate(options.scheduler_addresses)
         ]
-        self._schedulers = SchedulerLinks(links, self._clock)
+        self._schedulers = SchedulerLinks(links, self._clock, options.heartbeats)
         self._slices = transport.push(
             PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring)
         )
@@ -151,7 +156,8 @@ class FrontendShell:
         self.role = Role[FrontendEvent, FrontendAction](
             self._core,
             [
-                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, UNROUTABLE)),
+                stop,
+                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
                 *self._schedulers.sources,
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
@@ -167,6 +173,11 @@ class FrontendShell:
         """Say where it is."""
         write_run_file(self._run_dir, self._run_file)
         log.info("frontend_serving addresses=%s", ",".join(self._clients.addresses))
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was asked to stop, and has answered everything."""
+        return self._core.is_drained(self._clock.now_ms())
 
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
@@ -300,11 +311,12 @@ class FrontendShell:
 
 
 def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
-    """Serve until told to stop; see `FrontendShell`."""
-    shell = FrontendShell(options)
+    """Serve until told to stop and all is answered; see `FrontendShell`."""
+    shell = FrontendShell(options, stop)
     try:
         shell.announce()
-        run_roles([shell.role], stop, DefectReport(options.frontend_id, options.run_dir).end)
+        on_defect = DefectReport(options.frontend_id, options.run_dir).end
+        run_roles([shell.role], lambda: shell.is_drained, on_defect)
     finally:
         shell.close()
 

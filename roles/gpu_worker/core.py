@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import Epoch, ModelId, SliceId
 from fabric.link import NO_EPOCH
 from fabric.messages import (
@@ -88,6 +89,7 @@ from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
+from roles.runtime.process_events import StopAsked
 
 NO_MODEL: Final = ModelId("")
 
@@ -96,6 +98,7 @@ HELLO_EVERY_MS: Final = (
 )
 HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
 LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
+SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
@@ -117,6 +120,7 @@ class WorkerCore:
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
+        self._heartbeats = HeartbeatTiming()
         self._epoch = NO_EPOCH
         """The agent's: commands of any other are refused."""
         self._hello_at_ms: float | None = -math.inf
@@ -165,6 +169,8 @@ class WorkerCore:
                 return self._break(event.reason)
             case RunAborted():
                 return self._aborted(event, now_ms)
+            case StopAsked():
+                return self._stop(now_ms + SIGNAL_GRACE_MS, now_ms)
             case AgentGone():
                 return self._agent_gone(now_ms)
             case SchedulerAnswers():
@@ -218,6 +224,7 @@ class WorkerCore:
         self._hello_at_ms = None
         self._registration.node_id = host.node_id
         actions = self._follow_agent(host.agent_pid)
+        self._heartbeats = HeartbeatTiming(host.heartbeat_interval_ms, host.heartbeat_patience_ms)
         actions += self._take_epoch(Epoch(host.epoch), host.scheduler_addresses, now_ms)
         self._wanted = {spec.slice_id: spec for spec in host.slices}
         self._changes.left_out = host.left_out
@@ -242,7 +249,7 @@ class WorkerCore:
         if addresses and addresses != self._scheduler_addresses:
             self._scheduler_addresses = addresses
             self._registration.scheduler_gone()
-            return [JoinScheduler(addresses)]
+            return [JoinScheduler(addresses, self._heartbeats)]
         return [*self._registration.epoch_changed(now_ms)] if is_another else []
 
     def _refuse_epoch(self, message: AnyMessage) -> list[WorkerAction]:
@@ -518,7 +525,7 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
-        if len(batch.rows) > 1:
+        if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)
         return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, FrontendId, ModelId, SliceId
 from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
 from roles.gpu_worker.batches import PartInputs
@@ -19,6 +20,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
 )
 from roles.runtime.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
+from roles.runtime.process_events import StopAsked
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,6 +59,7 @@ WorkerEvent = (
     | Tick
     | SchedulerAnswers
     | AgentGone
+    | StopAsked
     | InputsCame
     | BatchRan
     | LoadBegins
@@ -108,6 +111,7 @@ class JoinScheduler:
     """Connect to the scheduler, instead of the one before if there was one."""
 
     addresses: tuple[str, ...]
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
-from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage, Ping
 from fabric.transport import ZMQ, Transport
 from roles.gpu_worker.events import SchedulerAnswers
@@ -21,7 +21,6 @@ from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.loop.sources import SourceOver
 
 PROBE_EVERY_MS = 20.0  # while there is no connection: a send is refused then, so it costs next to nothing
-HEARTBEATS = HeartbeatTiming(lost_after_ms=2_000.0)
 _PROBE = Ping(0)  # liveness counts its own from 1
 
 ConnectionEvent = Heard | Lost | SchedulerAnswers
@@ -33,14 +32,14 @@ class SchedulerConnection(SourceOver):
     def __init__(
         self, own: PeerId, clock: Clock, keyring: Keyring | None = None, transport: Transport = ZMQ
     ) -> None:
-        self._connection = ServerConnection(own, SCHEDULER, clock, HEARTBEATS, keyring, transport)
+        self._connection = ServerConnection(own, SCHEDULER, clock, keyring=keyring, transport=transport)
         super().__init__(self._connection)
         self._is_waiting = True
         self._probe_at_ms: float | None = None
 
-    def open(self, addresses: Sequence[str], now_ms: float) -> None:
+    def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming, now_ms: float) -> None:
         """Connect, instead of to where it was before. Raises ConfigError for what is no address."""
-        self._connection.open(addresses)
+        self._connection.open(addresses, heartbeats)
         self._wait(now_ms)
 
     def send(self, message: AnyMessage, now_ms: float) -> bool:

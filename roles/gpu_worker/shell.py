@@ -60,7 +60,7 @@ from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.drive import Driver, Role
-from roles.runtime.loop.sources import LinkSource, TranslatedSource
+from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (
     StopSignal,
@@ -70,6 +70,7 @@ from roles.runtime.process import (
     set_up_descriptors,
     set_up_logging,
 )
+from roles.runtime.process_events import StopAsked
 
 RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a defect
 
@@ -97,7 +98,7 @@ class WorkerOptions:
 def run_worker(
     agent_address: str, worker_id: str, run_dir: Path, options: WorkerOptions | None = None
 ) -> int:
-    """Serve until the agent says stop, or SIGTERM or SIGINT; the process's exit code. Call from the main thread.
+    """Serve until the agent says stop, or a signal does, and what runs has ended; the process's exit code. Call from the main thread.
 
     Raises ConfigError for an address that cannot be bound or connected to.
     """
@@ -113,14 +114,15 @@ def run_worker(
         watch.watch(agent_pid)
         if outlived is not None and os.getppid() != agent_pid:
             return 1  # it was gone before we watched it, and we host nothing
-        worker = WorkerShell(agent_address, worker_id, run_dir, options, watch, outlive_ms)
+        worker = WorkerShell(agent_address, worker_id, run_dir, options, stop, watch, outlive_ms)
         # A client of MPS that ends in the middle of a kernel takes others along: what runs may end first.
         report = DefectReport(worker_id, run_dir, before_end=worker.let_run_end)
-        driver = Driver([worker.role], options.clock, (stop.fileno(),), report.end)
+        driver = Driver([worker.role], options.clock, on_defect=report.end)
         try:
             log.info("worker_starts pid=%d", os.getpid())
-            driver.run(lambda: stop.is_set or worker.end is not None)
-            end = worker.end or End(0, "asked by a signal")
+            driver.run(lambda: worker.end is not None)
+            end = worker.end
+            assert end is not None, "that is what ended the loop"
             log.info("worker_ends exit_code=%d reason=%r", end.exit_code, end.reason)
             return end.exit_code
         finally:
@@ -137,6 +139,7 @@ class WorkerShell:
         worker_id: str,
         run_dir: Path,
         options: WorkerOptions,
+        stop: Source[StopAsked],
         watch: WatchesAgent,
         outlive_ms: float,
     ) -> None:
@@ -165,6 +168,7 @@ class WorkerShell:
         self.role = Role[WorkerEvent, WorkerAction](
             self._core,
             [
+                stop,
                 watch,
                 TranslatedSource(self._sleep, self._from_device),
                 TranslatedSource(self._thread, self._from_thread),
@@ -238,8 +242,8 @@ class WorkerShell:
                 self._watch.watch(pid)
             case KnowFrontends(frontends):
                 self._know(frontends)
-            case JoinScheduler(addresses):
-                self._scheduler.open(addresses, self._clock.now_ms())
+            case JoinScheduler(addresses, heartbeats):
+                self._scheduler.open(addresses, heartbeats, self._clock.now_ms())
             case LoadSlice(spec):
                 executor: Executor = self._sleep if spec.device == EMULATED else self._thread
                 self._executors[spec.slice_id] = executor

@@ -134,6 +134,10 @@ class HostedSlice:
         said_ms = self.tried[model_id].run_limit_ms
         return said_ms or max(HUNG_AFTER_TIMES * self.exec_ms(model_id, batch_size), HUNG_AFTER_MS)
 
+    def is_idempotent(self, model_id: ModelId) -> bool:
+        """Whether a request may run more than once."""
+        return next(one.is_idempotent for one in self.spec.models if one.model_id == model_id)
+
     def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
         """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""
         times = self.replicas[model_id].exec_ms

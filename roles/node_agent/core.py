@@ -35,8 +35,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
-from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import (
     AnyMessage,
     DesiredSlices,
@@ -75,12 +75,13 @@ from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.workers.lifecycle import WorkerState
 from roles.node_agent.workers.processes import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
-from roles.runtime.loop.sources import UNROUTABLE
+from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
 EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
+STOPS = "its node agent stops"
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,10 +124,9 @@ class NodeAgentCore:
         self._watch = GpuWatch(own.node_id, self._gpus, self._daemons, limits.sample_ms, self._actions)
         self._workers = Workers(own.node_id, limits, self._reports, self._daemons, self._actions, own.pid)
         self._inquiries = StatusRequests()
-        beats = HeartbeatTiming(
-            limits.silence_ms / 10, limits.silence_ms / 3, limits.silence_ms, limits.silence_ms
+        self._liveness = Liveness(
+            HeartbeatTiming(limits.silence_ms / 10, limits.silence_ms, limits.silence_ms)
         )
-        self._liveness = Liveness(beats)
         """Of workers that serve."""
         self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
         # Also those that will not be adopted live until they are known to have ended.
@@ -144,6 +144,8 @@ class NodeAgentCore:
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._hello_at_ms: float | None = None
         self._is_stopping = False
+        self._unready_until_ms: float | None = None
+        """While what was granted before the scheduler heard of the stop is still on its way."""
 
     @property
     def offences(self) -> Offences:
@@ -200,6 +202,7 @@ class NodeAgentCore:
             self._liveness.wake_at_ms,
             self._adopt_until_ms,
             self._hello_at_ms,
+            self._unready_until_ms,
             self._lease.wake_at_ms,
         )
         return min((moment for moment in moments if moment is not None), default=None)
@@ -251,7 +254,7 @@ class NodeAgentCore:
                 assert isinstance(message, Directory), "checked before"
 
     def _on_scheduler_lost(self, peer: PeerId, reason: str, now_ms: float) -> None:
-        if reason == UNROUTABLE and self._lease.closed(peer):
+        if reason == CLOSED and self._lease.closed(peer):
             self._tell_schedulers(now_ms)
         if peer in (self._followed, SCHEDULER):
             self._hello_at_ms = now_ms
@@ -504,6 +507,10 @@ class NodeAgentCore:
         worker = self._workers.named(name)
         assert worker is not None, "only our own processes are watched"
         self.counters["workers_exited"] += 1
+        if self._is_stopping:
+            worker.slices.clear()
+            for slice_id in worker.holding:
+                self._reports.report(slice_id, SliceState.STOPPED, STOPS)
         self._workers.exited(worker, code, last_words, now_ms)
         if not worker.slices:
             self._start_missing(now_ms)  # what waited for its end
@@ -517,6 +524,10 @@ class NodeAgentCore:
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
         self._look_for_silence(now_ms)
+        if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:
+            self._unready_until_ms = None
+            for worker in self._workers:
+                self._end_worker(worker, now_ms)
         if self._lease.tick(now_ms):
             self._tell_schedulers(now_ms)
         if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
@@ -547,10 +558,16 @@ class NodeAgentCore:
             self._send_away(worker_id)
         self._adopt_until_ms = None
         self._wanted.clear()
-        self._reports.stop_all("its node agent stops")
+        serving = self._reports.drain(STOPS)
         for worker in self._workers:
-            worker.slices.clear()
-            self._workers.end_if_unwanted(worker, now_ms)
+            if not serving.intersection(worker.slices):
+                self._end_worker(worker, now_ms)
+        if serving:
+            self._unready_until_ms = now_ms + self._limits.unready_ms
+
+    def _end_worker(self, worker: Worker, now_ms: float) -> None:
+        worker.slices.clear()
+        self._workers.end_if_unwanted(worker, now_ms)
 
 
 def _number(worker_id: str) -> int:

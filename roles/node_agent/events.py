@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import Incarnation, PeerId
 from fabric.messages import GpuSample, SliceSpec
 from roles.node_agent.lease import KeepLease, LeaseKept
@@ -19,10 +20,14 @@ class AgentLimits:
     hello_ms: float = 30_000.0  # an interpreter and torch from a cold disk
     load_ms: float = 120_000.0
     silence_ms: float = 10_000.0  # of a worker that serves: a loop that is stuck for so long serves nobody
+    unready_ms: float = (
+        150.0  # from the scheduler's hearing that slices drain until the last batch granted before is here
+    )
     grace_ms: float = 2_000.0  # for the batch that runs
     terminate_ms: float = 2_000.0
     kill_ms: float = 2_000.0
     restart: RestartRule = field(default_factory=RestartRule)
+    heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)  # of its workers and the scheduler
     adopt_ms: float = 3_000.0  # for the workers of a former agent to say hello to this one
     sample_ms: float = 1_000.0
     daemon_start_ms: float = 15_000.0  # its guard may have to wait for the end of a former one

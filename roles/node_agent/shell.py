@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
@@ -97,7 +97,9 @@ def run_node_agent(
     keys = config.security.keys
     # Its workers need it too: better said now than by each of them.
     keyring = None if keys is None else Keyring.of_folder(keys, principal_of_node(host))
-    agent = _Agent(config, _node(config, host), run_dir, options or AgentOptions(), stop, keyring)
+    options = options or AgentOptions()
+    options = replace(options, limits=replace(options.limits, heartbeats=config.heartbeats))
+    agent = _Agent(config, _node(config, host), run_dir, options, stop, keyring)
     try:
         agent.run()
     finally:
@@ -129,11 +131,12 @@ class _Agent:
             self._of_workers += (str(keyring.path.parent.absolute()), keyring.own.principal)
         self._outlive_ms = options.outlive_ms if node.workers_outlive_agent else 0.0
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
+        beats = options.limits.heartbeats
         own_peer, elsewhere = peer_id(role_id, incarnation), options.scheduler_addresses
         self._schedulers: dict[PeerId, LocalScheduler | RemoteScheduler] = {
-            PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known)
+            PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known, beats)
             if known in elsewhere
-            else LocalScheduler(own_peer, run_dir, options.clock, keyring, known)
+            else LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
             for known in map(scheduler_id, range(config.schedulers))
         }
         self._followed = next(iter(self._schedulers))

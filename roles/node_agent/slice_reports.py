@@ -53,10 +53,13 @@ class SliceReports:
                 # Whoever asks again may be a scheduler that was not there when it failed.
                 self._tell(slice_id)
 
-    def stop_all(self, reason: str) -> None:
-        """Nothing is served here any more."""
+    def drain(self, reason: str) -> frozenset[SliceId]:
+        """Nothing new is for here any more; the slices that have to finish what they have."""
+        serving = frozenset(slice_id for slice_id in self._status if self.is_ready(slice_id))
         for slice_id in self._status:
-            self.report(slice_id, SliceState.STOPPED, reason)
+            state = SliceState.DRAINING if slice_id in serving else SliceState.STOPPED
+            self.report(slice_id, state, reason)
+        return serving
 
     def is_ready(self, slice_id: SliceId) -> bool:
         """Whether it was reported as ready."""

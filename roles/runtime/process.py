@@ -1,6 +1,6 @@
 """What every role's process does at its start and at its end.
 
-It dies with its parent, ends in order on SIGTERM and SIGINT, may have as many descriptors as the kernel lets it,
+It dies with its parent, ends in order on SIGTERM and SIGINT and at once on the second of them, may have as many descriptors as the kernel lets it,
 logs as logfmt to stderr, and leaves a *run
 file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
 processes of one host find each other, and what `tenuto status` reads.
@@ -97,7 +97,7 @@ class StopSignal:
     """SIGTERM and SIGINT as a claim to read and a descriptor to sleep on. Install from the main thread.
 
     For a core that ends in its own time it is a source too: the first signal is one `StopAsked`.
-    The second SIGINT ends the process at once: a person who presses Ctrl-C twice means it.
+    The second signal ends the process at once: a person who presses Ctrl-C twice means it.
     """
 
     def __init__(self) -> None:
@@ -122,8 +122,8 @@ class StopSignal:
         self._write.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
-        if self.is_set and number == signal.SIGINT:
-            os._exit(EXIT_INTERRUPTED)
+        if self.is_set:
+            os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
         self.is_set = True
 
     def fileno(self) -> int:

@@ -21,6 +21,8 @@ from fabric.errors import ConfigError, FabricError
 from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "default.yaml"
+UP_SOCKET = "up.control"
+"""Where `tenuto up` is asked for changes of its processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from fabric.ids import PeerId, SliceId
+from fabric.ids import FrontendId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
@@ -155,7 +155,7 @@ class SchedulerCore:
                 count = message.count
                 self._counters.requests_announced += count
                 if not self._replicas.get(model_id):
-                    return [self._refused(peer, message)]
+                    return self._unserved(peer, message, event.late_ms, now_ms)
                 sent_at_ms = now_ms - event.late_ms
                 ready_in_ms = message.ready_in_ms
                 run = RequestRun(
@@ -176,15 +176,18 @@ class SchedulerCore:
                     self._batches.carry_out(decisions, now_ms) if decisions else _NOTHING
                 )
             else:
+                self._fleet.now_ms = now_ms
                 verdict = self._checks.check(peer, message, now_ms)
                 if verdict is None:
                     actions = self._on[type(message)](peer, message, event.late_ms, now_ms)
                 else:
                     actions = self._not_heard(peer, verdict, now_ms)
         elif type(event) is Tick:
+            self._fleet.now_ms = now_ms
             actions = self._on_tick(now_ms)
         else:
             assert isinstance(event, Lost)
+            self._fleet.now_ms = now_ms
             actions = self._on_lost(event.peer, event.reason, now_ms)
         self._look_ahead()
         return actions
@@ -196,6 +199,8 @@ class SchedulerCore:
             at_ms = wake_at_ms
         if self._updates.due_at_ms < at_ms:
             at_ms = self._updates.due_at_ms
+        if self._batches.unserved.due_at_ms < at_ms:
+            at_ms = self._batches.unserved.due_at_ms
         if self._withdrawals.due_at_ms < at_ms:
             at_ms = self._withdrawals.due_at_ms
         if self.controller is not None and self.controller.due_at_ms < at_ms:
@@ -213,15 +218,25 @@ class SchedulerCore:
 
     # ------------------------------------------------------------ requests
 
-    def _refused(self, peer: PeerId, message: Arrivals) -> Send:
+    def _unserved(self, peer: PeerId, message: Arrivals, late_ms: float, now_ms: float) -> Sequence[Send]:
         model_id = message.model_id
-        if model_id in self._replicas:
-            self._batches.tallies[model_id].refused += message.count
-            code, reason = "NoReplica", f"no ready slice hosts {model_id}"
-        else:
-            code, reason = "ModelNotFound", f"no model named {model_id}"
-        runs = (SeqRun(message.first_seq, message.count),)
-        return Send(peer, Dropped(model_id, runs, code, reason))
+        if model_id not in self._replicas:
+            runs = (SeqRun(message.first_seq, message.count),)
+            return [Send(peer, Dropped(model_id, runs, "ModelNotFound", f"no model named {model_id}"))]
+        deadline_at_ms = now_ms - late_ms + message.budget_ms
+        run = RequestRun(
+            FrontendId(peer),
+            message.first_seq,
+            message.count,
+            deadline_at_ms,
+            now_ms,
+            message.span_ms,
+            now_ms - late_ms + message.ready_in_ms,
+            message.slack_ms,
+        )
+        actions = self._batches.arrive_unserved(model_id, run, now_ms)
+        self._look_ahead()
+        return actions
 
     def _on_withdraw(self, peer: PeerId, message: Withdraw, late_ms: float, now_ms: float) -> Sequence[Send]:
         del late_ms
@@ -241,6 +256,8 @@ class SchedulerCore:
             actions = self._batches.carry_out(self._discipline.tick(now_ms), now_ms)
         if self._updates.due_at_ms <= now_ms:
             actions.extend(self._updates.publish())
+        if self._batches.unserved.due_at_ms <= now_ms:
+            actions.extend(self._batches.give_up_in_vain(now_ms))
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
@@ -311,8 +328,9 @@ class SchedulerCore:
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
         self._updates.note_change(now_ms)
-        if not record.is_draining:
+        if record.takes_batches:
             actions.extend(self._batches.offer(record, now_ms))
+            actions.extend(self._batches.served(record, now_ms))
         self._slices_changed(now_ms)
         return actions
 
@@ -329,7 +347,19 @@ class SchedulerCore:
         if status.state in (SliceState.FAILED, SliceState.LOST, SliceState.STOPPED):
             self._slices_changed(now_ms)
             return self._slices_down([record], SliceState(status.state), status.reason, now_ms)
-        return _NOTHING  # starting is what we believe already; ready comes from the worker itself
+        if status.state == SliceState.DRAINING and record.is_ready and not record.is_leaving:
+            return self._slice_leaves(record, status.reason, now_ms)
+        if status.state == SliceState.STARTING and not status.incarnation and not record.is_ready:
+            self._fleet.slice_starts(record)
+            self._updates.note_change(now_ms)
+        return _NOTHING  # ready comes from the worker itself
+
+    def _slice_leaves(self, record: SliceRecord, reason: str, now_ms: float) -> Sequence[Send]:
+        """What was granted there still runs, so the directory keeps listing it."""
+        self._fleet.slice_leaves(record, reason)
+        actions = [*self._updates.publish(), *self._batches.withdraw((record,), now_ms)]
+        hosted = (replica.model_id for replica in record.replicas)
+        return [*actions, *self._batches.give_up_unserved(hosted, now_ms)]
 
     def _slices_down(
         self, records: Sequence[SliceRecord], state: SliceState, reason: str, now_ms: float
@@ -395,7 +425,9 @@ class SchedulerCore:
             settings.pid,
             tuple(self._fleet.reports()),
             self._fleet.models(),
-            asdict(self._counters) | self.offences.counters,
+            asdict(self._counters)
+            | {"frontends": float(len(self._fleet.frontends))}
+            | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),

@@ -33,8 +33,9 @@ from fabric.messages import (
     SliceState,
     replaced,
 )
-from policies.batching.base import RequestRun
+from policies.batching.base import NEVER_MS, RequestRun
 from roles.scheduler.dispatch.corrections import SpeedCorrection
+from roles.scheduler.dispatch.start_times import StartTimes
 
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 
@@ -91,6 +92,8 @@ class SliceRecord:
     requests: int = 0
     is_draining: bool = False
     """It gets no more batches: the plan has no place for it."""
+    is_leaving: bool = False
+    """It gets no more batches: its worker is about to end."""
     speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
     """Of the models whose measured run times left their worker's tables."""
     flights: list[Flight] = field(default_factory=list, repr=False)
@@ -100,6 +103,11 @@ class SliceRecord:
     def is_ready(self) -> bool:
         """Whether batches can go there."""
         return self.state == SliceState.READY
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it is ready, and will be."""
+        return self.is_ready and not self.is_draining and not self.is_leaving
 
     @property
     def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:
@@ -143,7 +151,13 @@ class Fleet:
         nodes: Iterable[NodeId] = (),
     ) -> None:
         self.version = 0
+        self.now_ms = 0.0
+        """Of the event that is handled just now."""
+        self.starts = StartTimes()
         self.slices = {record.spec.slice_id: record for record in slices}
+        self._runs_once: set[ModelId] = set()
+        for record in self.slices.values():
+            self._note_models(record)
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -163,10 +177,13 @@ class Fleet:
     def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""
         self.slices[record.spec.slice_id] = record
+        self._note_models(record)
+        self.slice_starts(record)
 
     def respecify(self, record: SliceRecord, models: tuple[ModelSpec, ...]) -> None:
         """A slice should host these models from now on. Replicas of others are as good as gone."""
         record.spec = replaced(record.spec, models=models)
+        self._note_models(record)
         names = {model.model_id for model in models}
         record.leaving &= names
         record.left_out = tuple(out for out in record.left_out if out.model_id in names)
@@ -175,16 +192,17 @@ class Fleet:
         record.reason = _reason_of(record.left_out)
         stay = tuple(one for one in record.replicas if one.model_id in names)
         if stay != record.replicas:
-            self._count(record, -1)
+            step = 0 if record.is_leaving else 1
+            self._count(record, -step)
             record.hosting = self._hosting(stay)
-            self._count(record, +1)
+            self._count(record, step)
             self.version += 1
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
-        if record.is_ready:
-            self._count(record, -1)
+        self._serves_no_more(record)
         del self.slices[record.spec.slice_id]
+        self.starts.forget(record.spec.slice_id)
         self.version += 1
 
     def slo_ms(self, model_id: ModelId) -> float:
@@ -200,13 +218,15 @@ class Fleet:
         """A model is served from now on, or has another SLO."""
         self._slo_ms[model_id] = slo_ms
         if model_id not in self.replicas:
-            ready = [record for record in self.slices.values() if record.is_ready]
+            ready = [r for r in self.slices.values() if r.is_ready and not r.is_leaving]
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
         self.version += 1
 
     def forget_model(self, model_id: ModelId) -> None:
         """A model is not served any more, whatever still hosts it."""
         del self._slo_ms[model_id], self.replicas[model_id]
+        self.starts.forget_model(model_id)
+        self._runs_once.discard(model_id)
         self.version += 1
 
     def is_served(self, model_id: ModelId) -> bool:
@@ -245,7 +265,10 @@ class Fleet:
             if record.incarnation == message.incarnation and said == (replicas, left_out):
                 return None
             # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
-            self._count(record, -1)
+            is_leaving = record.is_leaving and record.incarnation == message.incarnation
+            self._serves_no_more(record)
+            record.is_leaving = is_leaving
+        self.starts.end(record.spec.slice_id, self.now_ms)
         # Of what is new, and of another process, the worker says itself how fast it is.
         same = set(record.replicas) & set(replicas) if record.incarnation == message.incarnation else ()
         same_ids = {replica.model_id for replica in same}
@@ -256,18 +279,33 @@ class Fleet:
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.hosting = self._hosting(replicas)
-        self._count(record, +1)
+        if not record.is_leaving:
+            self._count(record, +1)
         self.version += 1
         return record
 
     def slice_down(self, record: SliceRecord, state: SliceState, reason: str) -> bool:
         """A slice is not ready (any more); True when it was."""
         was_ready = record.is_ready
-        if was_ready:
-            self._count(record, -1)
+        self._serves_no_more(record)
         record.state, record.reason, record.worker = state, reason, None
+        if state != SliceState.LOST:
+            self.starts.cancel(record.spec.slice_id)
+        elif was_ready and record.node_id in self.nodes:  # its agent starts it again
+            self.slice_starts(record)
         self.version += 1
         return was_ready
+
+    def slice_starts(self, record: SliceRecord) -> None:
+        """A process for it is being started."""
+        models = (model.model_id for model in record.spec.models)
+        self.starts.begin(record.spec.slice_id, models, self.now_ms)
+
+    def slice_leaves(self, record: SliceRecord, reason: str) -> None:
+        """A ready slice will end when what it has is done."""
+        self._serves_no_more(record)
+        record.is_leaving, record.reason = True, reason
+        self.version += 1
 
     def node_joined(self, peer: PeerId, hello: NodeHello) -> None:
         """A node's agent (or its next incarnation) is there."""
@@ -277,6 +315,9 @@ class Fleet:
     def node_lost(self, node_id: NodeId) -> list[SliceRecord]:
         """Its agent is gone; the ready slices that are gone with it."""
         del self.nodes[node_id]
+        for record in self.slices.values():
+            if record.node_id == node_id:
+                self.starts.cancel(record.spec.slice_id)
         # Where workers outlive their agent, each is lost by its own silence, if it is.
         gone = [] if self.devices[node_id].is_outlived else self.slices_on(node_id)
         if node_id not in self._planned_nodes:
@@ -305,12 +346,27 @@ class Fleet:
                     first.setdefault(replica.model_id, replica)
         infos = []
         for model_id, slo_ms in self._slo_ms.items():
+            is_idempotent = model_id not in self._runs_once
             if model_id in first:
                 known = first[model_id]
                 count = self.replicas[model_id]
-                infos.append(ModelInfo(model_id, slo_ms, known.inputs, known.outputs, known.image, count))
+                infos.append(
+                    ModelInfo(
+                        model_id,
+                        slo_ms,
+                        known.inputs,
+                        known.outputs,
+                        known.image,
+                        count,
+                        is_idempotent,
+                        self._coming_in_ms(model_id),
+                    )
+                )
             else:
-                infos.append(ModelInfo(model_id, slo_ms))
+                coming_in_ms = self._coming_in_ms(model_id)
+                infos.append(
+                    ModelInfo(model_id, slo_ms, is_idempotent=is_idempotent, coming_in_ms=coming_in_ms)
+                )
         return tuple(infos)
 
     def directory(self) -> Directory:
@@ -361,6 +417,20 @@ class Fleet:
             known = Hosting(replicas, {one.model_id: one.exec_ms for one in replicas})
             self._hostings[replicas] = known
         return known
+
+    def _note_models(self, record: SliceRecord) -> None:
+        self._runs_once.update(model.model_id for model in record.spec.models if not model.is_idempotent)
+
+    def _coming_in_ms(self, model_id: ModelId) -> float | None:
+        if self.replicas[model_id]:
+            return None
+        coming_at_ms = self.starts.coming_at_ms(model_id, self.now_ms)
+        return None if coming_at_ms == NEVER_MS else coming_at_ms - self.now_ms
+
+    def _serves_no_more(self, record: SliceRecord) -> None:
+        if record.is_ready and not record.is_leaving:
+            self._count(record, -1)
+        record.is_leaving = False
 
     def _count(self, record: SliceRecord, step: int) -> None:
         for replica in record.replicas:

@@ -156,4 +156,5 @@ def _model_spec(
         (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
         "" if profile is None else profile.ref,
         model.run_limit_ms,
+        model.is_idempotent,
     )

@@ -114,7 +114,7 @@ class SchedulerShell:
         self._incarnation = new_incarnation()
         own = peer_id(role_id, self._incarnation)
         self._others = {
-            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other)
+            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other, config.heartbeats)
             for other in map(scheduler_id, range(config.schedulers))
             if other != role_id
         }
@@ -127,7 +127,7 @@ class SchedulerShell:
         )
         self.role = Role[ReplicaEvent, ReplicaAction](
             self._replica,
-            [WatchedLinkSource(self.link, clock), self._planner, *self._others.values()],
+            [WatchedLinkSource(self.link, clock, config.heartbeats), self._planner, *self._others.values()],
             self._perform,
             self._end_turn,
         )
@@ -141,11 +141,6 @@ class SchedulerShell:
         """Say where it is, and what has no place."""
         write_run_file(self._run_dir, self._run_file)
         log.info("scheduler_serving address=%s stands_by=%s", self.link.addresses[0], self._core is None)
-
-    def serve_no_more(self) -> None:
-        """An end in order. Without a standby a successor begins with the configuration's plan."""
-        if self._is_alone:
-            self._kept.forget()
 
     def close(self) -> None:
         """Give everything back."""
@@ -282,8 +277,7 @@ def run_scheduler(
     shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
     try:
         shell.announce()
-        run_roles([shell.role], stop, shell.on_defect.end)
-        shell.serve_no_more()
+        run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
     finally:
         shell.close()
 

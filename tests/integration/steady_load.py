@@ -12,10 +12,10 @@ import numpy as np
 
 from fabric.client import Client, ClientOptions
 from fabric.errors import RequestError
-from fabric.liveness import HeartbeatTiming
+from fabric.heartbeats import HeartbeatTiming
 
 # A frontend that a busy host keeps off its cores for seconds is not gone.
-PATIENT = ClientOptions(connect_timeout_ms=30_000.0, heartbeats=HeartbeatTiming(200.0, 600.0, 20_000.0))
+PATIENT = ClientOptions(connect_timeout_ms=30_000.0, heartbeats=HeartbeatTiming(200.0, 20_000.0))
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ def test_a_defect_of_the_scheduler_is_a_file_and_a_line_and_its_successor_keeps_
     report = cluster.run_dir / f"scheduler-0-{former}.defect"
     text = report.read_text()
     assert "KeyError: 'planted'" in text
-    assert "events of SchedulerCore, newest first" in text
+    assert "events of SchedulerReplica, newest first" in text
     said = cluster.said()
     assert (
         f"tenuto: a defect of Tenuto ended scheduler-0 (KeyError); what is known of it is in {report}\n"

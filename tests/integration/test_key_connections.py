@@ -37,6 +37,7 @@ from fabric.link import Link
 from fabric.messages import ModelsListed, Ping, Pong
 from fabric.sockets import DealerLink, PullLink, PushPool, RouterLink, context
 from roles.frontend.shell import FrontendOptions, FrontendShell
+from roles.runtime.process import StopSignal
 from tests.integration.test_keys import Now, bare, control, dealer, folder, run, says
 from tests.integration.test_links import CLOCK, TCP, Opened, opened, take, until
 
@@ -339,7 +340,7 @@ def test_frontends_rotate_their_key_under_clients_that_never_end(
     client = BlockingClient(address, ClientOptions(key_file=path))
     done, _ = in_thread(client.open)
     before.serve(done)
-    keyring = client._client._link._guard.keyring  # type: ignore[union-attr]
+    keyring = client._client._connections[0]._link._guard.keyring  # type: ignore[union-attr]
     keyring.clock, keyring._looked_at_ms = clock, 0.0
 
     def works(door: Door) -> None:
@@ -467,8 +468,8 @@ def test_no_role_listens_to_others_without_keys(tmp_path: Path) -> None:
     options = FrontendOptions(
         FrontendId("frontend-0"), tmp_path, (TCP,), client_addresses=("tcp://10.1.2.3:0",)
     )
-    with pytest.raises(ConfigError, match="that needs keys"):
-        FrontendShell(options)
+    with StopSignal() as stop, pytest.raises(ConfigError, match="that needs keys"):
+        FrontendShell(options, stop)
 
 
 def test_a_local_socket_is_its_users_alone(opened: Opened, tmp_path: Path) -> None:

@@ -183,6 +183,80 @@ def test_a_peer_that_left_is_refused_and_reported(address: str, opened: Opened) 
     assert router.counters["unroutable_out"] == 2
 
 
+TALKER = """
+import sys, time
+from fabric.ids import PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink
+link = DealerLink.connect(PeerId("talker/1"), PeerId("server/1"), [sys.argv[1]])
+while not link.send(PeerId("server/1"), Ping(1)):
+    time.sleep(0.005)
+time.sleep(600)
+"""
+LISTENER = """
+import sys, time
+from fabric.sockets import RouterLink
+link = RouterLink.bind([sys.argv[1]])
+print(link.addresses[0], flush=True)
+while True:
+    link.receive(1)
+    time.sleep(0.005)
+"""
+
+
+def test_a_process_that_is_killed_is_lost_at_once_to_whoever_listens(address: str, opened: Opened) -> None:
+    router = RouterLink.bind([address])
+    opened(router)
+    with subprocess.Popen([sys.executable, "-c", TALKER, router.addresses[0]]) as talker:
+        try:
+            take(router, 1)
+            assert router.take_lost() == []
+        finally:
+            talker.kill()
+    until(lambda: router.take_lost() == ["talker/1"], router, limit_ms=1_000)
+    assert router.take_lost() == []
+    assert not router.send(PeerId("talker/1"), Ping(1))
+
+
+def test_a_server_that_is_killed_is_lost_at_once_to_whoever_is_connected(
+    address: str, opened: Opened
+) -> None:
+    command = [sys.executable, "-c", LISTENER, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        try:
+            assert listener.stdout is not None
+            dealer = DealerLink.connect(CLIENT, SERVER, [listener.stdout.readline().strip()])
+            opened(dealer)
+            until(lambda: dealer.send(SERVER, Ping(1)), dealer)
+            assert dealer.take_lost() == ()
+        finally:
+            listener.kill()
+    until(lambda: dealer.take_lost() == (SERVER,), dealer, limit_ms=1_000)
+    assert dealer.take_lost() == ()
+
+
+def test_the_descriptor_tells_of_a_connection_that_ended(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    router.receive(16)
+    assert not router.has_more
+    dealer.close()
+    assert select.select([router.fileno()], [], [], 10)[0], "nobody has to look by himself"
+    until(lambda: router.take_lost() == [CLIENT], router)
+
+
+def test_a_peer_that_is_back_by_another_connection_is_not_lost(address: str, opened: Opened) -> None:
+    router, dealer = pair(address, opened)
+    dealer.reconnect()
+    until(lambda: not router.receive(1) and dealer.send(SERVER, Ping(2)), dealer)
+    take(router, 1)
+    lost = list(router.take_lost())
+    until(lambda: router.send(CLIENT, Pong(2)), router)
+    take(dealer, 1)
+    assert router.take_lost() == []
+    assert lost in ([], [CLIENT]), "by the end of its first connection, if that came before its second"
+    assert dealer.take_lost() == (), "it gave the connection up itself"
+
+
 def test_a_full_queue_is_refused(address: str, opened: Opened) -> None:
     router, dealer = pair(address, opened, LinkOptions(queue_messages_max=8))
     tensors = image()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fabric.clock import MonotonicClock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.link import Received
-from fabric.liveness import HeartbeatTiming
 from fabric.messages import Directory, Ping, Pong, StatusAsked
 from fabric.sockets import RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
@@ -83,7 +83,7 @@ def worker_door(stage: Stage) -> SchedulerConnection:
 def test_a_worker_whose_first_word_is_refused_knocks_until_the_scheduler_answers(stage: Stage) -> None:
     door = worker_door(stage)
     assert not door.send(StatusAsked(), stage.clock.now_ms())  # nobody has said where the scheduler is
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     assert not door.send(StatusAsked(), stage.clock.now_ms())  # it is not there yet
     assert list(door.take(64, stage.clock.now_ms())) == []
     stage.serve()
@@ -95,7 +95,7 @@ def test_a_worker_whose_first_word_is_refused_knocks_until_the_scheduler_answers
 def test_the_scheduler_answers_before_what_it_says(stage: Stage) -> None:
     door = worker_door(stage)
     stage.serve()
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     stage.until(door, lambda _: bool(stage.at_server), answers=False)
     assert stage.server is not None
     assert stage.server.send(OWN, NEWS)
@@ -108,7 +108,7 @@ def test_the_scheduler_answers_before_what_it_says(stage: Stage) -> None:
 def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_address(stage: Stage) -> None:
     door = worker_door(stage)
     stage.serve()
-    door.open([stage.address], stage.clock.now_ms())
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     stage.until(door, bool)
     assert stage.server is not None
     stage.server.close()
@@ -118,7 +118,7 @@ def test_a_worker_hears_that_a_scheduler_is_back_which_restarted_behind_its_addr
 
 
 def test_a_silent_server_is_lost_again_and_again_until_a_new_connection_is_answered(stage: Stage) -> None:
-    door = ServerConnection(OWN, SCHEDULER, stage.clock, HeartbeatTiming(20.0, 60.0, 200.0))
+    door = ServerConnection(OWN, SCHEDULER, stage.clock, HeartbeatTiming(20.0, 200.0))
     stage.stack.callback(door.close)
     stage.serve()
     door.open([stage.address])

@@ -172,7 +172,14 @@ class Workers:
         if worker.state in TOLD:
             slices, left_out = tuple(worker.slices.values()), self._suspects.left_out(worker.slices)
             host = Host(
-                self._node_id, slices, self.scheduler_addresses, self._agent_pid, left_out, self.epoch
+                self._node_id,
+                slices,
+                self.scheduler_addresses,
+                self._agent_pid,
+                left_out,
+                self.epoch,
+                self._limits.heartbeats.interval_ms,
+                self._limits.heartbeats.patience_ms,
             )
             self._send(worker, host)
 

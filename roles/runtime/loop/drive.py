@@ -31,7 +31,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
 from roles.runtime.loop.sources import Source
-from roles.runtime.process import StopSignal, wake_exactly
+from roles.runtime.process import wake_exactly
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
 SLEEP_MAX_MS = 200.0  # a bound on every sleep: a lost wake-up costs this much and no more
@@ -307,10 +307,15 @@ class Driver:
         return now_ms
 
 
-def run_roles(roles: Sequence[Role[Any, Any]], stop: StopSignal, on_defect: OnDefect) -> None:
-    """On one loop and the real clock, until a signal says stop."""
-    driver = Driver(roles, MonotonicClock(), (stop.fileno(),), on_defect)
+def run_roles(
+    roles: Sequence[Role[Any, Any]],
+    is_stopping: Callable[[], bool],
+    on_defect: OnDefect,
+    wakers: Sequence[int] = (),
+) -> None:
+    """On one loop and the real clock, until `is_stopping`, which is asked again when one of `wakers` is readable."""
+    driver = Driver(roles, MonotonicClock(), wakers, on_defect)
     try:
-        driver.run(lambda: stop.is_set)
+        driver.run(is_stopping)
     finally:
         driver.close()

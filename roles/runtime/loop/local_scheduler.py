@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
@@ -43,10 +44,11 @@ class LocalScheduler(SourceOver):
         clock: Clock,
         keyring: Keyring | None = None,
         role_id: str = SCHEDULER_ID,
+        heartbeats: HeartbeatTiming | None = None,
         transport: Transport = ZMQ,
     ) -> None:
         self._role_id = role_id
-        self._connection = ServerConnection(own, PeerId(role_id), clock, keyring=keyring, transport=transport)
+        self._connection = ServerConnection(own, PeerId(role_id), clock, heartbeats, keyring, transport)
         super().__init__(self._connection)
         self._run_file = run_dir / f"{role_id}.json"
         self._incarnation = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
 from fabric.messages import AnyMessage
@@ -30,9 +31,10 @@ class RemoteScheduler(SourceOver):
         clock: Clock,
         keyring: Keyring | None = None,
         role_id: str = SCHEDULER_ID,
+        heartbeats: HeartbeatTiming | None = None,
     ) -> None:
         self._scheduler = PeerId(role_id)
-        self._connection = ServerConnection(own, self._scheduler, clock, keyring=keyring)
+        self._connection = ServerConnection(own, self._scheduler, clock, heartbeats, keyring)
         super().__init__(self._connection)
         self._addresses = tuple(addresses)
         self._is_found = False

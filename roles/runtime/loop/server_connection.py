@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from fabric.clock import Clock
 from fabric.curve import guarded
 from fabric.errors import PeerLost
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.keys import Keyring
-from fabric.liveness import HeartbeatTiming
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, new_counters
 from fabric.transport import ZMQ, Transport
@@ -73,13 +73,14 @@ class ServerConnection:
         self._link: ServerLink | None = None
         self._source: ServerSource | None = None
 
-    def open(self, addresses: Sequence[str]) -> None:
+    def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None) -> None:
         """Connect, instead of to where it was before. Raises ConfigError for what is no address.
 
         While this process has no descriptor left, the server is not there, and it is tried again and again.
         """
         self._close_link()
         self._addresses = addresses
+        self._timing = heartbeats or self._timing
         self._connect()
 
     def _connect(self) -> None:

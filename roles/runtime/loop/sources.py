@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from fabric.clock import Clock
+from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import PeerId
 from fabric.link import Link, Received
-from fabric.liveness import HeartbeatTiming, Liveness
 from fabric.messages import Ping, Pong
 from fabric.transit import TransitMeter
 from roles.runtime.core import NO_PAYLOAD, Heard, Lost
 
 SILENT = "it has been silent for too long"
-UNROUTABLE = "its connection is closed"
+CLOSED = "its connection was closed"
 
 EventT = TypeVar("EventT")
 InnerT = TypeVar("InnerT")
@@ -145,7 +145,7 @@ class WatchedLinkSource(SourceOver):
         events: list[Heard | Lost] = []
         for peer in self._link.take_lost():
             self._liveness.forget(peer)
-            events.append(Lost(peer, UNROUTABLE))
+            events.append(Lost(peer, CLOSED))
         for received in self._link.receive(limit):
             peer, message = received.peer, received.message
             if self._liveness.watch(peer, now_ms) and isinstance(message, Ping | Pong):

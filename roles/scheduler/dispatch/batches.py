@@ -20,6 +20,7 @@ from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
+from roles.scheduler.dispatch.unserved import Unserved
 from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.loads import new_tallies
@@ -48,6 +49,8 @@ class Batches:
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
         self.tallies = new_tallies()
+        self.unserved = Unserved(self.tallies, fleet.starts.coming_at_ms)
+        """What waits for a slice that is on its way."""
         self.withdrawals = Withdrawals(discipline, self.tallies)
         self._run_time_watch = run_time_watch
         self._discipline = discipline
@@ -94,32 +97,73 @@ class Batches:
         return self.carry_out(self._discipline.remove_slices(slice_ids, now_ms), now_ms)
 
     def give_up_unserved(self, model_ids: Iterable[ModelId], now_ms: float) -> list[Send]:
-        """What waits for a model that nothing hosts any more gets its answer now, not at its deadline."""
+        """What waits for a model that nothing hosts any more waits for the slice that is coming, or is refused now."""
         actions: list[Send] = []
         for model_id in dict.fromkeys(model_ids):
             is_asked_for = model_id in self._fleet.replicas and self._discipline.queued(model_id)
             if is_asked_for and not self._fleet.is_served(model_id):
-                reason = f"no ready slice hosts {model_id}"
-                actions += self.retire(model_id, "NoReplica", reason, now_ms)
+                queued, decisions = self._take_queue(model_id, now_ms)
+                refused = [run for run in queued if not self.unserved.take(model_id, run, now_ms)]
+                actions += self.refuse(model_id, refused, "NoReplica", f"no ready slice hosts {model_id}")
+                actions += self.carry_out(decisions, now_ms)
                 self._discipline.add_model(self._estimates.model(model_id), now_ms)
         return actions
 
     def retire(self, model_id: ModelId, code: str, reason: str, now_ms: float) -> list[Send]:
         """The discipline forgets a model; what of it waits is refused so."""
-        decisions: list[Decision] = []
+        queued, decisions = self._take_queue(model_id, now_ms)
+        queued += [run for _, run in self.unserved.served((model_id,))]
+        return [*self.refuse(model_id, queued, code, reason), *self.carry_out(decisions, now_ms)]
+
+    def arrive_unserved(self, model_id: ModelId, run: RequestRun, now_ms: float) -> list[Send]:
+        """No ready slice hosts the model: the run waits for the one that is coming, or is refused."""
+        if self.unserved.take(model_id, run, now_ms):
+            return []
+        return self.refuse(model_id, [run], "NoReplica", f"no ready slice hosts {model_id}")
+
+    def served(self, record: SliceRecord, now_ms: float) -> list[Send]:
+        """A slice takes batches: what waited for it goes to the discipline."""
         actions: list[Send] = []
+        models = (replica.model_id for replica in record.replicas)
+        for model_id, run in list(self.unserved.served(models)):
+            actions += self.carry_out(self._discipline.arrive(model_id, run, now_ms), now_ms)
+        return actions
+
+    def give_up_in_vain(self, now_ms: float) -> list[Send]:
+        """What waits for a slice that will not be ready in time waits no more."""
+        actions: list[Send] = []
+        for model_id, run in list(self.unserved.in_vain(now_ms)):
+            actions += self.refuse(
+                model_id, [run], "NoReplica", f"no slice that hosts {model_id} came in time"
+            )
+        return actions
+
+    def refuse(self, model_id: ModelId, runs: Sequence[RequestRun], code: str, reason: str) -> list[Send]:
+        """These will not run."""
+        if not runs:
+            return []
+        self.tallies[model_id].refused += sum(run.count for run in runs)
+        return [
+            send
+            for peer, told in by_frontend(runs).items()
+            for send in dropped(peer, model_id, told, code, reason)
+        ]
+
+    def _take_queue(self, model_id: ModelId, now_ms: float) -> tuple[list[RequestRun], list[Decision]]:
+        """The discipline forgets a model: what of it was queued, and what else it decides."""
+        queued: list[RequestRun] = []
+        decisions: list[Decision] = []
         self.withdrawals.forget_model(model_id)
         for decision in self._discipline.remove_model(model_id, now_ms):
             if isinstance(decision, Drop) and decision.model_id == model_id:
-                self.tallies[model_id].refused += sum(run.count for run in decision.runs)
-                for peer, runs in by_frontend(decision.runs).items():
-                    actions += dropped(peer, model_id, runs, code, reason)
+                queued += decision.runs
             else:
                 decisions.append(decision)
-        return actions + self.carry_out(decisions, now_ms)
+        return queued, decisions
 
     def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
         """Nothing of it is worth a batch any more."""
+        self.unserved.forget_frontend(peer)
         self.withdrawals.forget(FrontendId(peer))
         for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
             self.tallies[model_id].withdrawn += count
@@ -246,7 +290,7 @@ class Batches:
         flights.remove(flight)
         self._note_run(message, flight)
         actions = self._give_back(message, flight) if message.missing else None
-        if record.is_draining:
+        if not record.takes_batches:
             return actions or _NOTHING
         # What still waits there started when this one ended.
         free_at_ms = now_ms - late_ms
@@ -284,7 +328,7 @@ class Batches:
                 self.counters.batches_lost += 1
                 record = flight.record
                 record.flights.remove(flight)
-                if not record.is_draining:
+                if record.takes_batches:
                     free_at_ms = free_from_ms(record, now_ms)
                     decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
                     actions += self.carry_out(decisions, now_ms)

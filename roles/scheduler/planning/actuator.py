@@ -73,7 +73,7 @@ class Actuator:
         """What the plan says of a slice; it serves on."""
         former = record.targets
         record.hints = hints
-        if record.targets != former and record.is_ready and not record.is_draining:
+        if record.targets != former and record.takes_batches:
             self._put(record, now_ms)
 
     def widen(self, record: SliceRecord, change: ChangedSlice, order_of: OrderOf, now_ms: float) -> None:
@@ -91,7 +91,7 @@ class Actuator:
     def leave(self, record: SliceRecord, models: frozenset[ModelId], now_ms: float) -> None:
         """It gets no more batches of these models; those it has come to their end."""
         record.leaving |= models
-        if record.is_ready and not record.is_draining:
+        if record.takes_batches:
             self._put(record, now_ms)
 
     def narrow(
@@ -104,7 +104,7 @@ class Actuator:
         record.order = order_of(record.node_id, record.spec)
         for model_id in models:
             record.speeds.pop(model_id, None)
-        if record.is_ready and not record.is_draining:
+        if record.takes_batches:
             self._put(record, now_ms)
         self._touched.add(record.node_id)
         self._actions.extend(self._batches.give_up_unserved(gone, now_ms))
@@ -151,7 +151,7 @@ class Actuator:
     def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
         for record in self._fleet.slices.values():
             hosts = any(replica.model_id == model_id for replica in record.replicas)
-            if hosts and record.is_ready and not record.is_draining:
+            if hosts and record.takes_batches:
                 self._put(record, now_ms)
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:

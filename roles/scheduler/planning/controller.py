@@ -251,7 +251,7 @@ class Controller:
         broken = self._run_time_watch.broken(now_ms)
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
-            if record is None or not record.is_ready or record.is_draining or self._task is not None:
+            if record is None or not record.takes_batches or self._task is not None:
                 continue
             gpu = GpuRef(record.node_id, record.spec.gpu)
             share = record.spec.share_percent or WHOLE_PERCENT

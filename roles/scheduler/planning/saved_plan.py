@@ -3,7 +3,7 @@
 Slices outlive their scheduler. One that began with the file's plan would end those that the file does not know,
 and forget models that operators have added. So the active scheduler writes down each plan that it has settled, in a
 file of its own, and sends it to the standbys, which do the same with what they are sent. The plan that counts is
-that of the highest epoch, and of that the one with the highest number.
+that of the highest epoch, and of that the one with the highest number. `tenuto up` takes the files away when it ends itself.
 """
 
 from __future__ import annotations
@@ -87,11 +87,6 @@ class SavedPlan:
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
             return False
         return True
-
-    def forget(self) -> None:
-        """An end in order, and nobody takes over: whoever starts next begins with the configuration."""
-        for path in self._paths():
-            path.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
         return sorted(self._path.parent.glob(f"scheduler-*{PLAN_SUFFIX}"))

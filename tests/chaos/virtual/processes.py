@@ -92,7 +92,7 @@ class FrontendProcess(Process):
             clock=self,
             transport=self.transport,
         )
-        self.shell = FrontendShell(options)
+        self.shell = FrontendShell(options, Posted[StopAsked](self))
         self.run(self.shell.role)
 
     def close(self) -> None:
@@ -259,7 +259,9 @@ class WorkerProcess(Process):
             make_emulated=lambda: self.devices,
         )
         outlive_ms = OUTLIVE_MS if world.outlives else 0.0
-        self.shell = WorkerShell(agent.address, worker_id, world.run_dir, options, self._watch, outlive_ms)
+        self.shell = WorkerShell(
+            agent.address, worker_id, world.run_dir, options, Posted[StopAsked](self), self._watch, outlive_ms
+        )
         self.run(self.shell.role)
 
     def agent_gone(self) -> None:

@@ -27,7 +27,7 @@ from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, FollowScheduler
 from roles.node_agent.lease import KeepLease, LeaseKept, LeaseRecord
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
-from roles.runtime.loop.sources import UNROUTABLE
+from roles.runtime.loop.sources import CLOSED
 from roles.runtime.process_events import SchedulerFound
 from tests.builders import asked, directory, frontend_settings
 from tests.worker_builders import SCHEDULER_AT, actions_of, inputs, run_batch, sent, serving_core
@@ -172,8 +172,8 @@ def test_all_schedulers_hear_when_the_holders_connection_is_closed() -> None:
     agent = Agent()
     found(agent)
     agent.grant(FIRST, 16)
-    assert messages(agent.feed(Lost(SECOND, UNROUTABLE))) == [(SECOND, NodeHello)], "it held nothing"
-    told = messages(agent.feed(Lost(FIRST, UNROUTABLE)))
+    assert messages(agent.feed(Lost(SECOND, CLOSED))) == [(SECOND, NodeHello)], "it held nothing"
+    told = messages(agent.feed(Lost(FIRST, CLOSED)))
     assert told == [(FIRST, LeaseReport), (SECOND, LeaseReport)]
 
 

@@ -38,6 +38,7 @@ def cluster(**changes: Any) -> dict[str, Any]:
 def documents(x: Any) -> Mapping[str, dict[str, Any]]:
     """One file for each number that may be written, by the name of its section and its own."""
     loader = {"zoo": "transformers", "arch": "bert"}
+    heartbeats = {"interval_ms": 1, "patience_ms": 1500}
     network = ("control_ms", "data_ms_per_item", "result_ms", "jitter_ms")
     return {
         "seed": {**FILE, "seed": x},
@@ -67,6 +68,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "nodes.memory_gb": cluster(nodes=[{"host": "a", "memory_gb": x}]),
         "nodes.price_per_hour": cluster(nodes=[{"host": "a", "price_per_hour": x}]),
         "nodes.pin_cores": cluster(nodes=[{"host": "a", "pin_cores": x}]),
+        **{f"heartbeats.{name}": cluster(gpus=1, heartbeats={**heartbeats, name: x}) for name in heartbeats},
         "cluster.schedulers": cluster(gpus=1, schedulers=x),
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},

@@ -52,6 +52,7 @@ from roles.frontend.events import (
 from roles.frontend.margins import less_return
 from roles.runtime.core import Lost, Tick
 from tests.builders import (
+    BOOT,
     CLIENT,
     DIGITS,
     IMAGENET,
@@ -846,7 +847,7 @@ def test_clients_may_ask_for_models_signs_of_life_and_status() -> None:
     [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, ModelsAsked()), 0.0))
     assert reply.message == ModelsListed((model_info(),))
     [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, Ping(3)), 0.0))
-    assert reply.message == Pong(3)
+    assert reply.message == Pong(3, incarnation=BOOT)
     operator = PeerId("operator/1")
     assert core.handle(ClientSaid(operator, StatusAsked()), 0.0) == [Report(operator)]
     assert core.handle(ClientSaid(CLIENT, StatusAsked()), 0.0) == []

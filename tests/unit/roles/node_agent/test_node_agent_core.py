@@ -608,8 +608,10 @@ def test_stopping_asks_then_terminates_then_kills_and_is_bounded() -> None:
     (served,) = host.serve(spec("x"))
     (young,) = spawns(host.want(spec("x"), spec("y", gpu=1)))
     actions = host.feed(StopAsked())
-    assert sent(actions) == [(peer(served.worker_id), Stop(LIMITS.grace_ms))]
     assert Terminate(young.worker_id) in actions
+    assert ("x", "draining") in changes(actions)
+    assert sent(actions) == [], "what was granted just now is still on its way to it"
+    assert sent(host.until(LIMITS.unready_ms)) == [(peer(served.worker_id), Stop(LIMITS.grace_ms))]
     assert not host.core.is_stopped
     actions = host.until(10_000.0)
     assert {Terminate(served.worker_id), Kill(served.worker_id), Kill(young.worker_id)} <= set(actions)
@@ -620,7 +622,7 @@ def test_a_stop_is_over_when_the_last_worker_is_gone() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))
     host.feed(StopAsked())
-    host.exit(started.worker_id, 0)
+    assert ("x", "stopped") in changes(host.exit(started.worker_id, 0))
     assert host.core.is_stopped
 
 

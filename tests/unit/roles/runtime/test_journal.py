@@ -91,8 +91,8 @@ def test_the_first_difference_is_told(tmp_path: Path) -> None:
     found = replay(tmp_path / "j", lambda _: Echo(error=1)).difference
     assert found is not None
     assert (found.number, found.now_ms) == (0, 0.0)
-    assert found.recorded == "to agent/1: Pong(number=0, memory='')"
-    assert found.replayed == "to agent/1: Pong(number=1, memory='')"
+    assert found.recorded == "to agent/1: Pong(number=0, memory='', incarnation='')"
+    assert found.replayed == "to agent/1: Pong(number=1, memory='', incarnation='')"
 
 
 def test_a_file_that_ends_within_an_event_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_the_command_exits_1_where_the_decisions_differ(tmp_path: Path) -> None:
     assert result.exit_code == 1
     told = json.loads(result.output)
     assert told["same"] is False
-    assert told["difference"]["replayed"] == "to agent/1: Pong(number=4, memory='')"
+    assert told["difference"]["replayed"] == "to agent/1: Pong(number=4, memory='', incarnation='')"
     assert (
-        "recorded: to agent/1: Pong(number=5, memory='')"
+        "recorded: to agent/1: Pong(number=5, memory='', incarnation='')"
         in CliRunner().invoke(replay_command, [str(tmp_path / "j")]).output
     )
 

@@ -9,7 +9,7 @@ from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
 from fabric.messages import Ping, Pong, StatusAsked
 from roles.runtime.core import Heard, Lost
-from roles.runtime.loop.sources import UNROUTABLE, LinkSource, WatchedLinkSource
+from roles.runtime.loop.sources import CLOSED, LinkSource, WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
 
@@ -57,7 +57,7 @@ def test_who_is_lost_is_told_of_before_what_comes_by_its_next_connection() -> No
         peer = network.link(PEER)
         peer.send(OWN, StatusAsked())
         first, second = source.take(10, clock.at_ms)
-        assert first in (PEER, Lost(PEER, UNROUTABLE))
+        assert first in (PEER, Lost(PEER, CLOSED))
         assert second in (StatusAsked(), Heard(PEER, StatusAsked()))
 
 

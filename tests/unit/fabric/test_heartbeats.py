@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from fabric.heartbeats import NEXT, HeartbeatTiming, Liveness, PeerState, Sign
 from fabric.ids import PeerId
-from fabric.liveness import NEXT, HeartbeatTiming, Liveness, PeerState, Sign
 from fabric.messages import Ping
 
 PEER = PeerId("worker-0/1")
-HEARTBEATS = HeartbeatTiming(ping_every_ms=100, suspect_after_ms=250, lost_after_ms=500, rtt_every_ms=1_000)
+HEARTBEATS = HeartbeatTiming(interval_ms=100, patience_ms=500, rtt_every_ms=1_000)
 
 
 def watching() -> Liveness:

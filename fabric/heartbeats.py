@@ -1,7 +1,9 @@
 """Heartbeats, sans-IO: alive -> suspect -> lost.
 
-Whatever a peer sends is a sign of life; who is quiet for `ping_every_ms` is asked for one. Silence turns a peer
-suspect, more silence makes it lost, and lost is final: the same name heard again has to be watched anew.
+Whatever a peer sends is a sign of life; who is quiet for the heartbeat interval is asked for one. Silence turns a peer
+suspect, silence as long as the patience makes it lost, and lost is final: the same name heard again has to be watched
+anew. Both are in the configuration (`cluster.heartbeats`). A connection that is closed is news at once and needs no
+heartbeat (`fabric/sockets/monitor.py`): these are for hosts that vanish, links that are cut, and loops that are stuck.
 A process that was itself stopped (suspended, starved, collecting garbage) has heard nothing and judges nobody:
 such a gap is taken off everybody's silence.
 """
@@ -46,12 +48,16 @@ NEXT: Final[Mapping[tuple[PeerState, Sign], PeerState]] = {
 
 @dataclass(slots=True, frozen=True)
 class HeartbeatTiming:
-    """When to ask and when to give up, in ms of silence. `rtt_every_ms`: busy peers are pinged this often too."""
+    """When a quiet peer is asked, and when a silent one is given up, in ms. `rtt_every_ms`: busy ones are asked too."""
 
-    ping_every_ms: float = 250.0
-    suspect_after_ms: float = 600.0
-    lost_after_ms: float = 1_500.0
+    interval_ms: float = 250.0
+    patience_ms: float = 1_500.0
     rtt_every_ms: float = 5_000.0
+
+    @property
+    def suspect_after_ms(self) -> float:
+        """Two heartbeats were not answered, or most of the patience is used up."""
+        return min(2.4 * self.interval_ms, 0.8 * self.patience_ms)
 
 
 @dataclass(slots=True)
@@ -135,19 +141,19 @@ class Liveness:
         return self._wake_at_ms if self._watched else None
 
     def _sign(self, silent_ms: float) -> Sign | None:
-        if silent_ms >= self._timing.lost_after_ms:
+        if silent_ms >= self._timing.patience_ms:
             return Sign.SILENT
         return Sign.QUIET if silent_ms >= self._timing.suspect_after_ms else None
 
     def _ping_at_ms(self, watched: _Watched) -> float:
-        quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._timing.ping_every_ms
+        quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._timing.interval_ms
         return min(quiet_at_ms, watched.pinged_at_ms + self._timing.rtt_every_ms)
 
     def _plan(self) -> None:
         # Only here, once per wake and not per message heard: hearing only moves moments later.
         self._wake_at_ms = min(
             (
-                min(self._ping_at_ms(watched), watched.heard_at_ms + self._timing.lost_after_ms)
+                min(self._ping_at_ms(watched), watched.heard_at_ms + self._timing.patience_ms)
                 for watched in self._watched.values()
             ),
             default=math.inf,

@@ -1,0 +1,135 @@
+"""A rolling restart, sans-IO: one role at a time, each back in health before the next one ends.
+
+    ASKING --its health--> ENDING --exited--> STARTING --serves--> HEALING --as healthy as before--> RESTING --> next
+       |                                          |                   |
+       +------------- too long ------------------+-------------------+--> over, with a reason
+
+Health is what a role says of itself: whether it is ready, how many slices it has ready, how many frontends it knows. The
+rest after it gives clients the time to connect to it again before the next role of its kind ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from fabric.messages import SliceState, StatusListed
+
+ASK_LIMIT_MS: Final = 5_000.0
+HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 s to load
+REST_MS: Final = 500.0
+
+
+@dataclass(slots=True, frozen=True)
+class Health:
+    """What is compared before and after."""
+
+    is_ready: bool
+    slices_ready: int
+    frontends: int
+    stands_by: bool = False
+    """A scheduler that is not the active one: it has no slices and no frontends of its own."""
+
+    def is_as_good_as(self, before: Health) -> bool:
+        """Whether nothing is missing that was there before."""
+        if self.stands_by:
+            return self.is_ready
+        return (
+            self.is_ready >= before.is_ready
+            and self.slices_ready >= before.slices_ready
+            and self.frontends >= before.frontends
+        )
+
+
+def health_of(status: StatusListed) -> Health:
+    """As a role's status tells it."""
+    return Health(
+        status.counters.get("is_ready", 1.0) > 0,
+        sum(report.state == SliceState.READY for report in status.slices),
+        int(status.counters.get("frontends", 0.0)),
+        status.standing is not None and status.standing.state != "active",
+    )
+
+
+class _Phase(Enum):
+    ASKING = auto()
+    ENDING = auto()
+    STARTING = auto()
+    HEALING = auto()
+    RESTING = auto()
+    OVER = auto()
+
+
+class RollingRestart:
+    """Of these roles, in this order. `reason`: why it is over before all were restarted."""
+
+    def __init__(self, role_ids: Sequence[str], now_ms: float) -> None:
+        self.restarted = 0
+        self.reason = ""
+        self._role_ids = tuple(role_ids)
+        self._phase = _Phase.ASKING
+        self._before: Health | None = None
+        self._limit_at_ms = now_ms + ASK_LIMIT_MS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._phase is _Phase.OVER
+
+    @property
+    def role_id(self) -> str:
+        """Whose turn it is; empty when it is over."""
+        return "" if self.is_over else self._role_ids[self.restarted]
+
+    @property
+    def asks(self) -> str:
+        """Whose health it wants to hear of; empty: nobody's."""
+        return self.role_id if self._phase in (_Phase.ASKING, _Phase.HEALING) else ""
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next time limit, or the end of a rest."""
+        return None if self.is_over else self._limit_at_ms
+
+    def reported(self, role_id: str, health: Health, now_ms: float) -> bool:
+        """Somebody said how it is; True: end it now."""
+        if role_id != self.asks:
+            return False
+        if self._phase is _Phase.ASKING:
+            self._before = health
+            self._go_on(_Phase.ENDING, now_ms + HEAL_LIMIT_MS)
+            return True
+        assert self._before is not None, "it was asked before it ended"
+        if health.is_as_good_as(self._before):
+            self._go_on(_Phase.RESTING, now_ms + REST_MS)
+        return False
+
+    def exited(self, role_id: str) -> None:
+        """Its process has ended."""
+        if role_id == self.role_id and self._phase is _Phase.ENDING:
+            self._phase = _Phase.STARTING
+
+    def serves(self, role_id: str) -> None:
+        """Its next process serves."""
+        if role_id == self.role_id and self._phase is _Phase.STARTING:
+            self._phase = _Phase.HEALING
+
+    def tick(self, now_ms: float) -> None:
+        """Rests and limits that are over."""
+        if self.is_over or now_ms < self._limit_at_ms:
+            return
+        if self._phase is not _Phase.RESTING:
+            what = "does not say how it is" if self._phase is _Phase.ASKING else "did not come back as it was"
+            self.reason = f"{self.role_id} {what}"
+            self._phase = _Phase.OVER
+            return
+        self.restarted += 1
+        if self.restarted == len(self._role_ids):
+            self._phase = _Phase.OVER
+        else:
+            self._go_on(_Phase.ASKING, now_ms + ASK_LIMIT_MS)
+
+    def _go_on(self, phase: _Phase, limit_at_ms: float) -> None:
+        self._phase, self._limit_at_ms = phase, limit_at_ms

@@ -1,0 +1,71 @@
+"""What becomes of a socket's connections: ZeroMQ says so at once, on a socket of its own, of which there can be one."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+
+_EVENT: Final = struct.Struct("=HI")  # the event's number, and the descriptor of the connection
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+_NAMES: Final = itertools.count(1)
+_FAILURES_MAX: Final = 64  # kept until somebody asks
+
+
+class ConnectionMonitor:
+    """Hears of established connections that end, by their descriptors, and of handshakes that fail.
+
+    Belongs to the thread of its socket. The end of a process is seen this way as soon as its kernel closes the connection. A
+    host that vanishes closes nothing: only heartbeats tell of that.
+    """
+
+    def __init__(
+        self, watched: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], events: int
+    ) -> None:
+        address = f"inproc://connections-{next(_NAMES)}"
+        watched.monitor(address, events)
+        self._watched = watched
+        self._ended: list[int] = []
+        self._failed: deque[int] = deque(maxlen=_FAILURES_MAX)
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # No bound: ZeroMQ's own thread would wait for us, who may wait for that thread. An event is a few bytes, and
+        # there are no more of them than connections that were made.
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+
+    def fileno(self) -> int:
+        """Readable when something may have happened."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def ended(self) -> Sequence[int]:
+        """The descriptor of each connection that has ended since the last call; it may name another one by now."""
+        self._hear()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def failed(self) -> Sequence[int]:
+        """How each handshake failed since the last call: ZeroMQ's events."""
+        self._hear()
+        failed = list(self._failed)
+        self._failed.clear()
+        return failed
+
+    def close(self) -> None:
+        """Before its socket is closed."""
+        self._watched.disable_monitor()
+        self._socket.close()
+
+    def _hear(self) -> None:
+        while int(self._socket.getsockopt(_EVENTS)) & _READABLE:
+            told, _ = self._socket.recv_multipart(zmq.NOBLOCK)
+            event, descriptor = _EVENT.unpack(told)
+            if event == zmq.EVENT_DISCONNECTED:
+                self._ended.append(descriptor)
+            else:
+                self._failed.append(event)

@@ -1,0 +1,73 @@
+"""What it took to start slices, and so when those that start now will be ready.
+
+A slice's own last start says best what its next one takes; of a slice that has not started yet the last starts of its
+models say it, the slowest of them. Who needs more than twice that is expected no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fabric.ids import ModelId, SliceId
+from policies.batching.base import NEVER_MS
+
+LATE_TIMES: Final = 2.0
+LATE_MS: Final = 100.0
+
+
+@dataclass(slots=True)
+class _Start:
+    models: tuple[ModelId, ...]
+    began_at_ms: float
+
+
+class StartTimes:
+    """Measured from the report that a process starts (or that the one before was lost) to the slice's being ready."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[SliceId, _Start] = {}
+        self._took_ms: dict[SliceId, float] = {}
+        self._of_model_ms: dict[ModelId, float] = {}
+
+    def begin(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
+        """It starts, now."""
+        self._under_way[slice_id] = _Start(tuple(models), now_ms)
+
+    def end(self, slice_id: SliceId, now_ms: float) -> None:
+        """It is ready. Nothing is learned where nobody said when it began."""
+        start = self._under_way.pop(slice_id, None)
+        if start is not None:
+            took_ms = self._took_ms[slice_id] = now_ms - start.began_at_ms
+            self._of_model_ms |= dict.fromkeys(start.models, took_ms)
+
+    def cancel(self, slice_id: SliceId) -> None:
+        """It does not start any more, for all that is known."""
+        self._under_way.pop(slice_id, None)
+
+    def forget(self, slice_id: SliceId) -> None:
+        """There is no such slice any more."""
+        self.cancel(slice_id)
+        self._took_ms.pop(slice_id, None)
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """There is no such model any more."""
+        self._of_model_ms.pop(model_id, None)
+
+    def coming_at_ms(self, model_id: ModelId, now_ms: float) -> float:
+        """When the first slice that starts with that model will be ready, not before now; never: none is expected."""
+        soonest_at_ms = NEVER_MS
+        for slice_id, start in self._under_way.items():
+            if model_id in start.models:
+                soonest_at_ms = min(soonest_at_ms, self._ready_at_ms(slice_id, start, now_ms))
+        return soonest_at_ms
+
+    def _ready_at_ms(self, slice_id: SliceId, start: _Start, now_ms: float) -> float:
+        takes_ms = self._took_ms.get(slice_id)
+        if takes_ms is None:
+            known = [self._of_model_ms.get(model_id) for model_id in start.models]
+            takes_ms = max((one for one in known if one is not None), default=None)
+        if takes_ms is None or now_ms > start.began_at_ms + LATE_TIMES * takes_ms + LATE_MS:
+            return NEVER_MS
+        return max(now_ms, start.began_at_ms + takes_ms)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import pytest
+
+from deploy.local.core import (
+    KillRole,
+    Reply,
+    RoleAsked,
+    RolePlan,
+    RoleReported,
+    RoleServes,
+    SpawnRole,
+    SupervisorAction,
+    SupervisorCore,
+    SupervisorEvent,
+    TerminateRole,
+)
+from deploy.local.rolling import HEAL_LIMIT_MS, REST_MS, Health, health_of
+from fabric.ids import PeerId
+from fabric.messages import Changed, RestartRoles, RoleDrain, SliceReport, SliceState, StatusListed
+from roles.runtime.core import Tick
+from roles.runtime.process_events import ProcessExited, StopAsked
+
+OPERATOR = PeerId("operator/1")
+WELL = Health(is_ready=True, slices_ready=2, frontends=2)
+PLANS = (
+    RolePlan("scheduler-0", (), 0, 2, 2_000.0, restart_rank=3, kind="scheduler"),
+    RolePlan("node-a", (), 1, 1, 8_000.0, restart_rank=0, kind="node"),
+    RolePlan("frontend-0", (), 1, 0, 3_000.0, restart_rank=1, kind="frontend"),
+    RolePlan("frontend-1", (), 1, 0, 3_000.0, restart_rank=1, kind="frontend"),
+)
+ORDER = ["node-a", "frontend-0", "frontend-1", "scheduler-0"]
+
+
+class Up:
+    """A supervisor whose roles all serve."""
+
+    def __init__(self) -> None:
+        self.core = SupervisorCore(PLANS)
+        self.now_ms = 1_000.0
+        self.done: list[SupervisorAction] = []
+        self.feed(Tick())
+        for plan in PLANS:
+            self.feed(RoleServes(plan.role_id))
+        self.done.clear()
+
+    def feed(self, event: SupervisorEvent) -> list[SupervisorAction]:
+        actions = list(self.core.handle(event, self.now_ms))
+        self.done += actions
+        return actions
+
+    def ask(self, change: RestartRoles | RoleDrain) -> list[SupervisorAction]:
+        return self.feed(RoleAsked(OPERATOR, change))
+
+    def wait(self, ms: float) -> list[SupervisorAction]:
+        until_ms = self.now_ms + ms
+        actions: list[SupervisorAction] = []
+        while self.core.wake_at_ms is not None and self.core.wake_at_ms <= until_ms:
+            self.now_ms = max(self.now_ms, self.core.wake_at_ms)
+            actions += self.feed(Tick())
+        self.now_ms = until_ms
+        return actions
+
+    def restart(self, role_id: str, health: Health = WELL) -> None:
+        """It ends, is started again, serves, and says how it is."""
+        assert self.core.asks == role_id
+        assert TerminateRole(role_id) in self.feed(RoleReported(role_id, WELL))
+        assert self.core.asks == ""
+        assert SpawnRole(role_id, ()) in self.feed(ProcessExited(role_id, 0, ""))
+        self.feed(RoleServes(role_id))
+        self.feed(RoleReported(role_id, health))
+
+    @property
+    def answers(self) -> list[Changed]:
+        return [action.message for action in self.done if isinstance(action, Reply)]
+
+
+def test_each_role_is_back_in_health_before_the_next_one_ends() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    for role_id in ORDER:
+        up.restart(role_id)
+        others = [one for one in up.wait(REST_MS - 1) if isinstance(one, TerminateRole)]
+        assert not others, "clients need a moment to come back to it"
+        up.wait(1)
+    assert up.answers == [Changed(7, "ok", started=4)]
+    ended = [action.role_id for action in up.done if isinstance(action, TerminateRole)]
+    assert ended == ORDER
+
+
+@pytest.mark.parametrize(
+    "health", [Health(False, 2, 2), Health(True, 1, 2), Health(True, 2, 1)], ids=["unready", "slice", "link"]
+)
+def test_it_stops_at_the_first_that_does_not_come_back(health: Health) -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.restart("node-a")
+    up.wait(REST_MS)
+    up.restart("frontend-0", health)
+    up.wait(HEAL_LIMIT_MS)
+    assert up.answers == [Changed(7, "failed", reason="frontend-0 did not come back as it was", started=1)]
+    assert up.core.asks == ""
+    assert TerminateRole("frontend-1") not in up.done
+
+
+def test_a_role_that_does_not_say_how_it_is_is_not_restarted() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.wait(60_000.0)
+    assert up.answers == [Changed(7, "failed", reason="node-a does not say how it is")]
+    assert not any(isinstance(action, TerminateRole) for action in up.done)
+
+
+def test_a_role_that_does_not_end_is_killed_and_started_again() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(RoleReported("node-a", WELL))
+    assert KillRole("node-a") in up.wait(8_000.0)
+    assert SpawnRole("node-a", ()) in up.feed(ProcessExited("node-a", -9, ""))
+    up.feed(RoleServes("node-a"))
+    up.feed(RoleReported("node-a", WELL))
+    up.wait(REST_MS)
+    assert up.core.asks == "frontend-0"
+
+
+def test_a_role_that_was_drained_stays_down_until_it_is_wanted_back() -> None:
+    up = Up()
+    assert TerminateRole("frontend-1") in up.ask(RoleDrain(1, "frontend-1"))
+    assert up.answers == []
+    up.feed(ProcessExited("frontend-1", 0, ""))
+    assert up.answers == [Changed(1, "ok", ended=1)]
+    assert not any(isinstance(action, SpawnRole) for action in up.wait(120_000.0))
+    assert SpawnRole("frontend-1", ()) in up.ask(RoleDrain(2, "frontend-1", is_back=True))
+    up.feed(RoleServes("frontend-1"))
+    assert up.answers[1:] == [Changed(2, "ok", started=1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (RoleDrain(1, "frontend-7"), "UnknownRole"),
+        (RoleDrain(1, "scheduler-0"), "InvalidConfig"),
+        (RoleDrain(1, "node-a"), "InvalidConfig"),
+        (RoleDrain(1, "frontend-0", is_back=True), "InvalidConfig"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: RoleDrain, code: str) -> None:
+    up = Up()
+    up.ask(change)
+    (answer,) = up.answers
+    assert (answer.status, answer.code) == ("refused", code)
+    assert not any(isinstance(action, TerminateRole) for action in up.done)
+
+
+def test_one_change_at_a_time() -> None:
+    up = Up()
+    up.ask(RestartRoles(1))
+    up.ask(RoleDrain(2, "frontend-1"))
+    assert [(answer.request_no, answer.code) for answer in up.answers] == [(2, "Busy")]
+
+
+def test_a_role_that_is_ending_already_is_not_told_again_when_everything_ends() -> None:
+    up = Up()
+    up.ask(RestartRoles(1))
+    up.feed(RoleReported("node-a", WELL))
+    up.feed(StopAsked())
+    up.feed(ProcessExited("frontend-0", 0, ""))
+    up.feed(ProcessExited("frontend-1", 0, ""))
+    up.feed(ProcessExited("node-a", 0, ""))
+    up.feed(ProcessExited("scheduler-0", 0, ""))
+    assert up.core.outcome is not None
+    assert up.done.count(TerminateRole("node-a")) == 1, "the second signal would mean: now"
+    assert up.answers == [Changed(1, "failed", reason="everything ends")]
+
+
+def test_health_is_what_a_role_says_of_itself() -> None:
+    slices = (
+        SliceReport("a", SliceState.READY, "", (), 0, 0),  # type: ignore[arg-type]  # a name is a name
+        SliceReport("b", SliceState.STARTING, "", (), 0, 0),  # type: ignore[arg-type]  # likewise
+    )
+    status = StatusListed("scheduler-0", 1, slices, (), {"frontends": 2.0})
+    assert health_of(status) == Health(True, 1, 2)
+    assert health_of(StatusListed("frontend-0", 1, (), (), {"is_ready": 0.0})) == Health(False, 0, 0)

@@ -1,0 +1,136 @@
+"""What a frontend does when slices, or other frontends, are lost, and when it ends itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fabric.ids import BatchId, ModelId, PeerId
+from fabric.messages import Arrivals, ModelInfo, Ping, Refusal, Returned, SeqRun, Unready, replaced
+from roles.frontend.core import FrontendCore
+from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
+from roles.frontend.events import ClientSaid, FrontendAction, Reply, SchedulerSaid, Tell, TurnEnded
+from roles.runtime.core import Lost, Tick
+from roles.runtime.process_events import StopAsked
+from tests.builders import (
+    BOOT,
+    CLIENT,
+    DIGITS,
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+    of_type,
+    slice_info,
+)
+
+
+def linked_core(*models: ModelInfo) -> FrontendCore:
+    core = FrontendCore(frontend_settings())
+    core.handle(Tick(), 0.0)
+    core.handle(directory(models or (model_info(),)), 0.0)
+    return core
+
+
+def told(actions: Sequence[FrontendAction]) -> list[object]:
+    return [action.message for action in of_type(Tell, actions)]
+
+
+def refusals(actions: Sequence[FrontendAction]) -> list[tuple[int, str]]:
+    replies = [reply.message for reply in of_type(Reply, actions)]
+    return [(message.request_no, message.code) for message in of_type(Refusal, replies)]
+
+
+# ---------------------------------------------------------------- models on their way, and frontends that were lost
+
+
+def test_a_request_waits_for_a_slice_that_is_ready_before_its_budget_ends() -> None:
+    coming = replaced(model_info(replicas=0), coming_in_ms=50.0)
+    core = linked_core(coming)
+    assert refusals(core.handle(asked(1, budget_ms=49.0), 0.0)) == [(1, "NoReplica")]
+    assert refusals(core.handle(asked(2, budget_ms=60.0), 0.0)) == []
+    assert len(of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))) == 1, "the scheduler has it"
+    assert refusals(core.handle(asked(3, budget_ms=60.0), 20.0)) == [], "20 ms of the start have passed"
+    assert refusals(core.handle(asked(4, budget_ms=29.0), 20.0)) == [(4, "NoReplica")]
+
+
+def test_what_another_frontend_spent_of_a_budget_is_spent() -> None:
+    core = linked_core(model_info(slo_ms=100.0))
+    again = asked(1)
+    again = replace(again, message=replaced(again.message, spent_ms=40.0))
+    core.handle(again, 0.0)
+    core.handle(TurnEnded(), 0.0)
+    assert refusals(core.handle(Tick(), 59.9)) == []
+    assert refusals(core.handle(Tick(), 60.0)) == [(1, "DeadlineExceeded")]
+    late = asked(2, budget_ms=30.0)
+    late = replace(late, message=replaced(late.message, spent_ms=31.0))
+    assert refusals(core.handle(late, 61.0)) == [(2, "DeadlineExceeded")]
+
+
+def test_what_must_not_run_twice_is_not_taken_from_a_frontend_that_was_lost() -> None:
+    core = linked_core(replaced(model_info(), is_idempotent=False))
+    again = asked(1)
+    again = replace(again, message=replaced(again.message, spent_ms=1.0))
+    assert refusals(core.handle(again, 0.0)) == [(1, "WorkerLost")]
+    assert refusals(core.handle(asked(2), 0.0)) == []
+
+
+def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> None:
+    core = linked_core(replaced(model_info(), is_idempotent=False))
+    for number in (1, 2):
+        core.handle(asked(number), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1), batch_id=1), 1.0)
+    core.handle(grant((1, 1), batch_id=2), 1.0)
+    returned = Returned(BatchId(1), ModelId(DIGITS), (SeqRun(0, 1),), "its slice was late")
+    assert refusals(core.handle(SchedulerSaid(returned), 2.0)) == [], "it has not run"
+    gone = directory([replaced(model_info(), is_idempotent=False)], slices=[slice_info("other")])
+    assert refusals(core.handle(gone, 3.0)) == [(2, "WorkerLost")]
+
+
+# ---------------------------------------------------------------- the end, in order
+
+
+def test_a_frontend_without_a_scheduler_wants_no_requests() -> None:
+    core = FrontendCore(frontend_settings())
+    [reply] = of_type(Reply, core.handle(ClientSaid(CLIENT, Ping(3)), 0.0))
+    assert reply.message == Unready(BOOT)
+
+
+def test_a_frontend_that_stops_tells_its_clients_and_answers_what_it_has() -> None:
+    core = linked_core(model_info(slo_ms=1_000.0))
+    core.handle(ClientSaid(CLIENT, Ping(1)), 0.0)
+    gone = PeerId("client/gone")
+    core.handle(ClientSaid(gone, Ping(1)), 0.0)
+    core.handle(Lost(gone, "closed"), 1.0)
+    core.handle(asked(1), 2.0)
+    assert not core.is_drained(1e9)
+    [reply] = core.handle(StopAsked(), 10.0)
+    assert reply == Reply(CLIENT, Unready(BOOT))
+    assert core.handle(StopAsked(), 11.0) == []
+    assert core.wake_at_ms == 10.0 + UNDERWAY_MS
+    assert refusals(core.handle(asked(2), 12.0)) == [], "it left its client before that heard"
+    core.handle(TurnEnded(), 12.0)
+    core.handle(grant((0, 2)), 13.0)
+    core.handle(Tick(), 10.0 + UNDERWAY_MS)
+    assert not core.is_drained(10.0 + UNDERWAY_MS), "two answers are missing"
+    core.handle(computed(0, 1), 300.0)
+    assert core.is_drained(300.0)
+
+
+def test_a_frontend_that_has_nothing_waits_for_what_is_underway_to_it() -> None:
+    core = linked_core()
+    core.handle(StopAsked(), 10.0)
+    assert not core.is_drained(10.0 + UNDERWAY_MS - 1)
+    assert core.is_drained(10.0 + UNDERWAY_MS)
+
+
+def test_the_end_is_bounded_whatever_is_pending() -> None:
+    core = linked_core(model_info(slo_ms=1e6))
+    core.handle(asked(1), 0.0)
+    core.handle(StopAsked(), 10.0)
+    core.handle(Tick(), 10.0 + UNDERWAY_MS)
+    assert core.wake_at_ms == 10.0 + DRAIN_MS_MAX
+    assert core.is_drained(10.0 + DRAIN_MS_MAX)

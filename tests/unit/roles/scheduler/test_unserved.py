@@ -1,0 +1,194 @@
+"""While a slice that will serve a model is on its way, requests whose budgets outlast its start wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fabric.ids import FrontendId, Incarnation, PeerId
+from fabric.messages import (
+    Arrivals,
+    Directory,
+    Dropped,
+    FrontendHello,
+    Grant,
+    ModelSpec,
+    NodeHello,
+    ReplicaInfo,
+    SeqRun,
+    SliceChanged,
+    SliceReady,
+    SliceSpec,
+    SliceState,
+    SliceStatus,
+)
+from policies.batching import make_discipline
+from roles.runtime.core import Lost, Send, Tick
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.dispatch.unserved import LOOK_EVERY_MS, WAITING_MAX
+from roles.scheduler.settings import SchedulerSettings
+from tests.unit.roles.scheduler.test_core import (
+    AGENT,
+    EXEC_MS,
+    FIRST,
+    FRONTEND,
+    MODEL,
+    NODE,
+    WORKER,
+    hear,
+    of_type,
+    run_until,
+    slice_id,
+)
+
+DISCIPLINES = ("tenuto", "deferred", "eager", "fixed", "nexus", "clockwork", "shepherd", "timeout")
+SECOND = Incarnation("2")
+START_MS = 400.0
+DAY_MS = 86_400_000.0
+REPLICAS = (ReplicaInfo(MODEL, 8, EXEC_MS),)
+OPTIONS = {"timeout": {"timeout_ms": 5.0}}
+
+
+def told(
+    core: SchedulerCore, state: SliceState, now_ms: float, incarnation: str = "", reason: str = ""
+) -> Sequence[Send]:
+    status = SliceStatus(slice_id(0), Incarnation(incarnation), state, reason)
+    return hear(core, AGENT, SliceChanged(NODE, status), now_ms)
+
+
+def ready(core: SchedulerCore, incarnation: Incarnation, now_ms: float) -> list[Send]:
+    worker = PeerId(f"{WORKER.rpartition('/')[0]}/{incarnation}")
+    sends = list(hear(core, worker, SliceReady(slice_id(0), incarnation, NODE, 0, (), REPLICAS), now_ms))
+    return sends + [send for _, send in run_until(core, now_ms + 50.0)]
+
+
+def core_that_lost_its_slice(batching: str = "eager", *, has_started: bool = True) -> SchedulerCore:
+    """At 1,000 ms; its start took 400 ms."""
+    spec = SliceSpec(slice_id(0), 0, "emulated", None, (ModelSpec(MODEL, DAY_MS, 8, None, EXEC_MS),))
+    discipline = make_discipline(batching, OPTIONS.get(batching, {}))
+    core = SchedulerCore(SchedulerSettings(spec.models, ((NODE, spec),)), discipline)
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
+    if has_started:
+        told(core, SliceState.STARTING, 100.0)
+    ready(core, FIRST, 100.0 + START_MS)
+    told(core, SliceState.LOST, 1_000.0, FIRST, "killed")
+    return core
+
+
+def dropped(sends: Sequence[Send]) -> list[Dropped]:
+    return of_type(sends, Dropped)
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_a_request_waits_for_the_slice_that_starts_again_and_runs_there(batching: str) -> None:
+    core = core_that_lost_its_slice(batching)
+    assert not dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 2, 1_000.0), 1_010.0))
+    told(core, SliceState.STARTING, 1_011.0)
+    waited = [send for _, send in run_until(core, 1_390.0)]
+    assert not of_type(waited, Grant)
+    assert not dropped(waited)
+    sends = ready(core, SECOND, 1_400.0) + [send for _, send in run_until(core, 2_050.0)]
+    granted = [run for grant in of_type(sends, Grant) for run in grant.runs]
+    assert granted == [SeqRun(0, 2)]
+    assert not dropped(sends)
+
+
+def test_one_whose_budget_ends_before_is_refused_at_once() -> None:
+    core = core_that_lost_its_slice()
+    (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 300.0), 1_010.0))
+    assert refused.code == "NoReplica"
+
+
+def test_without_a_measured_start_nothing_is_expected() -> None:
+    core = core_that_lost_its_slice(has_started=False)
+    (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 1_010.0))
+    assert refused.code == "NoReplica"
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_what_was_queued_when_the_slice_was_lost_waits_too(batching: str) -> None:
+    core = core_that_lost_its_slice(batching)
+    ready(core, SECOND, 1_400.0)
+    for seq in range(6):  # more than it may have at a time
+        hear(core, FRONTEND, Arrivals(MODEL, seq * 8, 8, 2_000.0), 1_500.0)
+    run_until(core, 1_501.0)
+    queued = core._discipline.queued(MODEL)
+    told(core, SliceState.LOST, 1_502.0, SECOND, "killed")
+    assert core._discipline.queued(MODEL) == 0
+    sends = ready(core, Incarnation("3"), 1_900.0)
+    waiting = core._discipline.queued(MODEL)
+    granted = sum(run.count for grant in of_type(sends, Grant) for run in grant.runs)
+    assert waiting + granted + sum(run.count for drop in dropped(sends) for run in drop.runs) == queued
+    assert queued > 0
+
+
+@pytest.mark.parametrize("state", [SliceState.FAILED, SliceState.STOPPED])
+def test_all_are_refused_once_no_slice_is_expected_any_more(state: SliceState) -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 5_000.0), 1_010.0)
+    told(core, state, 1_020.0, reason="given up")
+    (refused,) = dropped([send for _, send in run_until(core, 1_020.0 + LOOK_EVERY_MS)])
+    assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 3),))
+
+
+def test_a_start_that_takes_twice_as_long_as_the_last_is_waited_for_no_more() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 60_000.0), 1_010.0)
+    assert not dropped([send for _, send in run_until(core, 1_800.0)])
+    (refused,) = dropped([send for _, send in run_until(core, 2_000.0)])
+    assert refused.code == "NoReplica"
+    assert core.wake_at_ms is None, "nothing is left to look after"
+
+
+def test_the_loss_of_the_agent_ends_the_wait() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 60_000.0), 1_010.0)
+    core.handle(Lost(AGENT, "closed"), 1_020.0)
+    (refused,) = dropped([send for _, send in run_until(core, 1_100.0)])
+    assert refused.code == "NoReplica"
+
+
+def test_what_waits_goes_with_its_frontend() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 60_000.0), 1_010.0)
+    core.handle(Lost(FRONTEND, "closed"), 1_020.0)
+    sends = ready(core, SECOND, 1_400.0)
+    assert not of_type(sends, Grant)
+
+
+def test_no_more_wait_than_there_is_room_for() -> None:
+    core = core_that_lost_its_slice()
+    refused = 0
+    for seq in range(WAITING_MAX // 8 + 10):
+        refused += len(dropped(hear(core, FRONTEND, Arrivals(MODEL, 8 * seq, 8, 60_000.0), 1_010.0)))
+    assert refused == 10
+
+
+def test_frontends_are_told_when_the_model_will_be_served_again() -> None:
+    core = core_that_lost_its_slice()
+    sends = hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 1_100.0)
+    (model,) = of_type(sends, Directory)[-1].models
+    assert (model.replicas, model.coming_in_ms) == (0, START_MS - 100.0)
+    sends = ready(core, SECOND, 1_400.0)
+    (model,) = of_type(sends, Directory)[-1].models
+    assert (model.replicas, model.coming_in_ms) == (1, None)
+
+
+def test_a_slice_that_drains_gets_nothing_more_and_stays_listed_until_it_ends() -> None:
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    sends = told(core, SliceState.DRAINING, 2_000.0, SECOND, "its node agent stops")
+    listed = of_type(sends, Directory)[-1]
+    assert [one.slice_id for one in listed.slices] == [slice_id(0)], "what was granted still runs there"
+    assert listed.models[0].replicas == 0
+    (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 2_010.0))
+    assert refused.code == "NoReplica"
+    told(core, SliceState.STOPPED, 2_200.0, SECOND, "its node agent stops")
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), ()), 2_300.0)
+    told(core, SliceState.STARTING, 2_310.0)
+    assert not dropped(hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 10_000.0), 2_320.0))
+    sends = ready(core, Incarnation("3"), 2_700.0)
+    assert of_type(sends, Grant)
+    core.handle(Tick(), 2_800.0)
