@@ -46,7 +46,7 @@ DOORS = {
         "fabric/codec.py",
         "fabric/keys.py",
         "fabric/messages/",
-        "roles/config/load.py",
+        "roles/config/read_config.py",
         "roles/config/sections.py",
     ),
     "time": ("fabric/clock.py", "deploy/ssh/on_host/"),  # that runs alone on a host, without ours

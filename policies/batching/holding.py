@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.batching.base import BatchModel
+from policies.batching.batch_times import Table
 from policies.batching.drop import target_size
-from policies.batching.moments import Table
 
 SPARE = 0.003  # of the slices may be busy beyond full deferral while nobody loses requests: idle GPUs can be released
 IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …

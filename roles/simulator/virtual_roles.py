@@ -49,7 +49,7 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.frontend.margins import ReturnMargin, ReturnPath
+from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,
@@ -78,11 +78,11 @@ from roles.node_agent.events import AgentAction, AgentEvent, Kill, Spawn, Termin
 from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound
 from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import KnownReturn
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.world import FIRST
 
 CLIENT: Final = PeerId("client")
 SOMEWHERE: Final = ("loopback",)
