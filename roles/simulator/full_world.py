@@ -24,15 +24,11 @@ from fabric.loopback import LoopbackLink
 from fabric.messages import Inputs, SliceSpec
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
+from roles.simulator.surroundings import BatchTimes, VirtualRole
 from roles.simulator.traffic import ModelTraffic
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.virtual_roles import (
-    BatchTimes,
-    VirtualAgent,
-    VirtualFrontend,
-    VirtualRole,
-    VirtualScheduler,
-)
+from roles.simulator.virtual_node import VirtualAgent
+from roles.simulator.virtual_roles import VirtualFrontend, VirtualScheduler
 from roles.workload.outcomes import BatchRecord
 
 BOOT_MS: Final = -1_000.0
