@@ -58,12 +58,15 @@ from fabric.messages import (
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.dispatch.batches import BATCHES_PER_SLICE
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
 OPERATOR = PeerId("operator/1")
 UNLISTED = PeerId("unlisted/1")
 """A frontend that never says hello."""
+STALE = PeerId("worker-n-0/0")
+"""A worker of which only news of batches long gone is heard."""
 NODES = (NodeId("n"), NodeId("m"))
 GPUS = (GpuRef(NODES[0], 0), GpuRef(NODES[0], 1), GpuRef(NODES[1], 0))
 TURNS_MAX = 2_000  # of a core at one moment
@@ -251,12 +254,17 @@ class Cluster:
         self.hear(worker.peer, ready)
 
     def slice_goes(self, slice_id: SliceId, state: str) -> None:
-        worker = self.workers.pop(slice_id, None)
-        if worker is not None and slice_id in self.wanted:
-            node_id, _ = self.wanted[slice_id]
-            agent = self.agents.get(node_id, PeerId(f"node-{node_id}/0"))
-            status = SliceStatus(slice_id, worker.incarnation, state, "it ended")
-            self.hear(agent, SliceChanged(node_id, status))
+        """Its agent says so; where there is none, its process is only heard no more."""
+        worker = self.workers.get(slice_id)
+        if worker is None or slice_id not in self.wanted:
+            return
+        node_id, _ = self.wanted[slice_id]
+        agent = self.agents.get(node_id)
+        if agent is None:
+            self.worker_goes(slice_id)
+            return
+        del self.workers[slice_id]
+        self.hear(agent, SliceChanged(node_id, SliceStatus(slice_id, worker.incarnation, state, "it ended")))
 
     def worker_goes(self, slice_id: SliceId) -> None:
         worker = self.workers.get(slice_id)
@@ -372,7 +380,7 @@ class Cluster:
     def say_stale(self) -> None:
         """What a worker said of a batch that was given up comes late."""
         if self._stale:
-            self.hear(PeerId("worker-n-0/0"), self._stale.popleft())
+            self.hear(STALE, self._stale.popleft())
 
     def ask_status(self) -> None:
         self.hear(OPERATOR, StatusAsked())
@@ -427,6 +435,8 @@ class Cluster:
 
     def handle(self, event: Heard | Lost | Tick) -> None:
         self.deliver(self.core.handle(event, self.now_ms))
+        slices = self.core._fleet.slices.values()
+        assert all(len(record.flights) <= BATCHES_PER_SLICE for record in slices), "one runs, one waits"
 
     def deliver(self, actions: Sequence[Send]) -> None:
         self._under_way.extend(actions)
@@ -524,6 +534,7 @@ class Cluster:
             self.worker_goes(slice_id)
         for node_id in list(self.agents):
             self.agent_goes(node_id)
+        self.handle(Lost(STALE, "silent"))  # who speaks has a connection, whatever it says
         batches = self.core._batches
         assert not batches.flights
         assert not any(record.flights for record in self.core._fleet.slices.values())

@@ -28,8 +28,8 @@ def operator_link(run_dir: Path) -> RouterLink:
     return RouterLink.bind([RunDir(run_dir).ipc_address(UP_SOCKET)])
 
 
-def operator_source(link: RouterLink) -> LinkSource[RoleAsked]:
-    """What operators ask for; their pings are answered here."""
+def operator_source(link: RouterLink, status: Callable[[], StatusListed]) -> LinkSource[RoleAsked]:
+    """What operators ask for; their pings, and how this process is, are answered here."""
 
     def translate(received: Received) -> RoleAsked | None:
         match received.message:
@@ -37,6 +37,8 @@ def operator_source(link: RouterLink) -> LinkSource[RoleAsked]:
                 return RoleAsked(received.peer, change)
             case Ping(number):
                 link.send(received.peer, Pong(number))
+            case StatusAsked():
+                link.send(received.peer, status())
         return None
 
     return LinkSource(link, translate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,24 +191,28 @@ class _Supervisor:
         self._watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         self._operators = operator_link(run_dir)
         self._health = RoleHealth(run_dir, lambda: self._core.asks)
-        role = Role[SupervisorEvent, SupervisorAction](
+        self._role = Role[SupervisorEvent, SupervisorAction](
             self._core,
             [
                 stop,
                 self._processes,
                 self._watch,
                 *self._readiness,
-                operator_source(self._operators),
+                operator_source(self._operators, self._status),
                 self._health,
             ],
             self._perform,
         )
-        self._driver = Driver([role], clock, on_defect=DefectReport("up", run_dir).end)
+        self._driver = Driver([self._role], clock, on_defect=DefectReport("up", run_dir).end)
 
     def run(self) -> SupervisorOutcome:
         self._driver.run(lambda: self._core.outcome is not None)
         assert self._core.outcome is not None, "that is what ended the loop"
         return self._core.outcome
+
+    def _status(self) -> StatusListed:
+        counters = {f"operator_{name}": value for name, value in self._operators.counters.items()}
+        return self._role.stats.told_in(StatusListed("up", os.getpid(), (), (), counters))
 
     def close(self) -> None:
         self._processes.close()

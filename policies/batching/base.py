@@ -149,7 +149,10 @@ class Discipline(Protocol):
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
     ) -> Sequence[BatchDecision]:
-        """What a `Preempt` stopped waits again, all of a batch at once, after the decisions that came with it."""
+        """What a `Preempt` stopped, or a `Dispatch` for which the slice had no place left, waits again.
+
+        All of a batch at once, after the decisions that came with it. It was taken on before, so none of it is refused.
+        """
         ...
 
     def withdraw(

@@ -169,14 +169,21 @@ def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(frontend: Fr
     size = 60 * MB
     infer = header(Infer(1, BAD.model_id), (TensorSpec("x", "uint8", (size,)),))
     half = infer + frame_start(size) + bytes(20 * MB)
-    unroutable = frontend.counter("client_unroutable_out")
+    gone = _answered_nobody(frontend)
     with unharmed(frontend, 150.0):
         for end in [len(half)] * 8 + [1, len(infer) // 2, len(infer), len(infer) + 5]:
             with shake_hands(address, f"client/dies-{end}") as connection:
                 connection.sendall(half[:end])
         with shake_hands(address, "client/dies-whole") as connection:
-            connection.sendall(half + bytes(size - 20 * MB))  # dies right after it: its answer finds nobody
-        until(lambda: frontend.counter("client_unroutable_out") > unroutable, what="the answer to nobody")
+            connection.sendall(
+                half + bytes(size - 20 * MB)
+            )  # dies right after it: nobody is left to be answered
+        until(lambda: _answered_nobody(frontend) > gone, what="the request of nobody")
+
+
+def _answered_nobody(frontend: Frontend) -> float:
+    """Requests whose client was gone: noticed before the answer, or by it."""
+    return frontend.counter("abandoned") + frontend.counter("client_unroutable_out")
 
 
 def test_a_worker_that_takes_nothing_costs_its_own_requests_and_no_others(frontend: Frontend) -> None:

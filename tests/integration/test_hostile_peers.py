@@ -32,7 +32,12 @@ GROWTH_MB = 400.0  # of a role: 64 messages of 5 MB are the most that a case bel
 TURN_MS_MAX = (
     400.0  # by the clock of a machine that others share; a turn's work is held to account in test_links.py
 )
-LISTENING = ("client_garbage_in", "outputs_garbage_in", "garbage_in")  # two of the frontend, the scheduler's
+LISTENING = (
+    "client_garbage_in",
+    "outputs_garbage_in",
+    "garbage_in",
+    "operator_garbage_in",
+)  # two of the frontend, then scheduler and `up`
 CONFIG = """
 models: [{name: good, slo_ms: 20000, profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}}]
 cluster: {gpus: 1}

@@ -117,8 +117,8 @@ class Tenuto(Central):
         priority = gate.priority if run.priority is None else run.priority
         admitted = gate.admit(run.count, priority, now_ms)
         if admitted == run.count:
-            return super()._admit(state, run, now_ms)
-        taken = super()._admit(state, cut(run, admitted), now_ms) if admitted else ()
+            return self._take_on(state, run, now_ms)
+        taken = self._take_on(state, cut(run, admitted), now_ms) if admitted else ()
         retry_after_ms = gate.retry_after_ms(priority)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 

@@ -141,6 +141,10 @@ class Central(Matchmaker):
 
     def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
+        return self._take_on(state, run, now_ms)
+
+    def _take_on(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+        """It is admitted."""
         if run.priority is not None:
             state.queue.has_priorities = True
         return self.arrive(state.model.model_id, run, now_ms, is_admitted=True)
@@ -149,7 +153,8 @@ class Central(Matchmaker):
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
     ) -> Sequence[BatchDecision]:
         """See `Discipline`."""
-        return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
+        state = self._models[model_id]
+        return [decision for run in runs for decision in self._take_on(state, run, now_ms)]
 
     def withdraw(
         self, model_id: ModelId, frontend_id: FrontendId, spans: Sequence[tuple[int, int]], now_ms: float

@@ -2,8 +2,9 @@
 
 A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
 second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
-third, so a worker that hangs costs two batches and not a queue of them. A `Done` that never comes from a worker
-that is alive is given up `OVERDUE_AFTER_MS` after its time.
+third, so a worker that hangs costs two batches and not a queue of them. A discipline may decide more at one moment, as
+a batch whose inputs take longer fits behind one that will have ended by then: what has no place is queued again. A `Done`
+that never comes from a worker that is alive is given up `OVERDUE_AFTER_MS` after its time.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Batches:
         """Those that have not ended; whoever looks must not change them."""
         self._next_batch = first_batch_id
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
-        self._preempted: list[Flight] = []  # while decisions are carried out
+        self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
     # ------------------------------------------------------------ decisions -> messages
 
@@ -78,7 +79,7 @@ class Batches:
                 else:
                     assert not isinstance(decision, Dispatch | Drop)
                     self._preempt(self._fleet.slices[decision.slice_id], actions)
-            decisions = following or (self._arrive_again(now_ms) if self._preempted else _NO_DECISIONS)
+            decisions = following or (self._arrive_again(now_ms) if self._again else _NO_DECISIONS)
         return actions
 
     def offer(self, record: SliceRecord, now_ms: float, free_at_ms: float | None = None) -> list[Send]:
@@ -171,6 +172,10 @@ class Batches:
         slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
         frontend_ids = self._fleet.frontend_ids
         record = self._fleet.slices[slice_id]
+        flights = record.flights
+        if len(flights) >= BATCHES_PER_SLICE:  # decided together with the one that took the last place
+            self._again.append((model_id, dispatch.runs))
+            return _NO_DECISIONS
         worker, incarnation = record.worker, record.incarnation
         assert worker is not None, "the discipline knows ready slices only"
         batch_id = self._next_batch
@@ -195,7 +200,6 @@ class Batches:
             # Only who is listed has requests queued, and whoever is lost takes them along at that moment.
             parts.append(Part(frontend_ids[peer], runs))
         self._next_batch = BatchId(batch_id + 1)
-        flights = record.flights
         granted = tuple(parts)
         flight = self.flights[batch_id] = Flight(
             batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs
@@ -256,17 +260,18 @@ class Batches:
         worker = record.worker
         assert worker is not None, "the discipline knows ready slices only"
         actions.append(Send(worker, PreemptBatch(flight.batch_id, record.spec.slice_id)))
-        self._preempted.append(flight)
+        model_id = flight.model_id
+        runs = [run for run in flight.runs if PeerId(run.frontend_id) in self._fleet.frontend_ids]
+        if model_id in self._fleet.replicas:
+            self.tallies[model_id].returned += sum(run.count for run in runs)
+        self._again.append((model_id, runs))
 
     def _arrive_again(self, now_ms: float) -> list[BatchDecision]:
-        """What was preempted waits again, unless nobody wants it or serves it any more."""
+        """What was preempted or had no place waits again, unless nobody wants it or serves it any more."""
         decisions: list[BatchDecision] = []
-        flights, self._preempted = self._preempted, []
-        for flight in flights:
-            model_id = flight.model_id
-            runs = [run for run in flight.runs if PeerId(run.frontend_id) in self._fleet.frontend_ids]
+        again, self._again = self._again, []
+        for model_id, runs in again:
             if model_id in self._fleet.replicas:
-                self.tallies[model_id].returned += sum(run.count for run in runs)
                 decisions += self._discipline.arrive_again(model_id, runs, now_ms)
             elif runs:
                 decisions.append(Drop(model_id, runs, is_expired=False))

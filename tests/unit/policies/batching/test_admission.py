@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -195,6 +196,19 @@ def test_in_an_overload_the_lower_priority_goes_first() -> None:
     part = served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 2_000.0)
     assert part["m", 7] > 0.95
     assert 0.0 < part["m", 0] < 0.5
+
+
+def test_what_was_admitted_before_is_not_refused_when_it_waits_again() -> None:
+    """Nobody would know why, and of the model's own share it has been taken already."""
+    to = stage("m")
+    served(to, {("m", None): 5.0}, 2_000.0)
+    assert gate_of(to, "m").buckets
+    now_ms = to.now_ms
+    run = RequestRun(FrontendId("f"), 1_000_000, 500, now_ms + SLO_MS, now_ms)
+    refused = to.discipline.arrive(ModelId("m"), replace(run), now_ms)
+    assert any(isinstance(decision, Drop) and decision.retry_after_ms for decision in refused)
+    again = to.discipline.arrive_again(ModelId("m"), [run], now_ms)
+    assert not any(isinstance(decision, Drop) and decision.retry_after_ms for decision in again)
 
 
 def test_a_request_without_a_priority_has_its_models() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from fabric.messages import (
     Arrivals,
     Directory,
     Done,
+    Dropped,
     FrontendHello,
     Grant,
     ModelSpec,
@@ -27,6 +29,7 @@ from fabric.messages import (
     SliceSpec,
 )
 from policies.batching import make_discipline
+from policies.batching.base import Delay
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
@@ -53,11 +56,14 @@ DAY_MS = 86_400_000.0
 DISCIPLINES = ("tenuto", "deferred", "eager", "fixed", "nexus", "clockwork", "shepherd")
 
 
-def core_with(batching: str, slices: int = 1, models: Sequence[ModelId] = (MODEL,)) -> SchedulerCore:
+def core_with(
+    batching: str, slices: int = 1, models: Sequence[ModelId] = (MODEL,), delay: Delay | None = None
+) -> SchedulerCore:
     """Ready slices that host all models, and two frontends."""
     specs = tuple(ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS) for model_id in models)
     planned = tuple((NODE, SliceSpec(slice_id(k), k, "emulated", None, specs)) for k in range(slices))
-    core = SchedulerCore(SchedulerSettings(specs, planned), make_discipline(batching, {}))
+    settings = SchedulerSettings(specs, planned, delay=delay or Delay())
+    core = SchedulerCore(settings, make_discipline(batching, {}))
     hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
     hear(core, OTHER, FrontendHello(FrontendId("frontend-1"), FIRST, ()))
     hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
@@ -158,6 +164,41 @@ def test_only_what_was_sent_last_is_stopped() -> None:
     assert [one.batch_id for one in of_type(sends, PreemptBatch)] == [second.batch_id]
     assert queued(core) == 1
     assert first.batch_id in core._batches.flights
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_a_slice_has_two_batches_however_long_inputs_take(batching: str) -> None:
+    """A large batch's inputs take so long that it fits behind a small one that has not been sent yet, and both wait."""
+    core = core_with(batching, models=(MODEL, OTHER_MODEL), delay=Delay(0.0, 50.0))
+    sends: list[Send] = []
+    for seq in range(2):
+        sends += hear(core, FRONTEND, Arrivals(MODEL, seq, 1, 60.0 + seq), 10.0)
+        sends += [send for _, send in run_until(core, 11.0)]
+    sends += hear(core, FRONTEND, Arrivals(MODEL, 2, 1, 500.0), 12.0)
+    sends += hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 4, 600.0), 12.0)
+    running = core._fleet.slices[slice_id()].flights
+    ended = 0
+    now_ms = 13.0
+    while now_ms < 1_000.0:
+        batches = of_type(sends, RunBatch)
+        stopped = {one.batch_id for one in of_type(sends, PreemptBatch)}
+        assert len(running) <= 2
+        if ended < len(batches) and now_ms % 20.0 == 0.0:
+            if batches[ended].batch_id not in stopped:
+                sends += hear(core, WORKER, done(batches[ended]), now_ms)
+            ended += 1
+        now_ms += 1.0
+        sends += [send for _, send in run_until(core, now_ms)]
+    fates = Counter(
+        (send.peer, one)
+        for send in sends
+        if isinstance(send.message, Grant | Dropped)
+        for run in send.message.runs
+        for one in range(run.first_seq, run.first_seq + run.count)
+    )
+    stopped_count = sum(batch_size(batch) for batch in of_type(sends, RunBatch) if batch.batch_id in stopped)
+    assert fates.total() == 7 + stopped_count
+    assert len(fates) == 7
 
 
 def test_what_is_returned_of_a_former_incarnation_is_not_told_to_its_next() -> None:
