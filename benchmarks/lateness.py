@@ -34,7 +34,7 @@ from roles.benchmark.player import run_precisely
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.runtime.core import SCHEDULER_ID, Tick
-from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.running_cluster import look
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
@@ -77,7 +77,7 @@ class TimerCore:
 
 
 def by_driver(at_ms: Sequence[float]) -> list[float]:
-    """`roles/runtime/loop/drive.py`, as every role has it."""
+    """`roles/runtime/loop/driver.py`, as every role has it."""
     clock = MonotonicClock()
     core = TimerCore(at_ms, clock)
     role: Role[Tick, None] = Role(core, [], lambda _: None)

@@ -29,7 +29,7 @@ from figures import Figures, Line, add_json_option, tell
 from numpy.typing import NDArray
 
 from fabric.ids import FrontendId, ModelId
-from policies.batching.base import Decision, Dispatch, Drop, RequestRun
+from policies.batching.base import BatchDecision, Dispatch, Drop, RequestRun
 from roles.workload.arrivals import ArrivalSource, Workload
 
 FACTORS = (1.2, 1.5, 2.0, 3.0, 5.0)
@@ -95,7 +95,7 @@ def play(
     }
     discipline = made(case, contender)
 
-    def note(decisions: Sequence[Decision], now_ms: float) -> None:
+    def note(decisions: Sequence[BatchDecision], now_ms: float) -> None:
         for decision in decisions:
             if isinstance(decision, Dispatch):
                 ends_at_ms = decision.start_at_ms + decision.exec_ms

@@ -20,7 +20,7 @@ from typing import Any
 
 from figures import Figures, Line, add_json_option, tell
 
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.lab.goodput import find_goodput, question_of
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of

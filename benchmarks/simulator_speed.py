@@ -17,7 +17,7 @@ from pathlib import Path
 
 from figures import Figures, Line, add_json_option, tell
 
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window

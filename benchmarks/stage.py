@@ -17,7 +17,7 @@ from typing import Any
 from roles.benchmark.targets import one_of_each
 from roles.benchmark.temporary_cluster import temporary_cluster
 from roles.config.cluster import ClusterConfig
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.runtime.running_cluster import processes_in
 
 context = multiprocessing.get_context("spawn")

@@ -28,7 +28,7 @@ from figures import Figures, Line, add_json_option, tell
 from zmq.utils.monitor import parse_monitor_message
 
 from fabric.client import BlockingClient, ClientOptions, ask_status
-from fabric.curve import Guard, guarded, new_pair
+from fabric.curve import LinkAccess, guarded, new_pair
 from fabric.errors import FabricError
 from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
 from fabric.keys import CLIENT, FRONTEND, NODE, SCHEDULER, Keyring, read_pair, read_trusted
@@ -120,7 +120,7 @@ def connect_often(address: str, keyring: Keyring | None, server: str, tries: int
             socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
             socket.routing_id = new_route(PeerId("frontend-0/5f3a9c01"))
             if keyring is not None:
-                Guard(keyring).connect_to(socket, address, server)
+                LinkAccess(keyring).connect_to(socket, address, server)
             monitor = socket.get_monitor_socket(_OUTCOMES)
             socket.connect(address)
             with contextlib.suppress(zmq.Again):  # it was refused already

@@ -22,7 +22,7 @@ from figures import Figures, add_json_option, tell
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Dispatch, HostedModel, RequestRun
-from policies.batching.sharded import sharded
+from policies.batching.per_subcluster import per_subcluster
 from policies.subclusters.base import NO_BOUNDS, Partition, PartitionModel, Problem
 from policies.subclusters.milp import solve_partition
 from policies.subclusters.search import search_partition
@@ -109,7 +109,7 @@ def dispatchers(
     cost_us = {}
     for name in ("one", "each"):
         plain: Callable[[], Discipline] = lambda: make_discipline("deferred")  # noqa: E731  it is passed on
-        discipline = plain() if name == "one" else sharded(plain, of_slice)
+        discipline = plain() if name == "one" else per_subcluster(plain, of_slice)
         for group in groups:
             for model_id in group:
                 discipline.add_model(BatchModel(model_id, 40.0), 0.0)

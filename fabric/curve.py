@@ -1,6 +1,6 @@
 """CURVE on ZeroMQ sockets: who connects by TCP proves who he is, and each message is taken from whom it may come.
 
-A link that listens says which kinds of principals may connect (`Guard.kinds`). ZeroMQ asks for each new connection, by ZAP; the
+A link that listens says which kinds of principals may connect (`LinkAccess.kinds`). ZeroMQ asks for each new connection, by ZAP; the
 answer is pyzmq's own authenticator, on its thread, and this process's keyring. After that each message carries the key of its
 connection, by which a revoked key, a wrong name and words about somebody else's slice are refused. Connections of a key that is
 revoked are ended on both sides. Sockets by ipc need none of it: they are this user's.
@@ -47,7 +47,7 @@ class Speaker(NamedTuple):
 
 
 @dataclass(slots=True)
-class Guard:
+class LinkAccess:
     """What a link does with keys. `kinds`: who may connect to it; none for a link that only connects.
 
     `names`: whether the names that peers give themselves must be those of their keys; on sockets without names the messages say
@@ -208,7 +208,7 @@ class _Authenticator(ThreadAuthenticator):
 
     async def _authenticate_curve(self, domain: str, client_key: bytes) -> tuple[bool, bytes]:
         guard = self.credentials_providers.get(domain)
-        self._is_told = not isinstance(guard, Guard) or guard.names
+        self._is_told = not isinstance(guard, LinkAccess) or guard.names
         return await super()._authenticate_curve(domain, client_key)
 
     def _send_zap_reply(
@@ -229,7 +229,7 @@ def keyless(address: str) -> str:
     return address
 
 
-def check_listening(address: str, guard: Guard | None) -> None:
+def check_listening(address: str, guard: LinkAccess | None) -> None:
     """Raise ConfigError for a TCP address at which all interfaces listen, or others than this host's without a key."""
     if is_wildcard(host_of(address)):
         raise ConfigError(f"{address}: name the interface's own address, or 127.0.0.1")
@@ -263,9 +263,9 @@ def _is_ip(host: str, kind: str, otherwise: bool) -> bool:  # noqa: FBT001  of w
     return bool(getattr(getattr(ip, "ipv4_mapped", None) or ip, kind))
 
 
-def guarded(keyring: Keyring | None, kinds: Collection[str] = (), *, names: bool = True) -> Guard | None:
-    """A guard for one link, where there are keys. `names`: see `Guard`."""
-    return None if keyring is None else Guard(keyring, frozenset(kinds), names)
+def guarded(keyring: Keyring | None, kinds: Collection[str] = (), *, names: bool = True) -> LinkAccess | None:
+    """A guard for one link, where there are keys. `names`: see `LinkAccess`."""
+    return None if keyring is None else LinkAccess(keyring, frozenset(kinds), names)
 
 
 def may_be_called(principal: str, peer: PeerId) -> bool:

@@ -21,7 +21,7 @@ from fabric.messages import Ping
 
 
 class PeerState(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each message needs two
-    """What we believe of a peer."""
+    """What we take a peer for."""
 
     ALIVE = enum.auto()
     SUSPECT = enum.auto()
@@ -29,7 +29,7 @@ class PeerState(enum.IntEnum):  # the hash of a plain Enum is Python's own work,
 
 
 class Sign(enum.IntEnum):
-    """What can happen to that belief."""
+    """What can change that."""
 
     HEARD = enum.auto()
     QUIET = enum.auto()
@@ -131,7 +131,7 @@ class Liveness:
         return gone
 
     def state(self, peer: PeerId) -> PeerState:
-        """What we believe of a peer; one that is not watched is lost."""
+        """What we take a peer for; one that is not watched is lost."""
         watched = self._watched.get(peer)
         return PeerState.LOST if watched is None else watched.state
 

@@ -18,7 +18,7 @@ from fabric.link import NO_EPOCH, Link, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.outbox import Sending
 from fabric.sockets import RouterLink, new_counters
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 QUEUE_MESSAGES_MAX = 1_000
 

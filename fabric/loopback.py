@@ -18,7 +18,7 @@ from fabric.errors import RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 _Arrival = tuple[float, int, PeerId, list[Buffer]]  # when, tie-break, from whom, what
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from fabric.curve import Guard
+from fabric.curve import LinkAccess
 from fabric.ids import Incarnation, PeerId
 from fabric.inproc import ServerLink
 from fabric.link import Link
 from fabric.outbox import Sending
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 
 class PeersLink(Link, Sending, Protocol):
@@ -39,24 +39,24 @@ class Transport(Protocol):
     """Opens links. Addresses that cannot be are ConfigErrors; without a descriptor left it is PeerLost."""
 
     def bind_peers(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> PeersLink:
         """Be reached by peers at all of `addresses`."""
         ...
 
     def bind_payload(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> Link:
         """Take payload at all of `addresses`."""
         ...
 
     def connect(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: Guard | None = None
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: LinkAccess | None = None
     ) -> ServerLink:
         """Reach the one server of that name, as `own`."""
         ...
 
-    def push(self, options: PushOptions | None = None, guard: Guard | None = None) -> PushLink:
+    def push(self, options: PushOptions | None = None, guard: LinkAccess | None = None) -> PushLink:
         """Send payload to whoever becomes known."""
         ...
 
@@ -65,21 +65,21 @@ class _ZmqTransport:
     """Sockets of this process's ZeroMQ context."""
 
     def bind_peers(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> PeersLink:
         return RouterLink.bind(addresses, options, guard)
 
     def bind_payload(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> Link:
         return PullLink.bind(addresses, options, guard)
 
     def connect(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: Guard | None = None
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: LinkAccess | None = None
     ) -> ServerLink:
         return DealerLink.connect(own, server, addresses, guard=guard)
 
-    def push(self, options: PushOptions | None = None, guard: Guard | None = None) -> PushLink:
+    def push(self, options: PushOptions | None = None, guard: LinkAccess | None = None) -> PushLink:
         return PushPool(options, guard)
 
 

@@ -2,7 +2,7 @@
 
 In every cycle each model runs one batch of what arrives meanwhile, and the round of all batches fits into the cycle. A
 request waits for at most one cycle; how long it then takes at most, the two papers answer differently (`nexus_in_time`,
-`gpulet_in_time`). Which cycles are tried differs as well, so each packs by itself: `policies/batching/rivals/squishy.py` and
+`gpulet_in_time`). Which cycles are tried differs as well, so each packs by itself: `policies/batching/baselines/squishy.py` and
 `policies/placement/gpulet/sharing.py`.
 """
 

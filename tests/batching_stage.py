@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
+    BatchDecision,
     BatchModel,
     BatchSlice,
-    Decision,
     Delay,
     Discipline,
     Dispatch,
@@ -162,7 +162,7 @@ class Stage:
             free_at_ms = max([self.now_ms, *(end for _, end, *_ in self._running[slice_id])])
             self._take(self.discipline.slice_free(slice_id, free_at_ms, self.now_ms))
 
-    def _take(self, decisions: Sequence[Decision]) -> None:
+    def _take(self, decisions: Sequence[BatchDecision]) -> None:
         stopped: list[tuple[ModelId, list[RequestRun]]] = []
         for decision in decisions:
             if isinstance(decision, Dispatch):

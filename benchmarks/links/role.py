@@ -16,7 +16,7 @@ from cluster import KEYS
 from fabric.ids import FrontendId
 from fabric.keys import FRONTEND, Keyring
 from roles.config.documents import read_document
-from roles.config.load import load_config, parse_config
+from roles.config.read_config import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from deploy.local.background import start_detached, stop_running
 from deploy.local.core import SupervisorOutcome
+from deploy.local.detached import start_detached, stop_running
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
 from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, remark, run_dir_flag
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
     StopSignal,

@@ -29,7 +29,7 @@ from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, 
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
-from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import SourceOver
 from roles.runtime.process import StopSignal, read_run_file

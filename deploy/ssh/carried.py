@@ -18,7 +18,7 @@ from deploy.ssh.inventory import CONFIG_FILE
 from fabric.errors import ConfigError
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 KEYS: Final = "../../keys"
 """The keys folder, from a configuration's."""

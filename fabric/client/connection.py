@@ -16,8 +16,8 @@ from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
+from fabric.learned_margin import LearnedWay
 from fabric.link import NamedTensor, Received
-from fabric.margin import LearnedWay
 from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
 from fabric.outbox import Outbox
 from fabric.shared_memory import is_shared_with

@@ -20,7 +20,7 @@ import zmq
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
-from fabric.curve import Guard, Speaker, check_listening, keyless
+from fabric.curve import LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.ipc import IPC, IpcPath
@@ -28,7 +28,7 @@ from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
 from fabric.sockets.monitor import ConnectionMonitor
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
     frames.SMALL_BELOW_BYTES
@@ -104,7 +104,7 @@ class SocketLink(ABC):
     routes: ClassVar[int] = 0  # frames before the header
     default: ClassVar[LinkOptions] = CONTROL
 
-    def __init__(self, options: LinkOptions | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, options: LinkOptions | None = None, guard: LinkAccess | None = None) -> None:
         self.epoch = NO_EPOCH
         self.transit = TransitMeter()
         self._options = options or self.default
@@ -279,7 +279,7 @@ class SocketLink(ABC):
             self._keys_changed(self._guard)
 
     @abstractmethod
-    def _keys_changed(self, guard: Guard) -> None:
+    def _keys_changed(self, guard: LinkAccess) -> None:
         """Whom we trust has changed: end the connections of those whom we trust no more."""
 
     def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
@@ -291,7 +291,7 @@ class ListeningLink(SocketLink):
 
     @classmethod
     def bind(
-        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> Self:
         """Listen at all of `addresses`; port 0 takes a free one. Raises ConfigError naming the one it cannot.
 
@@ -328,7 +328,7 @@ class ListeningLink(SocketLink):
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         return NOBODY, None if self._guard is None else self._guard.check(whole.last, NOBODY)
 
-    def _keys_changed(self, guard: Guard) -> None:
+    def _keys_changed(self, guard: LinkAccess) -> None:
         guard.hang_up_on_revoked()
 
 
@@ -473,7 +473,7 @@ def note_refused(counters: dict[str, float]) -> bool:
 
 
 def connect_socket(
-    socket: zmq.Socket[bytes], address: str, guard: Guard | None, principal: str
+    socket: zmq.Socket[bytes], address: str, guard: LinkAccess | None, principal: str
 ) -> tuple[str, str]:
     """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there, and that key.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from fabric import frames
-from fabric.curve import Guard, principal_of_receiver
+from fabric.curve import LinkAccess, principal_of_receiver
 from fabric.errors import ConfigError, PeerLost
 from fabric.ids import Incarnation, PeerId
 from fabric.ipc import IPC, nearest
@@ -95,7 +95,7 @@ class PushPool:
     sent at all.
     """
 
-    def __init__(self, options: PushOptions | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, options: PushOptions | None = None, guard: LinkAccess | None = None) -> None:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
         self._guard = guard
@@ -204,7 +204,7 @@ class PushPool:
         self._counters["unroutable_out"] += 1
         return False
 
-    def _close_revoked(self, guard: Guard) -> None:
+    def _close_revoked(self, guard: LinkAccess) -> None:
         for peer, target in self._targets.items():
             if target.key and not guard.trusts(target.key, principal_of_receiver(peer)):
                 target.close(linger_ms=0)

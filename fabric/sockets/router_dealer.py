@@ -13,7 +13,7 @@ from typing import Final
 import zmq
 
 from fabric import frames
-from fabric.curve import Guard, Speaker, principal_of_server
+from fabric.curve import LinkAccess, Speaker, principal_of_server
 from fabric.errors import ConfigError
 from fabric.ids import PeerId
 from fabric.ipc import IPC, nearest
@@ -57,7 +57,7 @@ class RouterLink(ListeningLink):
     kind = zmq.ROUTER
     routes = 1
 
-    def __init__(self, options: LinkOptions | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, options: LinkOptions | None = None, guard: LinkAccess | None = None) -> None:
         super().__init__(options, guard)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
@@ -137,7 +137,7 @@ class RouterLink(ListeningLink):
         self.transit.forget(peer)
         self._in_flight.pop(peer, None)
 
-    def _keys_changed(self, guard: Guard) -> None:
+    def _keys_changed(self, guard: LinkAccess) -> None:
         super()._keys_changed(guard)
         for peer in self._routes.forget_keys(guard.lets_in):
             self._note_lost(peer)
@@ -185,7 +185,7 @@ class DealerLink(SocketLink):
         server: PeerId,
         addresses: Sequence[str],
         options: LinkOptions | None = None,
-        guard: Guard | None = None,
+        guard: LinkAccess | None = None,
     ) -> None:
         super().__init__(options, guard)
         self.refusal = ""
@@ -207,7 +207,7 @@ class DealerLink(SocketLink):
         server: PeerId,
         addresses: Sequence[str],
         options: LinkOptions | None = None,
-        guard: Guard | None = None,
+        guard: LinkAccess | None = None,
     ) -> DealerLink:
         """Connect to the nearest of `addresses`, in the background and again whenever it breaks.
 
@@ -315,7 +315,7 @@ class DealerLink(SocketLink):
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)
 
-    def _keys_changed(self, guard: Guard) -> None:
+    def _keys_changed(self, guard: LinkAccess) -> None:
         if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):
             self.reconnect()
 

@@ -4,7 +4,7 @@ ZeroMQ's ROUTER keeps an identity for whoever connected with it first, before an
 peers' names, anybody with some key could connect under another's name before its owner does: the owner would be ignored, and
 what is said to that name would go to the squatter. So a connection's identity is the peer's name and a mark that nobody can
 guess, `NAME#NUMBER.SECRET`, drawn anew for each connection and told to nobody but this server. There is nothing to squat then: a name belongs to the connections that *spoke* under it and
-whose key may bear it (`Guard.check`), the newest of which is answered.
+whose key may bear it (`LinkAccess.check`), the newest of which is answered.
 
 `NUMBER` grows with each connection of a process. ZeroMQ reads connections in turns, so once a newer one has spoken, what still
 waits on an older one is older news that comes later, and is not heard: its sender gave that connection up, and

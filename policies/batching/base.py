@@ -1,6 +1,6 @@
 """The shape every batching discipline has: request runs in, decisions out, the time passed in.
 
-A discipline owns the queues of request *metadata* and its belief of when each slice is free. It is a sans-IO
+A discipline owns the queues of request *metadata* and its estimate of when each slice is free. It is a sans-IO
 state machine like a core, one level smaller: it knows models, slices and frontends by name only, and never a
 message or a socket. The scheduler core (live and simulated alike) translates its decisions into messages.
 """
@@ -117,9 +117,9 @@ class Preempt:
     slice_id: SliceId
 
 
-Decision = Dispatch | Drop | Preempt
+BatchDecision = Dispatch | Drop | Preempt
 
-QUIET: Final[Sequence[Decision]] = []
+QUIET: Final[Sequence[BatchDecision]] = []
 """What `arrive` answers where nothing came of it and `wake_at_ms` is what it was. Known by its identity; stays empty."""
 
 
@@ -130,25 +130,25 @@ class Discipline(Protocol):
         """Start scheduling a model; again with the same id: change its SLO, delay or priority."""
         ...
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """Forget a model; what it had queued comes back as `Drop`s of it. What runs is not touched."""
         ...
 
-    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
         """A slice can be used from its `free_at_ms`; the same id again replaces it."""
         ...
 
-    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
         """Use them no more, from before the first decision on. Their running batches are the caller's business."""
         ...
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """A run of requests of a known model wants to be served. Nearly always that is `QUIET` business."""
         ...
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """What a `Preempt` stopped, or a `Dispatch` for which the slice had no place left, waits again.
 
         All of a batch at once, after the decisions that came with it. It was taken on before, so none of it is refused.
@@ -168,15 +168,15 @@ class Discipline(Protocol):
         """Forget all that a frontend has queued; how many requests of each model that was."""
         ...
 
-    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
-        """Correct the belief: the slice is (or will be) free at that moment (a `Done` came, or a delay)."""
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
+        """Correct the estimate: the slice is (or will be) free at that moment (a `Done` came, or a delay)."""
         ...
 
     def set_guard_ms(self, guard_ms: float) -> None:
         """How much earlier than its moment a batch must be sent off: the measured p99 dispatch lateness."""
         ...
 
-    def tick(self, now_ms: float) -> Sequence[Decision]:
+    def tick(self, now_ms: float) -> Sequence[BatchDecision]:
         """Do what is due by now."""
         ...
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.batching.base import BatchModel
+from policies.batching.batch_times import Table
 from policies.batching.drop import target_size
-from policies.batching.moments import Table
 
 SPARE = 0.003  # of the slices may be busy beyond full deferral while nobody loses requests: idle GPUs can be released
-IDLE_SHARE = 0.2  # so many may be busy whatever the load is (design section 12 starts there), but …
+IDLE_SHARE = 0.2  # so many may be busy whatever the load is, but …
 IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
 # Batches that find all slices busy are held longer than planned, the longer the more models wait for a slice. So
 # planning for more than there is fills them: for so much more per model and slice, but …

@@ -34,7 +34,7 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.cli.simulate import print_outcome
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_SLO_MISSED
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window

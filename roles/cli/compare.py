@@ -24,7 +24,7 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.config.choices import batching_choices, placement_choices
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.lab.compare import Compared
 from roles.lab.compare import compare as play_all
 from roles.lab.parallel import executor_of

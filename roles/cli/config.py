@@ -10,7 +10,7 @@ from rich.table import Table
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json
 from roles.cli.whole_help import WholeHelpGroup
-from roles.config.load import config_origins, load_config
+from roles.config.read_config import config_origins, load_config
 
 
 @click.group(cls=WholeHelpGroup)

@@ -22,7 +22,7 @@ from roles.cli.options import (
     workers_option,
 )
 from roles.cli.progress import progress
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.lab.goodput import DURATION_S_MIN, Goodput, Question, find_goodput, question_of
 from roles.lab.parallel import executor_of
 from roles.runtime.exit_codes import EXIT_SLO_MISSED

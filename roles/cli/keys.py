@@ -29,7 +29,7 @@ from fabric.keys import (
 )
 from roles.cli.options import OutputPath, echo_json
 from roles.cli.whole_help import WholeHelpGroup
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 _PRINCIPAL = click.argument("principal")

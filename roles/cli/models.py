@@ -48,7 +48,7 @@ from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from roles.runtime.running_cluster import scheduler_addresses

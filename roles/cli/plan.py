@@ -18,7 +18,7 @@ from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.lab.plan import cost_per_hour, missed_slos, plan_json
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
 

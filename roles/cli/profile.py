@@ -31,8 +31,8 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.config.checks import finite, whole
-from roles.config.load import load_config
-from roles.config.loaders import DTYPES, loader_spec
+from roles.config.model_loaders import DTYPES, loader_spec
+from roles.config.read_config import load_config
 from roles.config.sections import LoaderSection
 from roles.profiling.session import Ask, Session
 

@@ -14,7 +14,7 @@ from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argumen
 from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, index_of_scheduler
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
-from roles.config.load import load_config, parse_config
+from roles.config.read_config import load_config, parse_config
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -68,7 +68,7 @@ def scheduler(
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
-    from roles.cli.one_loop import run_on_one_loop  # noqa: PLC0415  likewise
+    from roles.cli.scheduler_with_frontend import run_on_one_loop  # noqa: PLC0415  likewise
     from roles.scheduler.shell import Recording, Written, run_scheduler  # noqa: PLC0415  likewise
 
     document = read_document(file)

@@ -25,10 +25,10 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.config.documents import read_document
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.lab.batch_trace import write_trace
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
-from roles.simulator.loads import play_loads
+from roles.simulator.load_sweep import play_loads
 from roles.simulator.replanning import simulate_replanning
 from roles.simulator.simulation import simulate as play
 from roles.workload.arrivals import workload_of

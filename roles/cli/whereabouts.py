@@ -16,7 +16,7 @@ from fabric.ids import frontend_id, scheduler_id
 from fabric.keys import FRONTEND, Keyring
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
-from roles.config.load import listen_config
+from roles.config.read_config import listen_config
 from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
 from roles.runtime.host_address import host_named_here, own_address

@@ -1,6 +1,6 @@
 """ClusterConfig: a checked configuration as values, the way the rest of Tenuto wants them.
 
-`roles/config/load.py` reads a file into these; nothing else makes them outside tests. Rates are per model, weights
+`roles/config/read_config.py` reads a file into these; nothing else makes them outside tests. Rates are per model, weights
 and popularity already applied; times are in ms, memory is in bytes, names are ids, GPUs are numbered.
 """
 

@@ -1,6 +1,6 @@
 """The configuration file as written, one frozen struct per mapping: which keys there are, and their kinds.
 
-Defaults of plain values live here and nowhere else; what the values must satisfy is `roles/config/load.py`'s.
+Defaults of plain values live here and nowhere else; what the values must satisfy is `roles/config/read_config.py`'s.
 """
 
 from __future__ import annotations

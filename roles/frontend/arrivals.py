@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
 from fabric.messages import RUN_REQUESTS_MAX, Arrivals
-from roles.frontend.margins import ReturnMargin
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
+from roles.frontend.return_margin import ReturnMargin
 from roles.frontend.runs import AnnouncedRun
 
 SPAN_MAX_MS = 1.0

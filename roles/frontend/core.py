@@ -87,10 +87,10 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.ledger import settle
-from roles.frontend.margins import ReturnMargin, ReturnPath
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.preprocess_times import PreprocessTimes
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
+from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict

@@ -38,7 +38,7 @@ class Decoding(SourceOver):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def start(self, payload: Handle, image: ImagePreprocess) -> None:
-        """Decode aside of the loop; with `jobs_max` jobs already there it fails, as an event too.
+        """Decode on other threads than the loop's; with `jobs_max` jobs already there it fails, as an event too.
 
         So does what is no picture by its first bytes: its budget is not spent on waiting for a thread.
         """

@@ -28,7 +28,7 @@ class Known:
         self._slices: dict[SliceId, SliceInfo] = {}
 
     def update(self, directory: Directory, now_ms: float) -> DirectoryChange:
-        """Believe the new directory and nothing of the old one."""
+        """Take the new directory and nothing of the old one."""
         models = {model.model_id: model for model in directory.models}
         slices = {slice_.slice_id: slice_ for slice_ in directory.slices}
         before = self._slices

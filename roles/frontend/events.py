@@ -212,7 +212,7 @@ class DropSlice:
 
 @dataclass(slots=True, frozen=True)
 class Preprocess:
-    """Turn the encoded picture under `payload` into the model's input, aside of the loop."""
+    """Turn the encoded picture under `payload` into the model's input, on a thread of its own."""
 
     payload: Handle
     image: ImagePreprocess

@@ -60,7 +60,7 @@ from roles.frontend.scheduler_links import SchedulerLinks
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
-from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import CLOSED, LinkSource, Source
 from roles.runtime.payloads import Payloads

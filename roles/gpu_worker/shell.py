@@ -59,7 +59,7 @@ from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
-from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (

@@ -18,7 +18,7 @@ from fabric.link import Received
 from fabric.messages import LeaseAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
-from roles.node_agent.background import Background
+from roles.node_agent.blocking_calls import BlockingCalls
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import (
     AgentAction,
@@ -47,7 +47,7 @@ from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
-from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.local_scheduler import LocalScheduler, LocalSchedulerEvent
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
@@ -143,7 +143,7 @@ class _Agent:
         self._lease_file = LeaseFile(run_dir, node.host)
         self._kept: Mailbox[LeaseKept] = Mailbox()
         self._processes = Processes()
-        self._aside: Background[Answer] = Background()
+        self._blocking: BlockingCalls[Answer] = BlockingCalls()
         self._pins = CorePins(node.pin_cores)
         self._sharing = Sharing(node, gpus, run_dir, options.sharing, self._outlive_ms)
         self._records = WorkerRecords(run_dir, node.host)
@@ -170,7 +170,7 @@ class _Agent:
                 LinkSource(self._link, _from_worker),
                 *schedulers,
                 self._kept,
-                TranslatedSource(self._aside, self._from_aside),
+                TranslatedSource(self._blocking, self._from_blocking),
                 TranslatedSource(self._processes, self._from_process),
             ],
             self._perform,
@@ -193,7 +193,7 @@ class _Agent:
         self._sharing.release(self._processes)
         self._processes.close()
         self._driver.close()
-        self._aside.close()
+        self._blocking.close()
         for scheduler in self._schedulers.values():
             scheduler.close()
         self._kept.close()
@@ -238,9 +238,9 @@ class _Agent:
             case StartDaemon(gpu):
                 self._sharing.start(gpu, self._processes, self._own)
             case CheckDaemon(gpu):
-                self._sharing.check(gpu, self._aside)
+                self._sharing.check(gpu, self._blocking)
             case SampleGpus():
-                self._aside.run(self._sample)
+                self._blocking.run(self._sample)
             case Warn(text):
                 log.warning(text)
 
@@ -265,7 +265,7 @@ class _Agent:
 
     def _end(self, name: str, number: signal.Signals) -> None:
         """A client of MPS leaves its GPU first: a process killed in the middle of a kernel takes others along."""
-        if not self._sharing.end_client(name, self._processes.pid(name), number, self._aside):
+        if not self._sharing.end_client(name, self._processes.pid(name), number, self._blocking):
             self._signal(name, number)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
@@ -274,7 +274,7 @@ class _Agent:
         else:
             self._processes.terminate(name)
 
-    def _from_aside(self, answer: Answer) -> AgentEvent | None:
+    def _from_blocking(self, answer: Answer) -> AgentEvent | None:
         match answer:
             case ClientEnded(worker_id, number, problem):
                 if problem:

@@ -1,8 +1,8 @@
 """The shape every core has: events in, actions out, the time passed in.
 
 A core holds no clock, socket, lock, thread or logger. `wake_at_ms` is its only timer. Payload stays in the
-shell; a core knows it by its handle. The driver (`roles/runtime/loop/drive.py`) runs a core on the real clock, the
-simulator (`roles/simulator/world.py`) runs the very same object on a virtual one.
+shell; a core knows it by its handle. The driver (`roles/runtime/loop/driver.py`) runs a core on the real clock, the
+simulator (`roles/simulator/fast_world.py`) runs the very same object on a virtual one.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from fabric.clock import Clock, MonotonicClock
 from roles.runtime.exit_codes import EXIT_DEFECT
-from roles.runtime.loop.drive import Role
+from roles.runtime.loop.driver import Role
 
 SUFFIX: Final = ".defect"
 HEADLINE: Final = "A defect of Tenuto"

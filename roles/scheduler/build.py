@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.batching import make_discipline
-from policies.batching.sharded import sharded
+from policies.batching.per_subcluster import per_subcluster
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings
@@ -18,5 +18,5 @@ def scheduler_core(
     With `planning` its placement follows what happens.
     """
     hosted = [[model.model_id for model in spec.models] for _, spec in settings.slices]
-    discipline = sharded(lambda: make_discipline(batching.name, batching.options), hosted)
+    discipline = per_subcluster(lambda: make_discipline(batching.name, batching.options), hosted)
     return SchedulerCore(settings, discipline, planning)

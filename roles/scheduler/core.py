@@ -2,7 +2,7 @@
 
 It translates between messages and a batching discipline (`policies/batching`), which owns the queues and says
 what runs where and when. Here is who comes and goes: requests, frontends, nodes and slices. What is in flight is
-kept in `batches`, what is believed of the cluster in `fleet`, what measured times teach in `estimates`.
+kept in `batches`, what is known of the cluster in `fleet`, what measured times teach in `estimates`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
-from roles.scheduler.loads import Loads
+from roles.scheduler.measured_rates import MeasuredRates
 from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.planning.actuator import Actuator
@@ -110,7 +110,7 @@ class SchedulerCore:
             self._actuator = Actuator(
                 self._fleet, self._batches, self._estimates, self._updates, discipline, run_time_watch
             )
-            loads = Loads(self._batches.tallies)
+            loads = MeasuredRates(self._batches.tallies)
             self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made

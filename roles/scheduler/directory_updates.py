@@ -21,7 +21,7 @@ class DirectoryUpdates:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last directory is not what is believed now."""
+        """Whether the last directory is not what is known now."""
         return self._told_version != self._fleet.version
 
     def note_change(self, now_ms: float) -> None:

@@ -1,6 +1,6 @@
-"""What the scheduler believes of the cluster: nodes, slices, frontends, and who may be told what.
+"""What the scheduler knows of the cluster: nodes, slices, frontends, and who may be told what.
 
-Beliefs come from hellos and reports only; nothing here decides. A slice that is not ready is not scheduled
+It knows from hellos and reports only; nothing here decides. A slice that is not ready is not scheduled
 on; a slice of another incarnation is another slice.
 """
 
@@ -142,7 +142,7 @@ class NodeRecord:
 
 
 class Fleet:
-    """The believed cluster. `version` counts changes that others must hear of."""
+    """The cluster as far as it is known. `version` counts changes that others must hear of."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
-from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
@@ -40,7 +40,7 @@ from roles.scheduler.availability.replica import (
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
-from roles.scheduler.planning.planner import Planner
+from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings, settings_from
@@ -119,7 +119,7 @@ class SchedulerShell:
             if other != role_id
         }
         self._outbox = Outbox(self.link, self._refused)
-        self._planner = Planner()
+        self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
             ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),

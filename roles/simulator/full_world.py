@@ -1,12 +1,12 @@
 """The same run with every real core: frontends, scheduler, node agents and workers on one virtual clock.
 
 Messages go through the real codec over loopback links, with the modelled network's delays; devices are the emulated
-ones that a live cluster has. Only sockets, processes and clients are missing. `World` plays the same with models of all but
+ones that a live cluster has. Only sockets, processes and clients are missing. `FastWorld` plays the same with models of all but
 the scheduler, many times as fast; docs/replay.md says where the two may differ, and a property test holds them against
 each other.
 
 Of one moment's events requests come first, then messages with what devices answer to them, batches that end, the timers of
-frontends, agents and workers, and the scheduler's timer last, as in `World`.
+frontends, agents and workers, and the scheduler's timer last, as in `FastWorld`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from fabric.loopback import LoopbackLink
 from fabric.messages import Inputs, SliceSpec
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
+from roles.simulator.surroundings import BatchTimes, VirtualRole
 from roles.simulator.traffic import ModelTraffic
 from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.virtual_roles import (
-    BatchTimes,
-    VirtualAgent,
-    VirtualFrontend,
-    VirtualRole,
-    VirtualScheduler,
-)
+from roles.simulator.virtual_node import VirtualAgent
+from roles.simulator.virtual_roles import VirtualFrontend, VirtualScheduler
 from roles.workload.outcomes import BatchRecord
 
 BOOT_MS: Final = -1_000.0

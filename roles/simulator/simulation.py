@@ -14,11 +14,11 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.traffic import ModelTraffic
-from roles.simulator.world import World
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
 
@@ -88,7 +88,7 @@ def simulate(
     if replanning is not None:
         core = scheduler_core(settings, config.batching, replanning.controller)
         hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
-    world = FullWorld(core, hardware, traffic) if is_full else World(core, hardware, traffic)
+    world = FullWorld(core, hardware, traffic) if is_full else FastWorld(core, hardware, traffic)
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)
@@ -111,7 +111,7 @@ def simulate(
         list(dict.fromkeys(slices)),
         settings.unplaced,
         log,
-        world.late_preemptions if isinstance(world, World) else 0,
+        world.late_preemptions if isinstance(world, FastWorld) else 0,
     )
 
 

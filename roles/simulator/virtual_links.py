@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 QUEUE_MAX = 1 << 20  # messages on their way to one link
 

@@ -1,37 +1,25 @@
-"""Every role's real core with a shell for virtual time: loopback links for sockets, emulated devices, no process."""
+"""The real cores of scheduler and frontends, each with a shell for virtual time: loopback links for sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 from fabric.ids import (
-    BatchId,
-    FrontendId,
     Incarnation,
     ModelId,
     PeerId,
     SliceId,
     frontend_id,
     peer_id,
-    role_id_of_node,
 )
 from fabric.link import Received
-from fabric.loopback import LoopbackLink
 from fabric.messages import (
     Answer,
-    DesiredSlices,
-    FrontendInfo,
     Infer,
-    Inputs,
     Outputs,
     PlanAsked,
     Refusal,
     RunBatch,
-    SliceSpec,
-    replaced,
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
@@ -49,112 +37,19 @@ from roles.frontend.events import (
     TurnEnded,
     WorkerSaid,
 )
-from roles.frontend.margins import ReturnMargin, ReturnPath
-from roles.gpu_worker.core import WorkerCore
-from roles.gpu_worker.events import (
-    Abort,
-    BatchRan,
-    End,
-    Execute,
-    InputsCame,
-    JoinScheduler,
-    KnowFrontends,
-    LoadModel,
-    LoadSlice,
-    PushOutputs,
-    SchedulerAnswers,
-    UnloadModel,
-    UnloadSlice,
-    WorkerAction,
-    WorkerEvent,
-)
-from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobPart, JobRan
-from roles.gpu_worker.executors.sleep import SleepExecutor
-from roles.gpu_worker.peer_checks import AGENT
-from roles.gpu_worker.registration import WorkerIdentity
-from roles.gpu_worker.slices import EMULATED
-from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.events import AgentAction, AgentEvent, Kill, Spawn, Terminate
+from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Heard, Lost, Send, Tick
-from roles.runtime.process_events import ProcessExited, SchedulerFound
 from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
-from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import KnownReturn
-from roles.simulator.virtual_links import VirtualClock, VirtualLinks
-from roles.simulator.world import FIRST
+from roles.simulator.surroundings import BatchTimes, Surroundings, unheard
 
 CLIENT: Final = PeerId("client")
-SOMEWHERE: Final = ("loopback",)
 GRACE_MS: Final = 1e-6
 """By which a frontend's own timer is later than the deadline: without jitter a batch may end at that to the digit."""
 PENDING_MAX: Final = 1 << 40
 _TICK: Final = Tick()
-
-
-@dataclass(slots=True)
-class BatchTimes:
-    """What is known of a batch's moments, from when it was sent."""
-
-    model_id: ModelId
-    size: int
-    sent_at_ms: float
-    started_at_ms: float = 0.0
-
-
-class Surroundings(Protocol):
-    """What the roles need of the world."""
-
-    clock: VirtualClock
-    hardware: SimulatedHardware
-    control: VirtualLinks
-    """Between the scheduler, frontends and agents."""
-    work: VirtualLinks
-    """Between the scheduler and workers."""
-    inputs: VirtualLinks
-    outputs: VirtualLinks
-    times_of_batch: dict[BatchId, BatchTimes]
-
-    def connect(
-        self,
-        links: VirtualLinks,
-        own: PeerId,
-        hear: Callable[[Received], None],
-        *,
-        is_anonymous: bool = False,
-    ) -> LoopbackLink:
-        """A link, and who hears what comes by it."""
-        ...
-
-    def push(self, link: LoopbackLink, peer: PeerId, message: Inputs) -> None:
-        """Send inputs, which take as long as all of their batch."""
-        ...
-
-    def after(self, wait_ms: float, callback: Callable[[], None]) -> None:
-        """Call back when so much time has passed."""
-        ...
-
-    def answered(self, number: int, batch: BatchTimes) -> None:
-        """That request's outputs are with its frontend now."""
-        ...
-
-    def refused(self, number: int, code: str) -> None:
-        """That request has its final answer, and no outputs."""
-        ...
-
-    def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
-        """A batch ended on that slice; 0: it was stopped."""
-        ...
-
-
-class VirtualRole(Protocol):
-    """A core, and what does as it says. `wake_at_ms`: the core's timer."""
-
-    wake_at_ms: float | None
-
-    def tick(self) -> None:
-        """Its moment has come."""
-        ...
 
 
 class VirtualScheduler:
@@ -214,7 +109,7 @@ class VirtualFrontend:
         self._link = world.connect(
             world.control, peer_id(self._id, FIRST), lambda one: self._take(SchedulerSaid(one.message))
         )
-        self._inputs = world.connect(world.inputs, PeerId(self._id), _unheard)
+        self._inputs = world.connect(world.inputs, PeerId(self._id), unheard)
         world.connect(world.outputs, outputs, self._heard_worker, is_anonymous=True)
         self._slices: dict[SliceId, tuple[Incarnation, PeerId]] = {}
         self._computed: BatchTimes | None = None
@@ -268,218 +163,3 @@ class VirtualFrontend:
                 self._world.push(self._inputs, peer, message)
             case _:
                 pass  # there is no payload to keep, and no picture to decode
-
-
-class VirtualWorker:
-    """A worker process, whose devices are emulated."""
-
-    def __init__(self, world: Surroundings, agent: VirtualAgent, worker_id: str, number: int) -> None:
-        self._world = world
-        self._agent = agent
-        self.worker_id = worker_id
-        incarnation = Incarnation(f"{number:08x}")
-        own, inputs = peer_id(worker_id, incarnation), PeerId(f"{worker_id}/inputs")
-        self._core = WorkerCore(WorkerIdentity(worker_id, incarnation, number, (inputs,)))
-        self.wake_at_ms = self._core.wake_at_ms
-        """The core's timer."""
-        self._frontends: dict[FrontendId, PeerId] = {}
-        self._handles = count(1)
-        self._links = [
-            world.connect(world.work, own, lambda one: self._hear(SCHEDULER, one)),
-            world.connect(agent.links, own, lambda one: self._hear(AGENT, one)),
-            world.connect(world.inputs, inputs, self._heard_frontend, is_anonymous=True),
-            world.connect(world.outputs, own, _unheard),
-        ]
-        self._scheduler, self._to_agent, _, self._outputs = self._links
-
-    def tick(self) -> None:
-        """Its moment has come."""
-        self._take(_TICK)
-
-    def hear_device(self, event: ExecutorEvent) -> None:
-        """One of its slices has something to say."""
-        if isinstance(event, JobRan):
-            self._agent.ran(event.slice_id, event.batch_id, len(event.outputs[0].array))
-            self._take(
-                BatchRan(event.slice_id, event.batch_id, Handle(next(self._handles)), (), event.exec_ms)
-            )
-        else:
-            self._take(event)
-
-    def close(self) -> None:
-        """Its process is gone."""
-        for link in self._links:
-            link.close()
-
-    def _hear(self, peer: PeerId, one: Received) -> None:
-        self._take(Heard(peer, one.message, one.late_ms))
-
-    def _heard_frontend(self, one: Received) -> None:
-        self._take(InputsCame(one.message, Handle(next(self._handles)), 0))  # type: ignore[arg-type]  # only inputs come this way
-
-    def _take(self, event: WorkerEvent) -> None:
-        for action in self._core.handle(event, self._world.clock.now_ms()):
-            self._perform(action)
-        self.wake_at_ms = self._core.wake_at_ms
-
-    def _perform(self, action: WorkerAction) -> None:
-        now_ms = self._world.clock.now_ms()
-        match action:
-            case Send(peer, message):
-                link = self._to_agent if peer == AGENT else self._scheduler
-                link.send(peer, message)
-            case JoinScheduler():
-                self._take(SchedulerAnswers())
-            case KnowFrontends(frontends):
-                self._know(frontends)
-            case PushOutputs(frontend_id, message):
-                self._outputs.send(self._frontends[frontend_id], message)
-            case Execute(run, parts):
-                self._world.times_of_batch[run.batch_id].started_at_ms = now_ms
-                job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
-                self._agent.devices.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
-            case Abort(slice_id, batch_id):
-                self._agent.ran(slice_id, batch_id, 0)
-                self._agent.devices.abort(slice_id, batch_id, now_ms)
-            case LoadSlice(spec):
-                self._agent.load(self, spec)
-            case UnloadSlice(slice_id):
-                self._agent.unload(slice_id)
-            case LoadModel(spec, number):
-                self._agent.load_model(spec, number)
-            case UnloadModel(slice_id, model_id):
-                self._agent.unload_model(slice_id, model_id)
-            case End(exit_code):
-                self._agent.ended(self, exit_code)
-            case _:
-                pass  # there is no payload to release or to stage, and no process to watch
-
-    def _know(self, frontends: tuple[FrontendInfo, ...]) -> None:
-        self._frontends = {info.frontend_id: PeerId(info.addresses[0]) for info in frontends}
-
-
-class VirtualAgent:
-    """A node's agent, and the processes it starts: each is there at once, or `start_ms` later when time has begun."""
-
-    def __init__(self, world: Surroundings, node: SimulatedNode) -> None:
-        self._world = world
-        self._node = node
-        self.devices = SleepExecutor()
-        """All of the node's, so that slices of one GPU slow each other down whichever worker has them."""
-        self._hosts: dict[SliceId, tuple[VirtualWorker, SliceSpec]] = {}
-        self._loading: dict[tuple[SliceId, ModelId], int] = {}
-        self.links = VirtualLinks(world.clock, lambda _from, _to, sent_at_ms: sent_at_ms)
-        """Between it and them."""
-        own = peer_id(role_id_of_node(node.node_id), FIRST)
-        self._core = NodeAgentCore(AgentSelf(node.node_id, FIRST), FoundDevices(node.gpus))
-        self.wake_at_ms = self._core.wake_at_ms
-        """The core's timer."""
-        self._scheduler = world.connect(world.control, own, self._hear_scheduler)
-        self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
-        self.workers: dict[str, VirtualWorker] = {}
-        """Its processes, in the order of their starts."""
-        self._numbers = count(1)
-
-    def begin(self) -> None:
-        """It finds the scheduler."""
-        self._take(SchedulerFound(SOMEWHERE))
-
-    def tick(self) -> None:
-        """Its moment has come."""
-        self._take(_TICK)
-
-    @property
-    def devices_have_news(self) -> bool:
-        """Whether one has loaded, or stopped what it was told to stop."""
-        return self.devices.has_more
-
-    @property
-    def devices_at_ms(self) -> float | None:
-        """When one has something to say."""
-        return self._world.clock.now_ms() if self.devices.has_more else self.devices.wake_at_ms
-
-    def hear_device(self) -> None:
-        """One thing that a device has to say; nobody hears of what a worker had that is gone."""
-        for event in self.devices.take(1, self._world.clock.now_ms()):
-            if not isinstance(event, DeviceBroken) and event.slice_id in self._hosts:
-                self._hosts[event.slice_id][0].hear_device(event)
-
-    def load(self, worker: VirtualWorker, spec: SliceSpec) -> None:
-        """A worker hosts a slice."""
-        self._hosts[spec.slice_id] = worker, spec
-        self.devices.load(spec)
-
-    def unload(self, slice_id: SliceId) -> None:
-        """No more."""
-        del self._hosts[slice_id]
-        self._loading = {key: number for key, number in self._loading.items() if key[0] != slice_id}
-        self.devices.unload(slice_id)
-
-    def load_model(self, spec: SliceSpec, number: int) -> None:
-        """A slice hosts one model more; that takes as long as a new slice does."""
-        (model,) = spec.models
-        key = spec.slice_id, model.model_id
-        self._loading[key] = number
-
-        def load() -> None:
-            if self._loading.get(key) == number:
-                del self._loading[key]
-                self.devices.load_model(spec, number)
-
-        self._world.after(self._world.hardware.start_ms, load)
-
-    def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
-        """One model less, or a load that is given up."""
-        self._loading.pop((slice_id, model_id), None)
-        self.devices.unload_model(slice_id, model_id)
-
-    def ran(self, slice_id: SliceId, batch_id: BatchId, size: int) -> None:
-        """A batch of a worker ended."""
-        self._world.ran(self._node, self._hosts[slice_id][1], batch_id, size)
-
-    def ended(self, worker: VirtualWorker, exit_code: int) -> None:
-        """A worker's process is gone."""
-        if self.workers.pop(worker.worker_id, None) is None:
-            return
-        for slice_id in [one for one, (host, _) in self._hosts.items() if host is worker]:
-            self.unload(slice_id)
-        worker.close()
-        exited = ProcessExited(worker.worker_id, exit_code, "")
-        self._world.after(0.0, lambda: self._take(exited))
-
-    def _hear_scheduler(self, one: Received) -> None:
-        message = one.message
-        if isinstance(message, DesiredSlices):  # every device is emulated here, whatever it is in reality
-            slices = tuple(replaced(spec, device=EMULATED) for spec in message.slices)
-            message = replaced(message, slices=slices)
-        self._take(Heard(SCHEDULER, message, one.late_ms))
-
-    def _hear(self, peer: PeerId, one: Received) -> None:
-        self._take(Heard(peer, one.message, one.late_ms))
-
-    def _take(self, event: AgentEvent) -> None:
-        for action in self._core.handle(event, self._world.clock.now_ms()):
-            self._perform(action)
-        self.wake_at_ms = self._core.wake_at_ms
-
-    def _perform(self, action: AgentAction) -> None:
-        match action:
-            case Send(peer, message):
-                link = self._scheduler if peer == SCHEDULER else self._to_workers
-                link.send(peer, message)
-            case Spawn(worker_id):
-                wait_ms = self._world.hardware.start_ms if self._world.clock.now_ms() > 0.0 else 0.0
-                self._world.after(wait_ms, lambda: self._start(worker_id))
-            case Terminate(worker_id) | Kill(worker_id):
-                if worker_id in self.workers:
-                    self.ended(self.workers[worker_id], -9)
-            case _:
-                pass  # nothing is written down, and emulated GPUs have neither sensors nor daemons
-
-    def _start(self, worker_id: str) -> None:
-        self.workers[worker_id] = VirtualWorker(self._world, self, worker_id, next(self._numbers))
-
-
-def _unheard(one: Received) -> None:
-    """A link by which nothing comes."""
-    raise AssertionError(f"nothing is sent this way, but {one.message!r} came")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window

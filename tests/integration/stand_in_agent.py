@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.node_agent.events import AgentLimits
 from roles.node_agent.shell import AgentOptions, run_node_agent, worker_command
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging

@@ -25,8 +25,8 @@ from fabric.errors import (
     TooLarge,
 )
 from fabric.ids import ModelId
+from fabric.learned_margin import STEP_MS
 from fabric.link import NamedTensor, Received
-from fabric.margin import STEP_MS
 from fabric.messages import (
     Answer,
     CancelRequest,

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from fabric.client import BlockingClient, ClientOptions, ask_status
-from fabric.curve import CLIENT_KINDS, CONTROL_KINDS, Guard, guarded
+from fabric.curve import CLIENT_KINDS, CONTROL_KINDS, LinkAccess, guarded
 from fabric.errors import ConfigError, PeerLost, Unauthorised
 from fabric.ids import FrontendId, Incarnation, PeerId
 from fabric.keys import (
@@ -60,7 +60,7 @@ class Squatter:
         self._socket = context().socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.identity = identity
-        Guard(keyring).connect_to(self._socket, bare(server), "scheduler")
+        LinkAccess(keyring).connect_to(self._socket, bare(server), "scheduler")
         self._socket.connect(bare(server))
 
     def says(self, text: bytes) -> None:
@@ -92,7 +92,7 @@ class Squatter:
 )
 @pytest.mark.parametrize("mark", ["", "#1.00", "#ffffff." + "0" * 32])
 def test_a_name_that_was_squatted_first_is_its_owners_all_the_same(
-    folder: Path, control: tuple[RouterLink, Guard], opened: Opened, thief: str, name: PeerId, mark: str
+    folder: Path, control: tuple[RouterLink, LinkAccess], opened: Opened, thief: str, name: PeerId, mark: str
 ) -> None:
     """Somebody with a key comes before the owner, under its very name and nonce, and speaks."""
     router, guard = control
@@ -118,7 +118,7 @@ def test_a_name_that_was_squatted_first_is_its_owners_all_the_same(
 
 def test_a_client_cannot_take_anothers_name(folder: Path, opened: Opened, tmp_path: Path) -> None:
     run("add", str(folder), "client/bob", "--out", str(tmp_path / "bob.key"))
-    guard = Guard(Keyring.of_folder(folder, FRONTEND), CLIENT_KINDS, names=True)
+    guard = LinkAccess(Keyring.of_folder(folder, FRONTEND), CLIENT_KINDS, names=True)
     router = RouterLink.bind([TCP], guard=guard)
     opened(router)
     server = PeerId("frontend")
@@ -268,7 +268,7 @@ class Door:
     """A frontend's door that lists no models, served by the test while it waits."""
 
     def __init__(self, keyring: Keyring, opened: Opened, address: str = TCP) -> None:
-        self.guard = Guard(keyring, CLIENT_KINDS, names=True)
+        self.guard = LinkAccess(keyring, CLIENT_KINDS, names=True)
         self.link = RouterLink.bind([address], guard=self.guard)
         opened(self.link)
 

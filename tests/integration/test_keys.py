@@ -17,7 +17,7 @@ import zmq
 from click.testing import CliRunner
 
 from fabric.client import BlockingClient, ClientOptions
-from fabric.curve import CONTROL_KINDS, Guard, guarded, may_be_called, new_pair
+from fabric.curve import CONTROL_KINDS, LinkAccess, guarded, may_be_called, new_pair
 from fabric.errors import ConfigError, Unauthorised
 from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
 from fabric.keys import (
@@ -70,14 +70,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def control(folder: Path, opened: Opened) -> tuple[RouterLink, Guard]:
-    guard = Guard(Keyring.of_folder(folder, SCHEDULER), CONTROL_KINDS, names=True)
+def control(folder: Path, opened: Opened) -> tuple[RouterLink, LinkAccess]:
+    guard = LinkAccess(Keyring.of_folder(folder, SCHEDULER), CONTROL_KINDS, names=True)
     router = RouterLink.bind([TCP], guard=guard)
     opened(router)
     return router, guard
 
 
-def dealer(own: str, addresses: object, guard: Guard | None, opened: Opened) -> DealerLink:
+def dealer(own: str, addresses: object, guard: LinkAccess | None, opened: Opened) -> DealerLink:
     link = DealerLink.connect(PeerId(own), SERVER, list(addresses), guard=guard)  # type: ignore[call-overload]
     opened(link)
     return link
@@ -104,7 +104,7 @@ def bare_address(address: str) -> str:
 
 
 def test_a_key_gets_in_and_the_answer_comes_back(
-    folder: Path, control: tuple[RouterLink, Guard], opened: Opened
+    folder: Path, control: tuple[RouterLink, LinkAccess], opened: Opened
 ) -> None:
     router, guard = control
     for addresses in (router.addresses, [bare(router)]):  # with its key in the address, and without
@@ -118,7 +118,7 @@ def test_a_key_gets_in_and_the_answer_comes_back(
 
 
 def test_strangers_get_nothing_in_and_are_counted(
-    folder: Path, control: tuple[RouterLink, Guard], opened: Opened, tmp_path: Path
+    folder: Path, control: tuple[RouterLink, LinkAccess], opened: Opened, tmp_path: Path
 ) -> None:
     router, guard = control
     stranger = Keyring(new_pair(FRONTEND), read_trusted(folder / TRUSTED_FILE))
@@ -145,7 +145,7 @@ def test_strangers_get_nothing_in_and_are_counted(
 
 @pytest.mark.parametrize("name", ["worker-b-1/1", "node-b/1", "frontend-0/1", "operator/1", "worker-a-b/1"])
 def test_a_node_speaks_under_no_other_name(
-    folder: Path, control: tuple[RouterLink, Guard], opened: Opened, name: str
+    folder: Path, control: tuple[RouterLink, LinkAccess], opened: Opened, name: str
 ) -> None:
     router, guard = control
     keyring = Keyring.of_folder(folder, f"{NODE}/a")
@@ -214,7 +214,7 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     clock = Now()
     keyring = Keyring.of_folder(folder, SCHEDULER)
     keyring.clock = clock
-    guard = Guard(keyring, CONTROL_KINDS, names=True)
+    guard = LinkAccess(keyring, CONTROL_KINDS, names=True)
     router = RouterLink.bind([TCP], guard=guard)
     opened(router)
     theirs = Keyring.of_folder(folder, FRONTEND)

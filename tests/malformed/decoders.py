@@ -38,7 +38,7 @@ from fabric.shared_memory import Borrowed
 from fabric.sockets.routes import new_route
 from roles.config.checks import check_endpoint
 from roles.config.documents import read_value
-from roles.config.load import load_config, parse_config
+from roles.config.read_config import load_config, parse_config
 from roles.frontend.preprocess import preprocess
 from roles.node_agent.lease import LeaseRecord
 from roles.node_agent.lease_file import LeaseFile

@@ -23,7 +23,7 @@ import zmq
 
 from fabric import codec
 from fabric.clock import MonotonicClock
-from fabric.curve import Guard, guarded, new_pair
+from fabric.curve import LinkAccess, guarded, new_pair
 from fabric.errors import FabricError
 from fabric.ids import PeerId
 from fabric.keys import FRONTEND, NODE, SCHEDULER, KeyPair, Keyring, Trusted, TrustedKey
@@ -142,7 +142,7 @@ class Attack:
             bare = address.partition("?")[0]
             ring = self.keys.ring(FRONTEND)
             if ring is not None and bare.startswith("tcp"):
-                Guard(ring).connect_to(socket, bare, SCHEDULER)
+                LinkAccess(ring).connect_to(socket, bare, SCHEDULER)
             socket.connect(bare)
             sockets.append(socket)
         try:

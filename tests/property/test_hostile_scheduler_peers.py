@@ -36,7 +36,7 @@ from fabric.messages import (
 )
 from policies.batching import DISCIPLINES
 from roles.config.cluster import PolicyChoice
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.peer_checks import OFFENDERS_MAX
 from roles.scheduler.build import scheduler_core

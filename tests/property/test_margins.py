@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from fabric.margin import LearnedWay
-from roles.frontend.margins import ReturnPath
+from fabric.learned_margin import LearnedWay
+from roles.frontend.return_margin import ReturnPath
 from tests.references.margins import (
     LATE_SHARE,
     Needed,

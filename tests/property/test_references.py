@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.batching.rivals.squishy import pack
+from policies.batching.baselines.squishy import pack
 from tests.references.packing import Demand, fits
 from tests.references.pairs import PAIRS, kinds_of, loads_and_bins
 from tests.references.playing import differences, play_ours, random_setting

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import Discipline
+from policies.batching.baselines.squishy import Bin, ModelLoad, spread
+from policies.batching.batch_times import exec_table
 from policies.batching.disciplines.clockwork import Clockwork
 from policies.batching.disciplines.deferred import Deferred
 from policies.batching.disciplines.eager import Eager
@@ -14,8 +16,6 @@ from policies.batching.disciplines.fixed import Fixed
 from policies.batching.disciplines.nexus import Nexus
 from policies.batching.disciplines.shepherd import Shepherd
 from policies.batching.disciplines.timeout import Timeout
-from policies.batching.moments import exec_table
-from policies.batching.rivals.squishy import Bin, ModelLoad, spread
 from tests.references import assigned, backlog, central
 from tests.references.playing import Reference, Setting
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
+    BatchDecision,
     BatchModel,
     BatchSlice,
-    Decision,
     Delay,
     Discipline,
     Dispatch,
@@ -28,7 +28,7 @@ from policies.batching.base import (
 )
 
 MARGIN_MS = 1e-5
-"""Ours sends a batch so much before the moment after which it would be late (`policies/batching/moments.py`)."""
+"""Ours sends a batch so much before the moment after which it would be late (`policies/batching/batch_times.py`)."""
 
 APART_MS = 1e-3
 """Between two requests at least, so that slices do not become free at one moment later."""
@@ -160,7 +160,7 @@ def play_ours(discipline: Discipline, setting: Setting) -> Played:
     for model in setting.models:
         discipline.add_model(BatchModel(ModelId(model.name), model.slo_ms, Delay(model.delay_ms)), 0.0)
 
-    def take(decisions: Sequence[Decision], now_ms: float) -> None:
+    def take(decisions: Sequence[BatchDecision], now_ms: float) -> None:
         stopped: list[tuple[str, list[RequestRun]]] = []
         for decision in decisions:
             if isinstance(decision, Dispatch):

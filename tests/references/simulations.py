@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fabric.ids import ModelId
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import workload_of

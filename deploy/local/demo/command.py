@@ -23,7 +23,7 @@ from roles.benchmark.temporary_cluster import temporary_cluster
 from roles.cli.infer import ledger_of, ledger_table
 from roles.cli.options import echo_json
 from roles.config.cluster import ClusterConfig
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.workload.arrivals import workload_of
 
 DIGITS = "digits"

@@ -8,9 +8,9 @@ as Clockwork has them, or all sizes, as Symphony's authors ran it (their section
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
-from policies.batching.moments import latest_at_ms
-from policies.batching.rivals.backlog import Backlog
-from policies.batching.rivals.state import Line, RivalSlice
+from policies.batching.baselines.backlog import Backlog
+from policies.batching.baselines.state import BaselineSlice, Line
+from policies.batching.batch_times import latest_at_ms
 
 
 class Clockwork(Backlog):
@@ -20,7 +20,7 @@ class Clockwork(Backlog):
         super().__init__()
         self._has_all_sizes = has_all_sizes
 
-    def _choose(self, slice_: RivalSlice, lines: list[Line], now_ms: float) -> tuple[Line, int] | None:
+    def _choose(self, slice_: BaselineSlice, lines: list[Line], now_ms: float) -> tuple[Line, int] | None:
         chosen: tuple[Line, int] | None = None
         earliest_ms = NEVER_MS
         for line in lines:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
+from policies.batching.batch_times import Table
 from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.moments import Table
 
 
 def frontrun_hold(cost: Table) -> Table:

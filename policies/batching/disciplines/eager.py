@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
+from policies.batching.batch_times import Table
 from policies.batching.disciplines.deferred import never
 from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.moments import Table
 
 
 def no_hold(cost: Table) -> Table:

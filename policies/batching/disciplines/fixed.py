@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import NEVER_MS, Decision, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, RequestRun
+from policies.batching.baselines.baseline import Baseline
+from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
+from policies.batching.batch_times import EPSILON_MS
 from policies.batching.drop import fallback_target
-from policies.batching.moments import EPSILON_MS
-from policies.batching.rivals.rival import Rival
-from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
 
 
 @dataclass(slots=True)
@@ -24,11 +24,11 @@ class _Open:
 
     line: Line
     timeout: Timer
-    replica: RivalSlice | None = None
+    replica: BaselineSlice | None = None
     credits: dict[SliceId, float] = field(default_factory=dict)
 
 
-class Fixed(Rival):
+class Fixed(Baseline):
     """`batch`: the target on every replica; None: the plan's, or half the SLO's worth where it names none."""
 
     def __init__(self, *, max_wait_ms: float = 100.0, batch: int | None = None) -> None:
@@ -38,7 +38,9 @@ class Fixed(Rival):
         self._open: dict[ModelId, _Open] = {}
         self._closed: dict[SliceId, list[Line]] = {}
 
-    def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
+    def _line_up(
+        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+    ) -> None:
         opened = self._open.get(state.model_id)
         if opened is None or opened.line.model is not state:
             opened = self._open_for(state)
@@ -47,20 +49,20 @@ class Fixed(Rival):
         self._push(opened.line, run)
         self._close_full(opened, now_ms, out)
 
-    def _open_for(self, state: RivalModel) -> _Open:
+    def _open_for(self, state: BaselineModel) -> _Open:
         opened = _Open(
             self._new_line(state, None), Timer(lambda at_ms, out: self._timed_out(opened, at_ms, out))
         )
         self._open[state.model_id] = opened
         return opened
 
-    def _timed_out(self, opened: _Open, now_ms: float, out: list[Decision]) -> None:
+    def _timed_out(self, opened: _Open, now_ms: float, out: list[BatchDecision]) -> None:
         count = opened.line.queue.count
         replica = self._replica(opened)
         if count and replica is not None:
             self._close(opened, replica, min(count, self._target(opened, replica)), now_ms, out)
 
-    def _close_full(self, opened: _Open, now_ms: float, out: list[Decision]) -> None:
+    def _close_full(self, opened: _Open, now_ms: float, out: list[BatchDecision]) -> None:
         while (replica := self._replica(opened)) is not None:
             target = self._target(opened, replica)
             if opened.line.queue.count < target:
@@ -68,7 +70,7 @@ class Fixed(Rival):
             self._close(opened, replica, target, now_ms, out)
 
     def _close(
-        self, opened: _Open, replica: RivalSlice, size: int, now_ms: float, out: list[Decision]
+        self, opened: _Open, replica: BaselineSlice, size: int, now_ms: float, out: list[BatchDecision]
     ) -> None:
         """The batch under construction is the replica's now; what is left begins the next one."""
         line = self._new_line(opened.line.model, replica)
@@ -80,11 +82,11 @@ class Fixed(Rival):
         self._closed.setdefault(replica.slice_id, []).append(line)
         self._slice_due(replica, now_ms, out)
 
-    def _replica(self, opened: _Open) -> RivalSlice | None:
+    def _replica(self, opened: _Open) -> BaselineSlice | None:
         """Whose batch it is: smooth weighted round-robin, a turn costing what it moves."""
         if opened.replica is None and opened.line.model.hosts:
             total = 0.0
-            best: RivalSlice | None = None
+            best: BaselineSlice | None = None
             for slice_ in sorted(
                 opened.line.model.hosts.values(), key=lambda host: (host.order, host.slice_id)
             ):
@@ -100,13 +102,13 @@ class Fixed(Rival):
             opened.replica = best
         return opened.replica
 
-    def _target(self, opened: _Open, replica: RivalSlice) -> int:
+    def _target(self, opened: _Open, replica: BaselineSlice) -> int:
         model = opened.line.model
         table = replica.tables[model.model_id]
         target = self._batch or replica.hosted[model.model_id].batch_size_target
         return min(target or fallback_target(table, model.model.slo_ms), len(table) - 2)
 
-    def _slice_due(self, slice_: RivalSlice, now_ms: float, out: list[Decision]) -> None:
+    def _slice_due(self, slice_: BaselineSlice, now_ms: float, out: list[BatchDecision]) -> None:
         waiting = self._closed.get(slice_.slice_id, [])
         while waiting:
             line = waiting[0]
@@ -128,7 +130,7 @@ class Fixed(Rival):
         if line in line.model.lines:
             self._drop_line(line)
 
-    def _fleet_changed(self, now_ms: float, out: list[Decision]) -> None:
+    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:
         self._closed = {
             slice_id: [line for line in lines if self._slices.get(slice_id) is line.home]
             for slice_id, lines in self._closed.items()

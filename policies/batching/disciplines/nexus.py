@@ -1,6 +1,6 @@
 """Nexus (Symphony section 2.2): slices are assigned to models once per epoch, and then act on their own.
 
-Every epoch the measured rates are packed onto the slices (`rivals/squishy.py`). A request is routed at once to one of its
+Every epoch the measured rates are packed onto the slices (`baselines/squishy.py`). A request is routed at once to one of its
 model's slices, by their shares. A slice runs its models in turn, at most the assigned batch each time, whenever it is
 free; heads that would force a smaller batch although enough younger ones wait are dropped early. Nothing
 coordinates the slices between epochs (ADR 0013).
@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import NEVER_MS, Decision, Drop, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, Drop, RequestRun
+from policies.batching.baselines.baseline import Baseline
+from policies.batching.baselines.squishy import Bin, ModelLoad, saturated_size, spread
+from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
+from policies.batching.batch_times import EPSILON_MS, Table, cost_table, lead_table
 from policies.batching.drop import suffix_size
-from policies.batching.moments import EPSILON_MS, Table, cost_table, lead_table
-from policies.batching.rivals.rival import Rival
-from policies.batching.rivals.squishy import Bin, ModelLoad, saturated_size, spread
-from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
 from policies.rates import RateMeter
 
 FIRST_EPOCH_MS = 1000.0  # before it all models count alike
@@ -33,7 +33,7 @@ class _Turn:
     routed: float = 0.0
 
 
-class Nexus(Rival):
+class Nexus(Baseline):
     """`epoch_s`: how often the assignment is made anew."""
 
     def __init__(self, *, epoch_s: float = 10.0) -> None:
@@ -42,32 +42,34 @@ class Nexus(Rival):
         self._epoch = Timer(self._next_epoch)
         self._rates: dict[ModelId, RateMeter] = {}
         self._turns: dict[SliceId, list[_Turn]] = {}
-        self._routes: dict[ModelId, list[tuple[RivalSlice, _Turn]]] = {}
+        self._routes: dict[ModelId, list[tuple[BaselineSlice, _Turn]]] = {}
         self._is_started = False
 
-    def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
+    def _line_up(
+        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+    ) -> None:
         if not self._is_started:
             self._is_started = True
             self._arm(self._epoch, now_ms + min(FIRST_EPOCH_MS, self._epoch_ms))
         self._rates[state.model_id].add(run.count, now_ms)
         self._route(state, run, now_ms, out)
 
-    def _model_added(self, state: RivalModel, now_ms: float) -> None:
+    def _model_added(self, state: BaselineModel, now_ms: float) -> None:
         self._rates[state.model_id] = RateMeter()
         self._assign(now_ms, [])
 
-    def _fleet_changed(self, now_ms: float, out: list[Decision]) -> None:
+    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:
         self._rates = {model_id: rate for model_id, rate in self._rates.items() if model_id in self._models}
         self._assign(now_ms, out)
 
-    def _next_epoch(self, now_ms: float, out: list[Decision]) -> None:
+    def _next_epoch(self, now_ms: float, out: list[BatchDecision]) -> None:
         self._assign(now_ms, out)
         if any(self._rates[model_id].rate_rps(now_ms) for model_id in self._models):
             self._arm(self._epoch, now_ms + self._epoch_ms)
         else:
             self._is_started = False  # silence; the next arrival starts the clock again
 
-    def _route(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
+    def _route(self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]) -> None:
         routes = self._routes.get(state.model_id)
         if not routes:
             home = self._line_without_home(state)
@@ -78,13 +80,13 @@ class Nexus(Rival):
         self._push(turn.line, run)
         self._slice_due(slice_, now_ms, out)
 
-    def _line_without_home(self, state: RivalModel) -> Line:
+    def _line_without_home(self, state: BaselineModel) -> Line:
         for line in state.lines:
             if line.home is None:
                 return line
         return self._new_line(state, None)
 
-    def _slice_due(self, slice_: RivalSlice, now_ms: float, out: list[Decision]) -> None:
+    def _slice_due(self, slice_: BaselineSlice, now_ms: float, out: list[BatchDecision]) -> None:
         turns = self._turns.get(slice_.slice_id, [])
         for position, turn in enumerate(turns):
             line = turn.line
@@ -102,7 +104,7 @@ class Nexus(Rival):
                 self._send(line, slice_, size, "turn", now_ms, out)
                 return
 
-    def _drop_early(self, turn: _Turn, now_ms: float, out: list[Decision]) -> None:
+    def _drop_early(self, turn: _Turn, now_ms: float, out: list[BatchDecision]) -> None:
         """Give up heads that cannot finish in a batch of the assigned size, or of all that could still run."""
         queue = turn.line.queue
         slack_ms = queue.runs[0].deadline_at_ms - now_ms
@@ -116,7 +118,7 @@ class Nexus(Rival):
             if runs:
                 out.append(Drop(turn.line.model.model_id, runs, is_expired=is_expired))
 
-    def _assign(self, now_ms: float, out: list[Decision]) -> None:
+    def _assign(self, now_ms: float, out: list[BatchDecision]) -> None:
         """Pack the measured rates anew; what had lined up for a slice is routed again."""
         slices = sorted(self._slices.values(), key=lambda slice_: (slice_.order, slice_.slice_id))
         rates = {model_id: self._rates[model_id].rate_rps(now_ms) for model_id in self._models}
@@ -145,7 +147,7 @@ class Nexus(Rival):
             for run in runs:
                 self._route(state, run, now_ms, out)
 
-    def _add_unplanned(self, state: RivalModel) -> None:
+    def _add_unplanned(self, state: BaselineModel) -> None:
         """Nobody has asked for it lately: the slice with the fewest models takes it along."""
         slice_ = min(
             state.hosts.values(),
@@ -154,7 +156,7 @@ class Nexus(Rival):
         size = saturated_size(slice_.tables[state.model_id], state.model.slo_ms - state.lead_ms(1))
         self._add_turn(state, slice_, max(1, size), 1.0)
 
-    def _add_turn(self, state: RivalModel, slice_: RivalSlice, batch_size: int, per_ms: float) -> None:
+    def _add_turn(self, state: BaselineModel, slice_: BaselineSlice, batch_size: int, per_ms: float) -> None:
         table = slice_.tables[state.model_id]
         cost = cost_table(table, lead_table(state.model.delay, len(table) - 2))
         turn = _Turn(self._new_line(state, slice_), cost, batch_size, per_ms)

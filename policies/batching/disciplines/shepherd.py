@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import Decision, Preempt, RequestRun
-from policies.batching.rivals.backlog import Backlog
-from policies.batching.rivals.state import Line, RivalSlice
+from policies.batching.base import BatchDecision, Preempt, RequestRun
+from policies.batching.baselines.backlog import Backlog
+from policies.batching.baselines.state import BaselineSlice, Line
 
 
 @dataclass(slots=True)
@@ -31,16 +31,16 @@ class Shepherd(Backlog):
         self._preempt_ratio = preempt_ratio
         self._running: dict[SliceId, list[_Running]] = {}
 
-    def _choose(self, slice_: RivalSlice, lines: list[Line], now_ms: float) -> tuple[Line, int] | None:
+    def _choose(self, slice_: BaselineSlice, lines: list[Line], now_ms: float) -> tuple[Line, int] | None:
         sized = [(line, size) for line in lines if (size := slice_.fit(line, now_ms))]
         if not sized:
             return None
         return min(sized, key=lambda pair: (-pair[1], pair[0].queue.runs[0].deadline_at_ms))
 
-    def _overtake(self, line: Line, now_ms: float, out: list[Decision]) -> None:
+    def _overtake(self, line: Line, now_ms: float, out: list[BatchDecision]) -> None:
         if line.queue.count < self._preempt_ratio:
             return
-        victim: RivalSlice | None = None
+        victim: BaselineSlice | None = None
         stopped: _Running | None = None
         smallest = line.queue.count / self._preempt_ratio
         for slice_id, slice_ in line.model.hosts.items():
@@ -66,16 +66,18 @@ class Shepherd(Backlog):
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """See `Discipline`. What was stopped stops nothing."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         back = self._line_for(self._models[model_id])
         for run in runs:
             self._push(back, run)
         self._use_idle(back, now_ms, out)
         return out
 
-    def _launch(self, line: Line, slice_: RivalSlice, size: int, now_ms: float, out: list[Decision]) -> None:
+    def _launch(
+        self, line: Line, slice_: BaselineSlice, size: int, now_ms: float, out: list[BatchDecision]
+    ) -> None:
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
         sent = self._send(line, slice_, size, reason, now_ms, out)
         running = self._busy(slice_.slice_id, now_ms)
@@ -85,12 +87,12 @@ class Shepherd(Backlog):
     def _busy(self, slice_id: SliceId, now_ms: float) -> list[_Running]:
         return [running for running in self._running.get(slice_id, ()) if running.end_at_ms > now_ms]
 
-    def _free_from(self, slice_: RivalSlice, free_at_ms: float, now_ms: float) -> None:
+    def _free_from(self, slice_: BaselineSlice, free_at_ms: float, now_ms: float) -> None:
         if free_at_ms <= now_ms:
             self._running.pop(slice_.slice_id, None)  # done earlier than promised
         super()._free_from(slice_, free_at_ms, now_ms)
 
-    def _fleet_changed(self, now_ms: float, out: list[Decision]) -> None:
+    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:
         super()._fleet_changed(now_ms, out)
         self._running = {
             slice_id: running for slice_id, running in self._running.items() if slice_id in self._slices

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
 from policies.batching.admission import Gate, Sharing, share_out
-from policies.batching.base import NEVER_MS, BatchModel, Decision, Drop, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import Central
@@ -109,7 +109,7 @@ class Tenuto(Central):
         self._is_regrouped = True
         self._planned_at_ms = NEVER_MS
 
-    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """What is more than the model's share is given up at once (`admission.py`)."""
         gate = self._counts[state.model.model_id].gate
         if gate.buckets is not None and now_ms >= self._plan_at_ms:
@@ -128,7 +128,7 @@ class Tenuto(Central):
         self._is_regrouped = True
         super().add_model(model, now_ms)
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         self._counts.pop(model_id, None)
         self._group_of.pop(model_id, None)
@@ -142,7 +142,7 @@ class Tenuto(Central):
         size: int,
         ready_at_ms: float,
         now_ms: float,
-        out: list[Decision],
+        out: list[BatchDecision],
     ) -> None:
         if now_ms >= self._plan_at_ms:
             self._plan(now_ms)
@@ -159,7 +159,9 @@ class Tenuto(Central):
                 counts.losses.lost += LEFT_BEHIND * left
         super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
 
-    def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
+    def _give_up(
+        self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[BatchDecision]
+    ) -> None:
         lost = sum(run.count for run in runs)
         counts = self._counts.get(state.model.model_id)
         if counts is not None:
@@ -168,7 +170,7 @@ class Tenuto(Central):
             counts.gate.lost += lost
         super()._give_up(state, runs, now_ms, out)
 
-    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
+    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[BatchDecision]) -> None:
         self._is_regrouped = True  # also where only the number of slices has changed
         super()._repool(model_ids, now_ms, out)
 

@@ -17,14 +17,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching.base import NEVER_MS, QUIET, BatchModel, BatchSlice, Decision, Drop, RequestRun
+from policies.batching.base import NEVER_MS, QUIET, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.matchmaking.matchmaker import Matchmaker
 from policies.batching.matchmaking.model_state import ModelState
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.slice_pools import SlicePools
 
-NOTHING: tuple[Decision, ...] = ()
+NOTHING: tuple[BatchDecision, ...] = ()
 
 
 class Central(Matchmaker):
@@ -54,7 +54,7 @@ class Central(Matchmaker):
         state.set_pools(self._fleet.pools_of(model.model_id), self._rule)
         self._start_over(state, now_ms)
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         state = self._models.pop(model_id, None)
         if state is None:
@@ -63,22 +63,22 @@ class Central(Matchmaker):
         self._reset(state, now_ms)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
-    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`. Replacing a table by one up to 10 % faster than its class costs next to nothing."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         self._repool(self._fleet.put(slice_), now_ms, out)
         pool = self._fleet.slices[slice_.slice_id].pool
         if pool is not None and (pool.waiting or pool.early):
             self._serve(pool, now_ms, out)
         return out
 
-    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         self._repool({one for slice_id in slice_ids for one in self._fleet.drop(slice_id)}, now_ms, out)
         return out
 
-    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         slice_ = self._fleet.slices.get(slice_id)
         if slice_ is None or slice_.free_at_ms == free_at_ms:
@@ -88,13 +88,13 @@ class Central(Matchmaker):
         pool.free_from(slice_, free_at_ms)
         if not pool.waiting and not pool.early:
             return NOTHING
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         self._serve(pool, now_ms, out)
         return out
 
     def arrive(
         self, model_id: ModelId, run: RequestRun, now_ms: float, *, is_admitted: bool = False
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """See `Discipline`. The run belongs to the discipline from now on."""
         state = self._models[model_id]
         if (run.priority is not None or state.is_gated) and not is_admitted:
@@ -124,7 +124,7 @@ class Central(Matchmaker):
             index = queue.push(run)
             if index == 0:
                 self._reset(state, now_ms)
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         for candidate in state.candidates:
             if index <= candidate.skip_runs and candidate.skip_runs:
                 if candidate.is_waiting:
@@ -139,7 +139,7 @@ class Central(Matchmaker):
                 break
         return out or NOTHING
 
-    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
         return self._take_on(state, run, now_ms)
 
@@ -151,7 +151,7 @@ class Central(Matchmaker):
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         state = self._models[model_id]
         return [decision for run in runs for decision in self._take_on(state, run, now_ms)]
@@ -173,10 +173,10 @@ class Central(Matchmaker):
                 self._start_over(state, now_ms)
         return forgotten
 
-    def tick(self, now_ms: float) -> Sequence[Decision]:
+    def tick(self, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         timers = self._timers
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         while timers and timers[0][0] <= now_ms:
             at_ms, _, target = heappop(timers)
             if at_ms != target.armed_at_ms:
@@ -210,7 +210,7 @@ class Central(Matchmaker):
             for candidate in state.candidates:
                 self._arm(candidate, now_ms)
 
-    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[Decision]) -> None:
+    def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[BatchDecision]) -> None:
         """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
         states = [self._models[model_id] for model_id in sorted(model_ids) if model_id in self._models]
         for state in states:

@@ -7,13 +7,13 @@ from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import NamedTuple
 
-from policies.batching.base import NEVER_MS, Decision, Dispatch, Drop, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, Dispatch, Drop, RequestRun
+from policies.batching.batch_times import EPSILON_MS, exec_at_ms, latest_at_ms
 from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.moments import EPSILON_MS, exec_at_ms, latest_at_ms
 
 Target = Candidate | Pool[Candidate]
 
@@ -48,7 +48,7 @@ class Matchmaker:
         self._serial = 0
         self._is_gathering = False  # candidates queue up, and no slice is given away
 
-    def _grow(self, candidate: Candidate, now_ms: float, out: list[Decision]) -> bool:
+    def _grow(self, candidate: Candidate, now_ms: float, out: list[BatchDecision]) -> bool:
         """An arrival may have moved the candidate's moments; True: the head of the queue has changed."""
         if not candidate.is_waiting:
             due_at_ms = candidate.due_at_ms(candidate.model.queue.count - candidate.skip_count)
@@ -74,7 +74,7 @@ class Matchmaker:
             elif not self._is_window_drop or size >= candidate.window_target(now_ms):
                 candidate.alarm_at_ms = -NEVER_MS
 
-    def _advance(self, state: ModelState, now_ms: float, out: list[Decision]) -> None:
+    def _advance(self, state: ModelState, now_ms: float, out: list[BatchDecision]) -> None:
         """Bring all candidates up to date, until none of them changes the head of the queue."""
         is_changed = True
         while is_changed:
@@ -87,7 +87,7 @@ class Matchmaker:
         self,
         candidate: Candidate,
         now_ms: float,
-        out: list[Decision],
+        out: list[BatchDecision],
         pool: Pool[Candidate] | None = None,
     ) -> bool:
         """Drop, send, wait or sleep, whatever is next; True: the head of the queue has changed.
@@ -247,7 +247,7 @@ class Matchmaker:
         is_watched = is_whole or (self._is_window_drop and size < candidate.window_target(now_ms))
         candidate.alarm_at_ms = NEVER_MS if is_watched else -NEVER_MS
 
-    def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
+    def _serve(self, pool: Pool[Candidate], now_ms: float, out: list[BatchDecision]) -> None:
         """Give slices that are free by now to those who wait, the smallest latest first."""
         waiting = pool.waiting
         while waiting:
@@ -282,7 +282,7 @@ class Matchmaker:
         if pool.early:
             self._serve_early(pool, now_ms, out)
 
-    def _serve_early(self, pool: Pool[Candidate], now_ms: float, out: list[Decision]) -> None:
+    def _serve_early(self, pool: Pool[Candidate], now_ms: float, out: list[BatchDecision]) -> None:
         """Nobody needs a slice now: those beyond the reserve go to who would like one, the most urgent first."""
         early = pool.early
         while (candidate := self._first_early(pool)) is not None:
@@ -351,7 +351,7 @@ class Matchmaker:
         size: int,
         ready_at_ms: float,
         now_ms: float,
-        out: list[Decision],
+        out: list[BatchDecision],
     ) -> None:
         """Send the batch, grown to what the slice's own speed allows."""
         state = candidate.model
@@ -409,7 +409,9 @@ class Matchmaker:
                 best, best_rank = slice_, rank
         return best
 
-    def _give_up(self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[Decision]) -> None:
+    def _give_up(
+        self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[BatchDecision]
+    ) -> None:
         """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
         limit_at_ms = now_ms + state.alone_ms
         expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]

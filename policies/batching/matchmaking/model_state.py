@@ -10,11 +10,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
+from policies.batching.batch_times import EPSILON_MS, cost_table, lead_table
 from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.speed_classes import SpeedClass
-from policies.batching.moments import EPSILON_MS, cost_table, lead_table
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 

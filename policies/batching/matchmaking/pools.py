@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS
+from policies.batching.batch_times import Table
 from policies.batching.matchmaking.speed_classes import SpeedClass
-from policies.batching.moments import Table
 
 _WAITING_MAX = 256  # entries of a pool's queue before it is looked through
 
@@ -30,7 +30,7 @@ _GONE_MAX = 16  # more than the slices that are there, and the heaps are worth c
 
 
 class Slice:
-    """What is believed of one slice. `tables`: the run times of the models it hosts, its own ones.
+    """What is known of one slice. `tables`: the run times of the models it hosts, its own ones.
 
     `order` is unique: the rank the slice was given, then the order of coming.
     """

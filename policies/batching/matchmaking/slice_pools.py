@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import BatchSlice, HostedModel
+from policies.batching.batch_times import Table, exec_table
 from policies.batching.matchmaking.model_state import Candidate
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.speed_classes import STEP, SpeedClass, SpeedClasses
-from policies.batching.moments import Table, exec_table
 
 # A corrected slice stays in its pool while it is no slower than its classes and less than this much faster:
 # corrections wander by a few percent, and every pool more costs each event of its models.

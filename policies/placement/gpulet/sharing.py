@@ -3,7 +3,7 @@
 In every duty cycle each model runs one batch of what arrived meanwhile. A request waits for at most one duty
 cycle, and for at most one round of all batches, its own among them: duty + sum of L' ≤ every SLO. The round must
 fit into the cycle, and every batch holds all that arrives in one cycle, so nobody falls behind. Unlike Nexus' packing
-(`policies/batching/rivals/squishy.py`) it tries every cycle at which a batch shrinks, cuts a cycle that is too long to what the
+(`policies/batching/baselines/squishy.py`) it tries every cycle at which a batch shrinks, cuts a cycle that is too long to what the
 SLO leaves, and knows what neighbours add to a batch's run time.
 """
 

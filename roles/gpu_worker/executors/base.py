@@ -1,7 +1,7 @@
 """What a worker expects of a device: load slices, run jobs, tell how it went.
 
 An executor never blocks its caller. `load` and `run` only hand work over; what came of it is taken as events,
-so an executor is a source of the driver (`roles/runtime/loop/drive.py`). One job at a time per slice is the core's promise.
+so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise.
 """
 
 from __future__ import annotations

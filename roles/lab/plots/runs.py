@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from roles.lab.plots.axes import describe
-from roles.simulator.loads import AtLoad
+from roles.simulator.load_sweep import AtLoad
 from roles.simulator.simulation import SimulatedRun
 from roles.workload.outcomes import batch_sizes_in
 

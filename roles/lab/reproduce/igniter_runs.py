@@ -18,7 +18,7 @@ from profiles.igniter.coefficients import IgniterProfile
 from profiles.model import ModelProfile
 from profiles.store import shipped_data
 from roles.config.cluster import ClusterConfig, ModelConfig, NetworkConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
 from roles.config.cluster import NodeConfig
-from roles.node_agent.background import Background
+from roles.node_agent.blocking_calls import BlockingCalls
 from roles.node_agent.events import DaemonChecked, GpusSampled, SharingPlan
 from roles.node_agent.mps.control import (
     BINARY,
@@ -139,7 +139,7 @@ class Sharing:
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
         processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 
-    def check(self, gpu: int, aside: Background[Answer]) -> None:
+    def check(self, gpu: int, blocking: BlockingCalls[Answer]) -> None:
         """Ask for a sign of life."""
         control = self._control(gpu, self._options.answer_ms)
 
@@ -149,7 +149,7 @@ class Sharing:
             except MpsError as error:
                 return DaemonChecked(gpu, str(error))
 
-        aside.run(ask)
+        blocking.run(ask)
 
     def release(self, processes: Processes) -> None:
         """Leave the guards to themselves, when this agent ends out of order: they see it and end in order."""
@@ -190,7 +190,7 @@ class Sharing:
         return self._clients.get(worker_id)
 
     def end_client(
-        self, worker_id: str, pid: int | None, number: signal.Signals, aside: Background[Answer]
+        self, worker_id: str, pid: int | None, number: signal.Signals, blocking: BlockingCalls[Answer]
     ) -> bool:
         """End its work on the GPU, then `ClientEnded` comes; False: it has none, so signal it right away."""
         gpu = self._clients.get(worker_id)
@@ -205,7 +205,7 @@ class Sharing:
                 return ClientEnded(worker_id, number, str(error))
             return ClientEnded(worker_id, number, "")
 
-        aside.run(end)
+        blocking.run(end)
         return True
 
     def _control(self, gpu: int, limit_ms: float) -> MpsControl:

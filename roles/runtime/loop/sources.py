@@ -18,7 +18,7 @@ from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import PeerId
 from fabric.link import Link, Received
 from fabric.messages import Ping, Pong
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 from roles.runtime.core import NO_PAYLOAD, Heard, Lost
 
 SILENT = "it has been silent for too long"

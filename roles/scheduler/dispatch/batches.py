@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId
 from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
-from policies.batching.base import NEVER_MS, Decision, Discipline, Dispatch, Drop, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -23,13 +23,13 @@ from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.dispatch.unserved import Unserved
 from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
-from roles.scheduler.loads import new_tallies
+from roles.scheduler.measured_rates import new_tallies
 
 BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 
 _NOTHING: Sequence[Send] = ()
-_NO_DECISIONS: Sequence[Decision] = ()
+_NO_DECISIONS: Sequence[BatchDecision] = ()
 
 
 class Batches:
@@ -65,11 +65,11 @@ class Batches:
 
     # ------------------------------------------------------------ decisions -> messages
 
-    def carry_out(self, decisions: Sequence[Decision], now_ms: float) -> list[Send]:
+    def carry_out(self, decisions: Sequence[BatchDecision], now_ms: float) -> list[Send]:
         """What the decisions mean for workers and frontends, and those that follow from what became of them."""
         actions: list[Send] = []
         while decisions:
-            following: Sequence[Decision] = _NO_DECISIONS
+            following: Sequence[BatchDecision] = _NO_DECISIONS
             for decision in decisions:
                 if type(decision) is Dispatch:
                     if more := self._dispatch(decision, now_ms, actions):
@@ -149,10 +149,10 @@ class Batches:
             for send in dropped(peer, model_id, told, code, reason)
         ]
 
-    def _take_queue(self, model_id: ModelId, now_ms: float) -> tuple[list[RequestRun], list[Decision]]:
+    def _take_queue(self, model_id: ModelId, now_ms: float) -> tuple[list[RequestRun], list[BatchDecision]]:
         """The discipline forgets a model: what of it was queued, and what else it decides."""
         queued: list[RequestRun] = []
-        decisions: list[Decision] = []
+        decisions: list[BatchDecision] = []
         self.withdrawals.forget_model(model_id)
         for decision in self._discipline.remove_model(model_id, now_ms):
             if isinstance(decision, Drop) and decision.model_id == model_id:
@@ -168,7 +168,7 @@ class Batches:
         for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
             self.tallies[model_id].withdrawn += count
 
-    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> Sequence[Decision]:
+    def _dispatch(self, dispatch: Dispatch, now_ms: float, actions: list[Send]) -> Sequence[BatchDecision]:
         slice_id, model_id, exec_ms = dispatch.slice_id, dispatch.model_id, dispatch.exec_ms
         frontend_ids = self._fleet.frontend_ids
         record = self._fleet.slices[slice_id]
@@ -266,9 +266,9 @@ class Batches:
             self.tallies[model_id].returned += sum(run.count for run in runs)
         self._again.append((model_id, runs))
 
-    def _arrive_again(self, now_ms: float) -> list[Decision]:
+    def _arrive_again(self, now_ms: float) -> list[BatchDecision]:
         """What was preempted or had no place waits again, unless nobody wants it or serves it any more."""
-        decisions: list[Decision] = []
+        decisions: list[BatchDecision] = []
         again, self._again = self._again, []
         for model_id, runs in again:
             if model_id in self._fleet.replicas:

@@ -11,7 +11,7 @@ from typing import Final
 
 from fabric.ids import ModelId, PeerId
 from policies.batching.base import NEVER_MS, RequestRun
-from roles.scheduler.loads import Tallies
+from roles.scheduler.measured_rates import Tallies
 
 WAITING_MAX: Final = 65_536  # requests of all models
 LOOK_EVERY_MS: Final = 20.0  # while any waits

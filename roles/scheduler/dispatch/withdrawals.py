@@ -13,7 +13,7 @@ from typing import Final
 from fabric.ids import FrontendId, ModelId, PeerId
 from fabric.messages import Withdraw
 from policies.batching.base import NEVER_MS, Discipline
-from roles.scheduler.loads import Tallies
+from roles.scheduler.measured_rates import Tallies
 
 AT_ONCE_MAX: Final = 1_000  # requests in a queue that is looked at for every message
 QUEUED_PER_MS: Final = (

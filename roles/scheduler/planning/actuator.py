@@ -22,7 +22,7 @@ OrderOf = Callable[[NodeId, SliceSpec], int]
 
 
 class Actuator:
-    """Changes fleet, beliefs and discipline together."""
+    """Changes fleet, batches and discipline together."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ One thing at a time: a plan is asked for (`make_plan.py`, in a process of its ow
 
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
-- a measured rate has drifted (`loads.py`, `planned_rates.py`; gpulet's thresholds and period);
+- a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
 - a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
 
 A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while.
@@ -41,7 +41,7 @@ from policies.placement.common.base import WHOLE_PERCENT
 from roles.runtime.core import PLANNER
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet
-from roles.scheduler.loads import Loads
+from roles.scheduler.measured_rates import MeasuredRates
 from roles.scheduler.planning.actuator import Actuator
 from roles.scheduler.planning.desired_state import (
     BUSY,
@@ -91,7 +91,7 @@ class Controller:
         settings: ControllerSettings,
         fleet: Fleet,
         actuator: Actuator,
-        loads: Loads,
+        loads: MeasuredRates,
         run_time_watch: RunTimeWatch,
         names: SliceNames,
     ) -> None:

@@ -1,6 +1,6 @@
 """A placement computed anew, as a value: what runs and what is wanted in, the moves between them out.
 
-It may take seconds (a MILP has 10), so a live scheduler has it done in a process of its own (`planner.py`); the
+It may take seconds (a MILP has 10), so a live scheduler has it done in a process of its own (`plan_launcher.py`); the
 simulator calls it as it is. Question and answer are messages, so a journal has both.
 """
 
@@ -38,7 +38,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.common.differ import MemoryOf, Move, Reorganisation, key_of, reorganised
 from roles.config.cluster import ClusterConfig, placed_models
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 SOURCE = "the running configuration"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fabric.ids import ModelId
-from roles.scheduler.loads import Loads, has_drifted, with_headroom
+from roles.scheduler.measured_rates import MeasuredRates, has_drifted, with_headroom
 from roles.scheduler.planning.desired_state import Desired
 
 
 class PlannedRates:
     """Of each model in r/s: what was placed for, which has room in it, and the rate that this followed."""
 
-    def __init__(self, declared_rps: Mapping[ModelId, float], loads: Loads) -> None:
+    def __init__(self, declared_rps: Mapping[ModelId, float], loads: MeasuredRates) -> None:
         self._loads = loads
         self._placed_rps = dict(declared_rps)
         self._followed_rps = dict(declared_rps)

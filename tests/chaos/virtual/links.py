@@ -9,7 +9,7 @@ from typing import Final
 
 from fabric import frames
 from fabric.codec import Buffer
-from fabric.curve import Guard
+from fabric.curve import LinkAccess
 from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import AnyMessage
@@ -293,27 +293,27 @@ class VirtualTransport:
         self._owner = owner
 
     def bind_peers(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> VirtualPeers:
         """A server's end."""
         del options, guard
         return VirtualPeers(self._network, self._owner, addresses)
 
     def bind_payload(
-        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: Guard | None = None
+        self, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
     ) -> VirtualPayloads:
         """A receiver of payload."""
         del options, guard
         return VirtualPayloads(self._network, self._owner, addresses)
 
     def connect(
-        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: Guard | None = None
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: LinkAccess | None = None
     ) -> VirtualServer:
         """A client's end."""
         del guard
         return VirtualServer(self._network, self._owner, own, server, addresses)
 
-    def push(self, options: PushOptions | None = None, guard: Guard | None = None) -> VirtualPush:
+    def push(self, options: PushOptions | None = None, guard: LinkAccess | None = None) -> VirtualPush:
         """A sender of payload."""
         del options, guard
         return VirtualPush(self._network, self._owner)

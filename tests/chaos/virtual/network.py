@@ -21,7 +21,7 @@ from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.sockets import new_counters
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 GIVEN_UP_AFTER_MS: Final = 5_000.0
 """Unacknowledged for so long, a connection ends (docs/wire.md)."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from roles.runtime.loop.drive import Driver, Role
+from roles.runtime.loop.driver import Driver, Role
 from tests.chaos.virtual.links import VirtualTransport
 from tests.chaos.virtual.network import End
 

@@ -24,7 +24,7 @@ from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
 from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.environment import RunDir
-from roles.runtime.loop.drive import Role
+from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import LinkSource, WatchedLinkSource
 from roles.runtime.process import RunFile, remove_run_file, write_run_file

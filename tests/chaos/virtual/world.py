@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fabric.ids import Incarnation, ModelId
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.runtime.environment import RunDir
 from roles.runtime.process_events import StopAsked
 from roles.scheduler.build import scheduler_core

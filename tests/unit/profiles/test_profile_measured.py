@@ -15,7 +15,7 @@ from profiles.model import TableProfile
 from profiles.profilers.plan import ShareRuns, percentile, powers_of_two, runs_of
 from profiles.requirements import Requirements
 from profiles.store import read_measured, read_profile, shipped_data, write_measured
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 SUBJECT = Subject(
     "resnet50", "ab" * 32, "cuda", "v100", "Tesla V100", "550.54", "2.11", "2026-11-21", ("no L2 counters",)

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.local.role_plans import is_better_together, role_plans
 from roles.config.cluster import ClusterConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 HERE = Path("/here")
 

@@ -12,7 +12,7 @@ from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.plan import Goods, Plan, Step, addresses_of, plan_up
 from deploy.ssh.wheels import OwnWheel, Wheel
 from fabric.keys import TRUSTED_FILE
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
 CLUSTER = {

@@ -21,7 +21,7 @@ from deploy.ssh.on_host.place import Place, file_system
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 
 @pytest.fixture

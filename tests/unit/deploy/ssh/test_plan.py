@@ -13,7 +13,7 @@ from deploy.ssh.facts import HostFacts, Unreachable
 from deploy.ssh.inventory import inventory_of
 from deploy.ssh.rollout import Ended, Rollout
 from fabric.errors import ConfigError
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage, lines
 
 

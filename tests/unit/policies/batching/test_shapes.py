@@ -8,9 +8,9 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.batching.base import BatchModel
+from policies.batching.batch_times import cost_table, exec_table, lead_table
 from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.speed_classes import SpeedClasses
-from policies.batching.moments import cost_table, exec_table, lead_table
 from tests.scheduler_stage import SHAPES
 
 RATES_RPS = (0.2, 20.0, 2_000.0, 1e6)

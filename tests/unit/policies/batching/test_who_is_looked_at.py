@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from policies.batching.base import Delay
+from policies.batching.baselines.baseline import Baseline
 from policies.batching.disciplines.clockwork import Clockwork
 from policies.batching.disciplines.deferred import Deferred
 from policies.batching.disciplines.eager import Eager
 from policies.batching.disciplines.shepherd import Shepherd
 from policies.batching.disciplines.tenuto import Tenuto
 from policies.batching.matchmaking.model_state import ModelPlan
-from policies.batching.rivals.rival import Rival
 from tests.batching_stage import Stage, hosted, linear
 
 
@@ -98,7 +98,7 @@ def test_who_has_a_longer_way_is_served_though_somebody_else_stood_in_front(how:
 @pytest.mark.parametrize("make", [Clockwork, Shepherd])
 @pytest.mark.parametrize("how", ["withdrawn", "given up"])
 def test_an_idle_slice_runs_what_stood_behind_a_head_that_only_a_fast_one_could_run(
-    make: type[Rival], how: str
+    make: type[Baseline], how: str
 ) -> None:
     stage = Stage(make())
     stage.model("a", 500.0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from fabric.ids import ModelId, NodeId
-from policies.batching.sharded import components
+from policies.batching.per_subcluster import components
 from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.model import LinearProfile

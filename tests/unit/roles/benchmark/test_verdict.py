@@ -14,7 +14,7 @@ from fabric.messages import ModelInfo, TensorInfo
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, inputs_for
 from roles.benchmark.verdict import judge
 from roles.config.cluster import ClusterConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.scheduler.settings import settings_from
 from roles.workload.outcomes import Window
 

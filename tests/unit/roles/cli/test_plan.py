@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from fabric.errors import ConfigError
 from policies.placement import PLACEMENTS
 from roles.cli.plan import plan
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 from roles.scheduler.settings import settings_from
 
 LINE = {"alpha_ms": 1, "beta_ms": 5, "max_batch": 32}

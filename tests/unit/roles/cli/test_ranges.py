@@ -19,7 +19,7 @@ from policies.batching import DISCIPLINES
 from policies.placement import PLACEMENTS
 from roles.cli.group import COMMANDS, LazyGroup
 from roles.cli.options import FloatRange, IntRange, OutputPath, echo_json
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.config.sections import SECTIONS
 
 BAD = (math.nan, math.inf, -math.inf, 1e300, -1e300, 10**400, -(10**400))

@@ -16,8 +16,8 @@ from fabric.messages import LoaderSpec
 from profiles.interference import Running
 from profiles.model import ModelProfile
 from roles.config.cluster import ModelConfig, PolicyChoice
-from roles.config.load import config_origins, load_config, parse_config
 from roles.config.rates import model_rates
+from roles.config.read_config import config_origins, load_config, parse_config
 from roles.scheduler.settings import settings_from
 
 HERE = Path("/nowhere")

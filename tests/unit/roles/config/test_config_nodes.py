@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fabric.errors import ConfigError
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 
 MODELS = [{"name": "m", "slo_ms": 50, "profile": {"alpha_ms": 1, "beta_ms": 1}}]
 

@@ -9,7 +9,7 @@ import pytest
 from fabric.errors import ConfigError
 from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, require_keys
 from roles.config.cluster import ClusterConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.runtime.host_address import address_of_interface, own_address
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}

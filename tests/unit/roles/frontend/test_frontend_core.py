@@ -49,7 +49,7 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.margins import less_return
+from roles.frontend.return_margin import less_return
 from roles.runtime.core import Lost, Tick
 from tests.builders import (
     BOOT,

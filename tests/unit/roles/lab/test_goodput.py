@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.lab.goodput import Bisection, Goodput, Question, bound_rps, find_goodput, question_of
 
 RESNET = {

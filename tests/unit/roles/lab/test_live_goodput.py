@@ -8,7 +8,7 @@ import pytest
 
 from fabric.errors import PeerLost
 from roles.benchmark.targets import default_processes, one_of_each
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.lab.goodput import Question, find_goodput, question_of
 from roles.lab.live_goodput import InlineExecutor
 

@@ -18,7 +18,7 @@ from roles.cli.replay import replay
 from roles.runtime.core import Tick
 from roles.runtime.defects import EVENT_CHARS_MAX, FILES_MAX, DefectReport
 from roles.runtime.exit_codes import EXIT_DEFECT
-from roles.runtime.loop.drive import RECENT_MAX, Driver, Role
+from roles.runtime.loop.driver import RECENT_MAX, Driver, Role
 from tests.scarcity import full_disk
 
 
@@ -126,9 +126,9 @@ def test_a_process_ends_at_once_with_its_own_code_and_one_line(tmp_path: Path) -
         from pathlib import Path
         from fabric.clock import MonotonicClock
         from roles.runtime.defects import DefectReport
-        from roles.runtime.loop.drive import Driver
+        from roles.runtime.loop.driver import Driver
         from tests.unit.roles.runtime.test_defects import Fragile, Numbers
-        from roles.runtime.loop.drive import Role
+        from roles.runtime.loop.driver import Role
         threading.Thread(target=time.sleep, args=(60,)).start()
         atexit.register(print, "an end in order")
         def say_when(): print(time.monotonic(), flush=True)

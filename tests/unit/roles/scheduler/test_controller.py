@@ -42,7 +42,7 @@ from fabric.messages import (
     replaced,
 )
 from roles.config.cluster import PolicyChoice
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fabric.messages import PlanAsked
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.scheduler.planning.make_plan import make_plan
 
 MODELS = [

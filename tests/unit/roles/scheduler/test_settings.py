@@ -10,7 +10,7 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
-from roles.config.load import ClusterConfig, parse_config
+from roles.config.read_config import ClusterConfig, parse_config
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import workload_of

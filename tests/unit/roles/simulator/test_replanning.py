@@ -11,7 +11,7 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.batching import DISCIPLINES
-from roles.config.load import ClusterConfig, parse_config
+from roles.config.read_config import ClusterConfig, parse_config
 from roles.simulator.replanning import simulate_replanning
 from roles.simulator.simulation import SimulatedRun
 from roles.workload.arrivals import ArrivalSource, Workload

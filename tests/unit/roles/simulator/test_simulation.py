@@ -14,7 +14,7 @@ import pytest
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from roles.config.cluster import ClusterConfig
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import NO_PRIORITY, workload_of
 from roles.workload.outcomes import Window

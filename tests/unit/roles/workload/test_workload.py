@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.workload.arrivals import NO_PRIORITY, ArrivalSource, Trace, Workload, read_trace, workload_of
 
 A, B = ModelId("a"), ModelId("b")

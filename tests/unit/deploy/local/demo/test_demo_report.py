@@ -9,7 +9,7 @@ from rich.console import Console
 
 from deploy.local.demo.command import CONFIG, Account, accounts_table, verdict_of
 from roles.config.cluster import ClusterConfig
-from roles.config.load import load_config
+from roles.config.read_config import load_config
 
 HEADINGS = (
     *("model", "sent", "answered", "late", "expired", "refused"),

@@ -11,7 +11,7 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec
 from profiles.interference import Running
-from roles.config.load import parse_config
+from roles.config.read_config import parse_config
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, LoadFailed
 from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.scheduler.settings import settings_from

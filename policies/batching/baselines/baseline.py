@@ -1,4 +1,4 @@
-"""What the rival disciplines have in common: models, slices, lines of waiting requests, timers.
+"""What the baseline disciplines have in common: models, slices, lines of waiting requests, timers.
 
 They are here to be compared with, and because some placements assume them; they are written to be read beside
 their papers, and unlike the central matchmaker some look at every model or slice per batch.
@@ -13,46 +13,48 @@ from heapq import heapify, heappop, heappush
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
     NEVER_MS,
+    BatchDecision,
     BatchModel,
     BatchSlice,
-    Decision,
     Dispatch,
     Drop,
     RequestRun,
 )
-from policies.batching.moments import EPSILON_MS, exec_at_ms, exec_table
-from policies.batching.rivals.state import Line, RivalModel, RivalSlice, Timer
+from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
+from policies.batching.batch_times import EPSILON_MS, exec_at_ms, exec_table
 from policies.batching.run_queue import RunQueue
 
-NOTHING: tuple[Decision, ...] = ()
+NOTHING: tuple[BatchDecision, ...] = ()
 
 
-class Rival(ABC):
+class Baseline(ABC):
     """Keeps the books; a subclass says where a request lines up and what a free slice does."""
 
     def __init__(self) -> None:
-        self._models: dict[ModelId, RivalModel] = {}
-        self._slices: dict[SliceId, RivalSlice] = {}
+        self._models: dict[ModelId, BaselineModel] = {}
+        self._slices: dict[SliceId, BaselineSlice] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._serial = 0
 
-    # ------------------------------------------------------------ what a rival decides
+    # ------------------------------------------------------------ what a baseline decides
 
     @abstractmethod
-    def _line_up(self, state: RivalModel, run: RequestRun, now_ms: float, out: list[Decision]) -> None:
+    def _line_up(
+        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+    ) -> None:
         """A run whose inputs are ready wants to be served."""
 
     @abstractmethod
-    def _slice_due(self, slice_: RivalSlice, now_ms: float, out: list[Decision]) -> None:
+    def _slice_due(self, slice_: BaselineSlice, now_ms: float, out: list[BatchDecision]) -> None:
         """A slice is free, or will be within the delay of its models."""
 
-    def _fleet_changed(self, now_ms: float, out: list[Decision]) -> None:  # noqa: B027  not every rival cares
+    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:  # noqa: B027  not every baseline cares
         """Models or slices have come or gone."""
 
     # ------------------------------------------------------------ Discipline
 
     def set_guard_ms(self, guard_ms: float) -> None:  # noqa: B027  of the shape of `Discipline`
-        """No rival has a guard."""
+        """No baseline has a guard."""
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
@@ -60,17 +62,17 @@ class Rival(ABC):
         if known is not None:
             known.model = model
             return
-        state = RivalModel(model, lambda at_ms, out: self._ready(state, at_ms, out))
+        state = BaselineModel(model, lambda at_ms, out: self._ready(state, at_ms, out))
         self._models[model.model_id] = state
         for slice_ in self._slices.values():
             if model.model_id in slice_.hosted:
                 state.hosts[slice_.slice_id] = slice_
         self._model_added(state, now_ms)
 
-    def _model_added(self, state: RivalModel, now_ms: float) -> None:  # noqa: B027  not every rival cares
+    def _model_added(self, state: BaselineModel, now_ms: float) -> None:  # noqa: B027  not every baseline cares
         """A model is new; its slices are known already."""
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         state = self._models.pop(model_id, None)
         if state is None:
@@ -81,20 +83,20 @@ class Rival(ABC):
             line.expiry.armed_at_ms = NEVER_MS
         state.unready.clear()
         state.ready.armed_at_ms = NEVER_MS
-        out: list[Decision] = [Drop(model_id, runs, is_expired=False)] if runs else []
+        out: list[BatchDecision] = [Drop(model_id, runs, is_expired=False)] if runs else []
         self._fleet_changed(now_ms, out)
         return out
 
-    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         known = self._slices.get(slice_.slice_id)
         if known is not None and known.hosted.keys() == {model.model_id for model in slice_.hosted}:
             self._set_tables(known, slice_)
             self._free_from(known, slice_.free_at_ms, now_ms)
         else:
             displaced = self._forget(slice_.slice_id)
-            added = RivalSlice(slice_, lambda at_ms, out: self._slice_due(added, at_ms, out))
+            added = BaselineSlice(slice_, lambda at_ms, out: self._slice_due(added, at_ms, out))
             self._slices[slice_.slice_id] = added
             for model in slice_.hosted:
                 if (state := self._models.get(model.model_id)) is not None:
@@ -106,9 +108,9 @@ class Rival(ABC):
         out.extend(self.tick(now_ms))
         return out
 
-    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         displaced = [one for slice_id in slice_ids for one in self._forget(slice_id)]
         self._fleet_changed(now_ms, out)
         self._line_up_again(displaced, now_ms, out)
@@ -118,7 +120,7 @@ class Rival(ABC):
                 self._look_again(line, now_ms)
         return out
 
-    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         slice_ = self._slices.get(slice_id)
         if slice_ is None or slice_.free_at_ms == free_at_ms:
@@ -126,7 +128,7 @@ class Rival(ABC):
         self._free_from(slice_, free_at_ms, now_ms)
         return self.tick(now_ms)
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         state = self._models[model_id]
         if run.ready_at_ms > now_ms:
@@ -136,13 +138,13 @@ class Rival(ABC):
             heappush(state.unready, (run.ready_at_ms, state.serial, run))
             self._arm(state.ready, state.unready[0][0])
             return NOTHING
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         self._line_up(state, run, now_ms, out)
         return out or NOTHING
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         return [decision for run in runs for decision in self.arrive(model_id, run, now_ms)]
 
@@ -182,9 +184,9 @@ class Rival(ABC):
                 forgotten[model_id] = count
         return forgotten
 
-    def tick(self, now_ms: float) -> Sequence[Decision]:
+    def tick(self, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
             at_ms, _, timer = heappop(timers)
@@ -224,7 +226,7 @@ class Rival(ABC):
         if line.queue.count:
             self._arm(line.expiry, now_ms)
 
-    def _new_line(self, state: RivalModel, home: RivalSlice | None) -> Line:
+    def _new_line(self, state: BaselineModel, home: BaselineSlice | None) -> Line:
         line = Line(state, home, lambda at_ms, out: self._expire(line, at_ms, out))
         state.lines.append(line)
         return line
@@ -242,7 +244,7 @@ class Rival(ABC):
             if at_ms < line.expiry.armed_at_ms:
                 self._arm(line.expiry, at_ms)
 
-    def _expire(self, line: Line, now_ms: float, out: list[Decision]) -> None:
+    def _expire(self, line: Line, now_ms: float, out: list[BatchDecision]) -> None:
         """Drop what can no longer finish even alone, and watch over the next one."""
         queue = line.queue
         alone_ms = line.model.alone_ms(line.home)
@@ -252,7 +254,13 @@ class Rival(ABC):
             self._arm(line.expiry, max(now_ms, queue.runs[0].deadline_at_ms - alone_ms) + EPSILON_MS)
 
     def _send(
-        self, line: Line, slice_: RivalSlice, size: int, reason: str, now_ms: float, out: list[Decision]
+        self,
+        line: Line,
+        slice_: BaselineSlice,
+        size: int,
+        reason: str,
+        now_ms: float,
+        out: list[BatchDecision],
     ) -> Dispatch:
         """Send the first `size` requests of a line, and look at the slice again when it is nearly free."""
         state = line.model
@@ -275,7 +283,7 @@ class Rival(ABC):
         self._free_from(slice_, start_at_ms + exec_ms, now_ms)
         return dispatch
 
-    def _free_from(self, slice_: RivalSlice, free_at_ms: float, now_ms: float) -> None:
+    def _free_from(self, slice_: BaselineSlice, free_at_ms: float, now_ms: float) -> None:
         slice_.free_at_ms = free_at_ms
         leads_ms = [
             state.lead_ms(1)
@@ -286,7 +294,7 @@ class Rival(ABC):
 
     # ------------------------------------------------------------ own business
 
-    def _set_tables(self, slice_: RivalSlice, given: BatchSlice) -> None:
+    def _set_tables(self, slice_: BaselineSlice, given: BatchSlice) -> None:
         slice_.order = given.order
         for model in given.hosted:
             known = slice_.hosted.get(model.model_id)
@@ -294,7 +302,7 @@ class Rival(ABC):
                 slice_.tables[model.model_id] = exec_table(model.exec_ms)
             slice_.hosted[model.model_id] = model
 
-    def _ready(self, state: RivalModel, now_ms: float, out: list[Decision]) -> None:
+    def _ready(self, state: BaselineModel, now_ms: float, out: list[BatchDecision]) -> None:
         unready = state.unready
         while unready and unready[0][0] <= now_ms:
             _, _, run = heappop(unready)
@@ -302,13 +310,13 @@ class Rival(ABC):
         if unready:
             self._arm(state.ready, unready[0][0])
 
-    def _forget(self, slice_id: SliceId) -> list[tuple[RivalModel, RequestRun]]:
+    def _forget(self, slice_id: SliceId) -> list[tuple[BaselineModel, RequestRun]]:
         """Take a slice away; what had lined up for it alone comes back."""
         slice_ = self._slices.pop(slice_id, None)
         if slice_ is None:
             return []
         slice_.free.armed_at_ms = NEVER_MS
-        displaced: list[tuple[RivalModel, RequestRun]] = []
+        displaced: list[tuple[BaselineModel, RequestRun]] = []
         for model_id in slice_.hosted:
             state = self._models.get(model_id)
             if state is None:
@@ -319,7 +327,7 @@ class Rival(ABC):
         return displaced
 
     def _line_up_again(
-        self, displaced: list[tuple[RivalModel, RequestRun]], now_ms: float, out: list[Decision]
+        self, displaced: list[tuple[BaselineModel, RequestRun]], now_ms: float, out: list[BatchDecision]
     ) -> None:
         for state, run in displaced:
             self._line_up(state, run, now_ms, out)

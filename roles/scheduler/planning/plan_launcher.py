@@ -26,7 +26,7 @@ _READ_BYTES = 65_536
 _WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open
 
 
-class Planner(Mailbox[Heard]):
+class PlanLauncher(Mailbox[Heard]):
     """Makes one plan at a time, as a source of the driver. Whatever becomes of the process, there is one answer."""
 
     def __init__(self, limit_s: float = LIMIT_S, command: Sequence[str] = PLAN_COMMAND) -> None:

@@ -32,10 +32,10 @@ from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.simulator.fast_world import AGAIN_FROM, FastWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.traffic import ModelTraffic
-from roles.simulator.world import AGAIN_FROM, World
 
 MODEL = ModelId("m")
 NODE = NodeId("n")
@@ -134,12 +134,12 @@ def play(
     device: DeviceModel | None = None,
     gpus: int = 1,
     frontends: int = 1,
-) -> tuple[World, ModelTraffic]:
+) -> tuple[FastWorld, ModelTraffic]:
     traffic = ModelTraffic(MODEL, 20.0, np.array(arrived_at_ms))
     infos = tuple(GpuInfo(gpu, "generic", "emulated") for gpu in range(gpus))
     node = SimulatedNode(NODE, infos, (device or DeviceModel({MODEL: PROFILE}),) * gpus)
     network = network or NetworkModel()
-    world = World(scheduler, SimulatedHardware((node,), Network(network, 1), frontends), [traffic])
+    world = FastWorld(scheduler, SimulatedHardware((node,), Network(network, 1), frontends), [traffic])
     world.run()
     return world, traffic
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fabric.ids import PeerId
-from fabric.transit import TransitMeter
+from fabric.transit_time import TransitMeter
 
 PEER = PeerId("frontend-0/1")
 AHEAD_MS = 1e6  # the foreign clock's offset

@@ -47,7 +47,7 @@ from roles.config.cluster import (
 )
 from roles.config.documents import read_document
 from roles.config.hosts import checked_deploy, checked_places
-from roles.config.loaders import loader_spec
+from roles.config.model_loaders import loader_spec
 from roles.config.origins import policy_settings, section_settings
 from roles.config.rates import Steps, model_rates
 from roles.config.sections import (

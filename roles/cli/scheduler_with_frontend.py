@@ -11,7 +11,7 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
-from roles.runtime.loop.drive import Role, run_roles
+from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.process import StopSignal
 from roles.scheduler.shell import Recording, SchedulerShell, Written
 

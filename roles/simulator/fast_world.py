@@ -44,7 +44,7 @@ from fabric.messages import (
     SliceReady,
 )
 from roles.frontend.arrivals import cut_runs
-from roles.frontend.margins import ReturnPath
+from roles.frontend.return_margin import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
@@ -74,7 +74,7 @@ class _Returned:
     due_at_ms: float
 
 
-class World:
+class FastWorld:
     """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the rival disciplines keep about models and slices (see `rival.py`)."""
+"""What the baseline disciplines keep about models and slices (see `baseline.py`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import NEVER_MS, BatchModel, BatchSlice, Decision, HostedModel, RequestRun
-from policies.batching.moments import Table, delay_ms
+from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, HostedModel, RequestRun
+from policies.batching.batch_times import Table, delay_ms
 from policies.batching.run_queue import RunQueue
 
-Act = Callable[[float, list[Decision]], None]
+Act = Callable[[float, list[BatchDecision]], None]
 
 
 class Timer:
@@ -28,21 +28,21 @@ class Line:
 
     __slots__ = ("expiry", "home", "model", "queue")
 
-    def __init__(self, model: RivalModel, home: RivalSlice | None, expiry: Act) -> None:
+    def __init__(self, model: BaselineModel, home: BaselineSlice | None, expiry: Act) -> None:
         self.model = model
         self.home = home
         self.queue = RunQueue()
         self.expiry = Timer(expiry)
 
 
-class RivalModel:
+class BaselineModel:
     """A model, the slices that host it, and everything of it that waits."""
 
     __slots__ = ("hosts", "lines", "model", "ready", "serial", "unready")
 
     def __init__(self, model: BatchModel, ready: Act) -> None:
         self.model = model
-        self.hosts: dict[SliceId, RivalSlice] = {}
+        self.hosts: dict[SliceId, BaselineSlice] = {}
         self.lines: list[Line] = []
         self.unready: list[tuple[float, int, RequestRun]] = []
         self.serial = 0
@@ -57,15 +57,15 @@ class RivalModel:
         """delay(b) of the model."""
         return delay_ms(self.model.delay, batch_size)
 
-    def alone_ms(self, home: RivalSlice | None) -> float:
+    def alone_ms(self, home: BaselineSlice | None) -> float:
         """What one request needs at least, there or on the best of its slices; 0 without one."""
         hosts = [home] if home is not None else self.hosts.values()
         times_ms = [host.tables[self.model_id][1] for host in hosts]
         return self.lead_ms(1) + min(times_ms) if times_ms else 0.0
 
 
-class RivalSlice:
-    """A slice and what is believed of it."""
+class BaselineSlice:
+    """A slice and what is known of it."""
 
     __slots__ = ("free", "free_at_ms", "hosted", "order", "slice_id", "tables")
 

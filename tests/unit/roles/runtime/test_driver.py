@@ -11,7 +11,7 @@ import pytest
 from fabric.clock import MonotonicClock
 from fabric.messages import StatusListed
 from roles.runtime.core import Tick
-from roles.runtime.loop.drive import COLLECT_AT_LAST_MS, TURN_LIMIT, YOUNG_MAX, Driver, DriverStats, Role
+from roles.runtime.loop.driver import COLLECT_AT_LAST_MS, TURN_LIMIT, YOUNG_MAX, Driver, DriverStats, Role
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import Heard
-from roles.runtime.loop.drive import Driver, Role
-from roles.scheduler.planning.planner import PLAN_COMMAND, Planner
+from roles.runtime.loop.driver import Driver, Role
+from roles.scheduler.planning.plan_launcher import PLAN_COMMAND, PlanLauncher
 from tests.integration.proc import CLOCK, WAIT_MS
 from tests.scarcity import no_descriptors
 
@@ -39,7 +39,7 @@ class Answers:
 
 
 def answer(command: Sequence[str] = PLAN_COMMAND, limit_s: float = 60.0) -> PlanMade:
-    planner, core = Planner(limit_s, command), Answers()
+    planner, core = PlanLauncher(limit_s, command), Answers()
     driver = Driver([Role[Heard, None](core, [planner], lambda _: None)], CLOCK)
     until_ms = CLOCK.now_ms() + WAIT_MS
     try:
@@ -123,7 +123,7 @@ def test_a_process_that_cannot_be_started_is_an_answer() -> None:
 
 
 def test_no_descriptors_for_a_process_are_an_answer() -> None:
-    planner = Planner()
+    planner = PlanLauncher()
     try:
         with no_descriptors():
             planner.start(ASKED)

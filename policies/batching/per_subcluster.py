@@ -14,9 +14,9 @@ from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
     NEVER_MS,
     QUIET,
+    BatchDecision,
     BatchModel,
     BatchSlice,
-    Decision,
     Discipline,
     Dispatch,
     Drop,
@@ -39,13 +39,13 @@ def components(hosted: Iterable[Collection[ModelId]]) -> list[frozenset[ModelId]
     return [frozenset(component) for component in found if component]
 
 
-def sharded(make: Callable[[], Discipline], hosted: Iterable[Collection[ModelId]]) -> Discipline:
+def per_subcluster(make: Callable[[], Discipline], hosted: Iterable[Collection[ModelId]]) -> Discipline:
     """A discipline for slices that host these models: the plain one, or one for each component."""
     found = components(hosted)
-    return make() if len(found) < 2 else Sharded([make() for _ in found], found)
+    return make() if len(found) < 2 else PerSubcluster([make() for _ in found], found)
 
 
-class Sharded:
+class PerSubcluster:
     """One inner discipline per component. A model of none of them belongs to the first.
 
     Should a slice come that hosts models of several, these become one: its models must have one queue each,
@@ -64,7 +64,7 @@ class Sharded:
         self._slice_shard: dict[SliceId, int] = {}
         self._free_at_ms: dict[
             SliceId, float
-        ] = {}  # as the inner disciplines believe; for a shard that moves
+        ] = {}  # as the inner disciplines have them; for a shard that moves
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
@@ -73,15 +73,15 @@ class Sharded:
         self._inner[shard].add_model(model, now_ms)
         self._done(shard, ())
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[Decision]:
+    def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`. Added again, it goes where it was: slices that host it may still be there."""
         self._models.pop(model_id, None)
         shard = self._shard_of.get(model_id, 0)
         return self._done(shard, self._inner[shard].remove_model(model_id, now_ms))
 
-    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[Decision]:
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`. A slice that connects shards makes them one; a slice may also change its shard."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         shards = sorted({self._shard_of.setdefault(model.model_id, 0) for model in slice_.hosted}) or [0]
         for other in shards[1:]:
             out.extend(self._merge(other, shards[0], now_ms))
@@ -93,7 +93,7 @@ class Sharded:
         out.extend(self._done(shard, self._inner[shard].add_slice(slice_, now_ms)))
         return out
 
-    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[Decision]:
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         gone: dict[int, list[SliceId]] = {}
         for slice_id in slice_ids:
@@ -101,12 +101,12 @@ class Sharded:
             if shard is not None:
                 del self._slices[slice_id], self._free_at_ms[slice_id]
                 gone.setdefault(shard, []).append(slice_id)
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         for shard, its_slices in gone.items():
             out.extend(self._done(shard, self._inner[shard].remove_slices(its_slices, now_ms)))
         return out
 
-    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         shard = self._shard_of[model_id]
         decisions = self._inner[shard].arrive(model_id, run, now_ms)
@@ -114,7 +114,7 @@ class Sharded:
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
-    ) -> Sequence[Decision]:
+    ) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         shard = self._shard_of[model_id]
         return self._done(shard, self._inner[shard].arrive_again(model_id, runs, now_ms))
@@ -135,7 +135,7 @@ class Sharded:
             self._done(shard, ())
         return forgotten
 
-    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[Decision]:
+    def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         shard = self._slice_shard.get(slice_id)
         if shard is None:
@@ -149,9 +149,9 @@ class Sharded:
             inner.set_guard_ms(guard_ms)
             self._done(shard, ())
 
-    def tick(self, now_ms: float) -> Sequence[Decision]:
+    def tick(self, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`. Only those that asked for it are called."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         for shard, wake_at_ms in enumerate(self._wakes):
             if wake_at_ms <= now_ms:
                 out.extend(self._done(shard, self._inner[shard].tick(now_ms)))
@@ -166,8 +166,8 @@ class Sharded:
         """See `Discipline`."""
         return self._inner[self._shard_of.get(model_id, 0)].queued(model_id)
 
-    def _done(self, shard: int, decisions: Sequence[Decision]) -> Sequence[Decision]:
-        """After each call to an inner discipline: its next moment, and what it now believes of its slices."""
+    def _done(self, shard: int, decisions: Sequence[BatchDecision]) -> Sequence[BatchDecision]:
+        """After each call to an inner discipline: its next moment, and when it now expects its slices to be free."""
         for decision in decisions:
             if type(decision) is Dispatch:
                 self._free_at_ms[decision.slice_id] = decision.start_at_ms + decision.exec_ms
@@ -182,9 +182,9 @@ class Sharded:
                 self._wake_at_ms = min(self._wakes)
         return decisions
 
-    def _merge(self, source: int, target: int, now_ms: float) -> list[Decision]:
+    def _merge(self, source: int, target: int, now_ms: float) -> list[BatchDecision]:
         """Hand everything of one shard to another, through the interface itself: models, slices, then queues."""
-        out: list[Decision] = []
+        out: list[BatchDecision] = []
         moved = [model_id for model_id, shard in self._shard_of.items() if shard == source]
         slices = [slice_id for slice_id, shard in self._slice_shard.items() if shard == source]
         out.extend(self._done(source, self._inner[source].remove_slices(slices, now_ms)))

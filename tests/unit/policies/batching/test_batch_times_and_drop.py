@@ -9,14 +9,14 @@ import pytest
 
 from fabric.ids import FrontendId
 from policies.batching.base import Delay, RequestRun
-from policies.batching.drop import fallback_target, suffix_size, target_size
-from policies.batching.moments import (
+from policies.batching.batch_times import (
     cost_table,
     exec_at_ms,
     exec_table,
     latest_at_ms,
     lead_table,
 )
+from policies.batching.drop import fallback_target, suffix_size, target_size
 from tests.batching_stage import linear
 
 SYMPHONY_3_3 = exec_table(linear(1, 5, 64))

@@ -1,4 +1,4 @@
-"""The rivals, each by what Symphony or the thesis says of it."""
+"""The papers' baselines, each by what Symphony or the thesis says of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from fabric.ids import ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import Delay
-from policies.batching.moments import exec_table
-from policies.batching.rivals.squishy import Bin, ModelLoad, pack, saturated_size, spread
+from policies.batching.baselines.squishy import Bin, ModelLoad, pack, saturated_size, spread
+from policies.batching.batch_times import exec_table
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)  # l(b) = b + 5
@@ -285,10 +285,10 @@ def test_nexus_reassigns_slices_by_measured_rates() -> None:
 
 # ---------------------------------------------------------------- all
 
-RIVALS = [("fixed", {"batch": 1}), ("clockwork", {}), ("shepherd", {}), ("nexus", {})]
+BASELINES = [("fixed", {"batch": 1}), ("clockwork", {}), ("shepherd", {}), ("nexus", {})]
 
 
-@pytest.mark.parametrize(("name", "options"), RIVALS)
+@pytest.mark.parametrize(("name", "options"), BASELINES)
 def test_requests_wait_for_their_inputs_and_slices_are_used_as_they_come(
     name: str, options: dict[str, Any]
 ) -> None:
@@ -300,7 +300,7 @@ def test_requests_wait_for_their_inputs_and_slices_are_used_as_they_come(
     assert starts(to) == [(10.0, "s0", [1])]
 
 
-@pytest.mark.parametrize(("name", "options"), RIVALS)
+@pytest.mark.parametrize(("name", "options"), BASELINES)
 def test_a_batch_is_sent_ahead_by_the_delay(name: str, options: dict[str, Any]) -> None:
     to = stage(name, **options)
     to.model("m", 40.0, Delay(control_ms=2.0))
@@ -310,7 +310,7 @@ def test_a_batch_is_sent_ahead_by_the_delay(name: str, options: dict[str, Any]) 
     assert [(batch.sent_at_ms, batch.start_at_ms) for batch in to.batches] == [(0.0, 2.0), (6.0, 8.0)]
 
 
-@pytest.mark.parametrize(("name", "options"), RIVALS)
+@pytest.mark.parametrize(("name", "options"), BASELINES)
 def test_what_waits_for_a_slice_that_goes_is_served_elsewhere(name: str, options: dict[str, Any]) -> None:
     to = stage(name, slices=2, **options)
     for _ in range(4):

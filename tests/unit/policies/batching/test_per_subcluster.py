@@ -8,16 +8,16 @@ import pytest
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching import make_discipline
 from policies.batching.base import (
+    BatchDecision,
     BatchModel,
     BatchSlice,
-    Decision,
     Discipline,
     Dispatch,
     Drop,
     HostedModel,
     RequestRun,
 )
-from policies.batching.sharded import Sharded, components, sharded
+from policies.batching.per_subcluster import PerSubcluster, components, per_subcluster
 
 FRONTEND = FrontendId("frontend-0/0")
 EXEC_MS = tuple(float(b + 5) for b in range(1, 33))
@@ -43,15 +43,15 @@ def with_models(discipline: Discipline, *models: ModelId) -> Discipline:
     return discipline
 
 
-def two_shards() -> Sharded:
-    discipline = with_models(Sharded([make(), make()], [{A, B}, {C}]), A, B, C)
+def two_shards() -> PerSubcluster:
+    discipline = with_models(PerSubcluster([make(), make()], [{A, B}, {C}]), A, B, C)
     discipline.add_slice(batch_slice(0, A, B), 0.0)
     discipline.add_slice(batch_slice(1, C), 0.0)
-    assert isinstance(discipline, Sharded)
+    assert isinstance(discipline, PerSubcluster)
     return discipline
 
 
-def sent(decisions: Sequence[Decision]) -> list[tuple[SliceId, ModelId, int]]:
+def sent(decisions: Sequence[BatchDecision]) -> list[tuple[SliceId, ModelId, int]]:
     return [(d.slice_id, d.model_id, d.batch_size) for d in decisions if isinstance(d, Dispatch)]
 
 
@@ -75,9 +75,9 @@ def test_models_that_share_a_slice_directly_or_by_others_are_one_component() -> 
 
 
 def test_one_component_uses_the_plain_discipline() -> None:
-    assert not isinstance(sharded(make, [[A, B]] * 4), Sharded)
-    assert not isinstance(sharded(make, []), Sharded)
-    assert isinstance(sharded(make, [[A, B], [C], [A, B]]), Sharded)
+    assert not isinstance(per_subcluster(make, [[A, B]] * 4), PerSubcluster)
+    assert not isinstance(per_subcluster(make, []), PerSubcluster)
+    assert isinstance(per_subcluster(make, [[A, B], [C], [A, B]]), PerSubcluster)
 
 
 # ---------------------------------------------------------------- routing
@@ -151,7 +151,7 @@ def test_a_slice_may_change_its_shard() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_independent_dispatchers_decide_as_one_for_all_would(name: str, seed: int) -> None:
     groups = [(A, B), (C,), (D,)]
-    divided = with_models(Sharded([make_discipline(name) for _ in groups], groups), A, B, C, D)
+    divided = with_models(PerSubcluster([make_discipline(name) for _ in groups], groups), A, B, C, D)
     whole = with_models(make_discipline(name), A, B, C, D)
     slices = [batch_slice(number, *groups[number % 3]) for number in range(6)]
     for one in slices:
@@ -159,7 +159,7 @@ def test_independent_dispatchers_decide_as_one_for_all_would(name: str, seed: in
         whole.add_slice(one, 0.0)
     draw = random.Random(seed)
     now_ms, seq = 0.0, 0
-    out: tuple[list[Decision], list[Decision]] = ([], [])
+    out: tuple[list[BatchDecision], list[BatchDecision]] = ([], [])
     for _ in range(1500):
         now_ms += draw.expovariate(2.0)
         for discipline, decisions in zip((divided, whole), out, strict=True):

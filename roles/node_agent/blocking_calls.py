@@ -15,7 +15,7 @@ from roles.runtime.loop.mailbox import Mailbox
 EventT = TypeVar("EventT")
 
 
-class Background(Mailbox[EventT]):
+class BlockingCalls(Mailbox[EventT]):
     """A source of the driver: gives what the calls returned."""
 
     def run(self, call: Callable[[], EventT]) -> None:

@@ -51,7 +51,7 @@ class _Past:
     readings: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_LOOKS))
 
 
-class Loads:
+class MeasuredRates:
     """Looked at about once a second."""
 
     def __init__(self, tallies: Tallies) -> None:
