@@ -143,7 +143,7 @@ class Central(Matchmaker):
         """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
         return self._take_on(state, run, now_ms)
 
-    def _take_on(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[Decision]:
+    def _take_on(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """It is admitted."""
         if run.priority is not None:
             state.queue.has_priorities = True
