@@ -171,7 +171,7 @@ class SocketLink(ABC):
         return self._monitor
 
     def receive(self, limit: int) -> Sequence[Received]:
-        """At most `limit` messages. Garbage counts against the limit, so that a flood of it cannot hold us."""
+        """At most `limit` messages. What is not heard counts against the limit, so that a flood of it cannot hold us."""
         came, self._came = self._came, []
         self._follow_keys()
         taken = headers_size = 0
@@ -188,8 +188,8 @@ class SocketLink(ABC):
             self._counters["bytes_in"] += frames.size_of(whole.parts[self.routes :])
             try:
                 came.extend(self._open_up(whole))
-            except RemoteProtocolError:
-                self._counters["garbage_in"] += 1
+            except RemoteProtocolError as error:
+                self._counters["outdated_in" if isinstance(error, Outdated) else "garbage_in"] += 1
                 taken += 1
             # Mostly one message is waiting, and asking costs half of being told that there is no other.
             if len(came) + taken == 1 and not self.has_more:
@@ -269,7 +269,10 @@ class SocketLink(ABC):
 
     @abstractmethod
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
-        """Who sent it, and by whose key, where it came by one. Raises RemoteProtocolError for who may not."""
+        """Who sent it, and by whose key, where it came by one.
+
+        Raises RemoteProtocolError for who may not, Outdated for who has said something newer.
+        """
 
     def _follow_keys(self) -> None:
         if self._guard is not None and not self._socket.closed and self._guard.has_changed():
@@ -327,6 +330,10 @@ class ListeningLink(SocketLink):
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         guard.hang_up_on_revoked()
+
+
+class Outdated(RemoteProtocolError):
+    """Its sender gave up the connection that it came by, and has spoken on a newer one."""
 
 
 class Whole(NamedTuple):
@@ -389,6 +396,7 @@ def new_counters() -> dict[str, float]:
         "shared_bytes_in",
         "shared_bytes_out",
         "garbage_in",
+        "outdated_in",
         "keys_refused",
         "full_out",
         "unroutable_out",

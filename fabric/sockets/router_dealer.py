@@ -25,6 +25,7 @@ from fabric.sockets.base import (
     InFlight,
     LinkOptions,
     ListeningLink,
+    Outdated,
     SocketLink,
     Whole,
     connect_socket,
@@ -49,7 +50,8 @@ class RouterLink(ListeningLink):
     """Many peers, each by its name: the server's end of control, and of clients.
 
     A peer that never spoke or is gone is refused and reported by `take_lost`; one whose queue is full, in
-    messages or in bytes, is refused. Of several connections under one name the newest is answered, see `Routes`.
+    messages or in bytes, is refused. Of several connections under one name the newest is answered, and once it has
+    spoken it alone is heard, see `Routes`.
     """
 
     kind = zmq.ROUTER
@@ -154,12 +156,14 @@ class RouterLink(ListeningLink):
         route = bytes(whole.parts[0])
         peer, mark = frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last, peer)
-        if self._routes.to(peer) != route:
+        is_known = self._routes.to(peer) == route
+        if not is_known:
             self._note_ended()
-            self._descriptor_of.pop(peer, None)
-        self._routes.note(route, peer, mark, None if speaker is None else speaker.public)
+        if not self._routes.note(route, peer, mark, None if speaker is None else speaker.public):
+            raise Outdated(f"{peer} has a newer connection")
         descriptor = whole.last.get(zmq.SRCFD)
-        if self._descriptor_of.get(peer) != descriptor and self._routes.to(peer) == route:
+        is_other = not is_known or self._descriptor_of.get(peer) != descriptor
+        if is_other and self._routes.to(peer) == route:
             assert isinstance(descriptor, int), "asked for a number"
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer

@@ -6,8 +6,9 @@ what is said to that name would go to the squatter. So a connection's identity i
 guess, `NAME#NUMBER.SECRET`, drawn anew for each connection and told to nobody but this server. There is nothing to squat then: a name belongs to the connections that *spoke* under it and
 whose key may bear it (`LinkAccess.check`), the newest of which is answered.
 
-`NUMBER` grows with each connection of a process, so a message that is still on its way by an old one does not bring that
-back. A peer that comes back need not wait until the router has noticed that its old connection is gone.
+`NUMBER` grows with each connection of a process. ZeroMQ reads connections in turns, so once a newer one has spoken, what still
+waits on an older one is older news that comes later, and is not heard: its sender gave that connection up, and
+begins anew on the newer one. A peer that comes back need not wait until the router has noticed that its old connection is gone.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class Routes:
         """How many peers are known."""
         return len(self._routes)
 
-    def note(self, identity: bytes, peer: PeerId, mark: str, key: str | None) -> None:
-        """A message came by that connection, from a peer that may be called so. `key`: its public one; None: none is needed."""
+    def note(self, identity: bytes, peer: PeerId, mark: str, key: str | None) -> bool:
+        """A message came by that connection, from a peer that may be called so; False: a newer one of its has spoken.
+
+        `key`: its public one; None: none is needed.
+        """
         known = self._routes.get(peer)
         if known is not None:
-            if known.identity == identity or _number(mark) <= known.number:
-                return
+            if known.identity == identity:
+                return True
+            if _number(mark) <= known.number:
+                return _number(mark) == known.number
             self.forget(peer)
         names = self._names.setdefault(key, {})
         if len(names) >= self._names_max:
@@ -64,6 +70,7 @@ class Routes:
             names = self._names.setdefault(key, {})
         names[peer] = None
         self._routes[peer] = _Route(identity, _number(mark), key)
+        return True
 
     def to(self, peer: PeerId) -> bytes | None:
         """The identity to send to; None: nobody of that name has spoken."""

@@ -481,6 +481,30 @@ def test_a_client_can_connect_anew(address: str, opened: Opened) -> None:
     assert came[0].peer == CLIENT
 
 
+def test_nothing_said_before_is_heard_after_what_a_newer_connection_says(
+    address: str, opened: Opened
+) -> None:
+    """A server that hangs for so long that its client connects anew finds both connections' messages waiting."""
+    router, dealer = pair(address, opened)
+    for number in range(1, 41):
+        assert dealer.send(SERVER, Ping(number))
+    dealer.reconnect()
+    until(lambda: dealer.send(SERVER, Ping(41)), dealer)
+    heard: list[int] = []
+
+    def is_all_heard() -> bool:
+        # One a turn, so that the newer connection is there before all of the older one is read.
+        router.take_lost()
+        for received in router.receive(1):
+            assert isinstance(received.message, Ping)
+            heard.append(received.message.number)
+        return 41 in heard and not router.has_more
+
+    until(is_all_heard, dealer)
+    assert heard == sorted(heard)
+    assert len(heard) + router.counters["outdated_in"] == 41
+
+
 def test_a_closed_link_neither_sends_nor_receives(address: str) -> None:
     router = RouterLink.bind([address])
     dealer = DealerLink.connect(CLIENT, SERVER, router.addresses)

@@ -14,10 +14,9 @@ from fabric.sockets.routes import Routes, new_route
 OWN, OTHER = PeerId("frontend-0/5f3a9c01"), PeerId("client/bob/1")
 
 
-def noted(routes: Routes, identity: bytes, key: str | None = None) -> PeerId:
+def noted(routes: Routes, identity: bytes, key: str | None = None) -> bool:
     peer, mark = frames.peer_from(identity)
-    routes.note(identity, peer, mark, key)
-    return peer
+    return routes.note(identity, peer, mark, key)
 
 
 def test_no_two_connections_have_one_identity_and_none_can_be_guessed() -> None:
@@ -35,16 +34,17 @@ def test_who_never_spoke_is_not_reached() -> None:
     assert routes.to(OWN) is None
 
 
-def test_the_newest_connection_is_answered_and_an_old_message_does_not_bring_the_old_one_back() -> None:
+def test_the_newest_connection_is_answered_and_an_older_one_is_heard_no_more() -> None:
     routes = Routes()
     first, second = new_route(OWN), new_route(OWN)
-    noted(routes, first)
-    noted(routes, second)
+    assert noted(routes, first)
+    assert noted(routes, second)
     assert routes.to(OWN) == second
-    noted(routes, first)
+    assert not noted(routes, first)
+    assert noted(routes, second)
     assert routes.to(OWN) == second
     routes.forget(OWN)
-    noted(routes, first)
+    assert noted(routes, first)
     assert routes.to(OWN) == first
 
 
