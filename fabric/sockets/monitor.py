@@ -30,6 +30,9 @@ class ConnectionMonitor:
         address = f"inproc://connections-{next(_NAMES)}"
         watched.monitor(address, events)
         self._watched = watched
+        # A client's socket has one connection: what ends before its handshake was over was none. A server looks by descriptor.
+        self._counts_handshakes = bool(events & zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._is_standing = False
         self._ended: list[int] = []
         self._failed: deque[int] = deque(maxlen=_FAILURES_MAX)
         self._socket = context.socket(zmq.PAIR)
@@ -65,7 +68,11 @@ class ConnectionMonitor:
         while int(self._socket.getsockopt(_EVENTS)) & _READABLE:
             told, _ = self._socket.recv_multipart(zmq.NOBLOCK)
             event, descriptor = _EVENT.unpack(told)
-            if event == zmq.EVENT_DISCONNECTED:
-                self._ended.append(descriptor)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._is_standing = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                if self._is_standing or not self._counts_handshakes:
+                    self._ended.append(descriptor)
+                self._is_standing = False
             else:
                 self._failed.append(event)

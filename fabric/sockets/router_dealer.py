@@ -197,7 +197,9 @@ class DealerLink(SocketLink):
         self._server_key = ""
         self._connect_at_ms: float | None = None
         self._failures = 0  # handshakes since the last that did not fail
-        self._connections = self._watch_connections(zmq.EVENT_DISCONNECTED | _FAILED)
+        self._connections = self._watch_connections(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
+        )
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
     @classmethod
