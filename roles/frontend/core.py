@@ -345,6 +345,11 @@ class FrontendCore:
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs):
+                    if (
+                        request.returns_left > 0
+                    ):  # its budget ends that, and on a host that stands still the count
+                        request.returns_left -= 1
+                        request.tries_left += 1
                     self._give_back(request, Overloaded, f"its batch did not run: {reason}")
             case Directory():
                 self._on_directory(message)

@@ -54,6 +54,8 @@ class RequestTransition(enum.IntEnum):
     ANSWER = enum.auto()
 
 
+RETURNS_MAX: Final = 15
+
 NEXT: Final[Mapping[tuple[RequestState, RequestTransition], RequestState]] = {
     (RequestState.GATHERED, RequestTransition.ANNOUNCE): RequestState.ANNOUNCED,
     (RequestState.ANNOUNCED, RequestTransition.GRANT): RequestState.GRANTED,
@@ -106,6 +108,7 @@ class Request:
     place: BatchSlot | None = None  # while granted
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
+    returns_left: int = RETURNS_MAX  # and after a batch that did not run, because its slice was late
     has_lost_worker: bool = False
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 

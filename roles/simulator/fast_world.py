@@ -9,6 +9,7 @@ request that comes at the very moment a batch would leave is still in it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from fabric.messages import (
     SliceReady,
 )
 from roles.frontend.arrivals import cut_runs
+from roles.frontend.requests import RETURNS_MAX
 from roles.frontend.return_margin import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
@@ -115,7 +117,7 @@ class FastWorld:
             one.model_id: ReturnPath() if self._is_learning else KnownReturn(model.result_ms)
             for one in traffic
         }
-        self._announced_again: set[tuple[ModelId, int]] = set()
+        self._announced_again: Counter[tuple[ModelId, int]] = Counter()
         self._again: dict[tuple[ModelId, int], list[int]] = {}
         """Of each model and frontend, the requests that have the numbers from `AGAIN_FROM` on."""
         self._heap: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
@@ -294,8 +296,8 @@ class FastWorld:
         came: dict[int | None, list[_Returned]] = {}
         for index in (one for run in message.runs for one in self._indices(message.model_id, number, run)):
             due_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
-            if due_at_ms > back_at_ms and (message.model_id, index) not in self._announced_again:
-                self._announced_again.add((message.model_id, index))
+            if due_at_ms > back_at_ms and self._announced_again[message.model_id, index] <= RETURNS_MAX:
+                self._announced_again[message.model_id, index] += 1
                 came.setdefault(traffic.priority(index), []).append(_Returned(index, due_at_ms))
         path = self._returns[message.model_id]
         for priority, alike in came.items():

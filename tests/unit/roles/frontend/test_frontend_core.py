@@ -426,7 +426,7 @@ def test_a_failed_batch_is_refused_with_its_code_and_reason() -> None:
     assert refusals(core.handle(WorkerSaid(failed), 2.0)) == [(1, "Internal"), (2, "Internal")]
 
 
-def test_a_returned_request_is_announced_once_more_with_what_is_left() -> None:
+def test_a_returned_request_is_announced_again_with_what_is_left() -> None:
     core = linked_core()
     announced(core, 1)
     core.handle(grant((0, 1)), 10.0)
@@ -435,7 +435,9 @@ def test_a_returned_request_is_announced_once_more_with_what_is_left() -> None:
     assert (run.first_seq, run.count) == (1, 1)
     assert run.budget_ms == pytest.approx(less_return(70.0, 1.0), abs=0.1)
     core.handle(grant((1, 1), batch_id=2, waited_ms=1.0), 40.0)
-    assert refusals(core.handle(returned((1, 1), batch_id=2), 50.0)) == [(1, "Overloaded")]
+    assert refusals(core.handle(returned((1, 1), batch_id=2), 50.0)) == []
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 50.0)))
+    assert run.budget_ms < less_return(50.0, 1.0) + 0.1
 
 
 def test_time_lost_on_a_batch_that_did_not_run_counts_as_forced() -> None:
