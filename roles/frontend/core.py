@@ -345,12 +345,7 @@ class FrontendCore:
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs):
-                    if (
-                        request.returns_left > 0
-                    ):  # its budget ends that, and on a host that stands still the count
-                        request.returns_left -= 1
-                        request.tries_left += 1
-                    self._give_back(request, Overloaded, f"its batch did not run: {reason}")
+                    self._give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
             case Directory():
                 self._on_directory(message)
 
@@ -565,7 +560,13 @@ class FrontendCore:
         return info is None or info.is_idempotent
 
     def _give_back(
-        self, request: Request, error: type[RequestError], reason: str, *, may_have_run: bool = False
+        self,
+        request: Request,
+        error: type[RequestError],
+        reason: str,
+        *,
+        may_have_run: bool = False,
+        was_late: bool = False,
     ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
@@ -575,14 +576,12 @@ class FrontendCore:
         request.has_lost_worker |= error is WorkerLost
         if may_have_run and not self._is_idempotent(request.model_id):
             self._refuse(request, error, f"{reason}, and its model must not run it twice")
-            return
-        if request.tries_left == 0:
+        elif request.may_try_again(was_late=was_late):
+            self._counts["announced_again"] += 1
+            request.step(RequestTransition.GIVE_BACK)
+            self._gather(request)
+        else:
             self._refuse(request, error, reason)
-            return
-        self._counts["announced_again"] += 1
-        request.tries_left -= 1
-        request.step(RequestTransition.GIVE_BACK)
-        self._gather(request)
 
     def _leave_queue(self, request: Request) -> None:
         if request.run is not None:
