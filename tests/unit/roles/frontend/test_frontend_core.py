@@ -32,7 +32,6 @@ from roles.frontend.events import (
     ClientSaid,
     DropSlice,
     FrontendAction,
-    FrontendSettings,
     OpenSlice,
     Preprocess,
     Preprocessed,
@@ -43,7 +42,6 @@ from roles.frontend.events import (
     Report,
     SchedulerLost,
     SchedulerSaid,
-    Tell,
     TurnEnded,
     Unannounced,
     Unpushed,
@@ -67,22 +65,7 @@ from tests.builders import (
     of_type,
     slice_info,
 )
-
-
-def linked_core(*models: object, settings: FrontendSettings | None = None) -> FrontendCore:
-    core = FrontendCore(settings or frontend_settings())
-    core.handle(Tick(), 0.0)
-    core.handle(directory(models or (model_info(),)), 0.0)  # type: ignore[arg-type]
-    return core
-
-
-def told(actions: Sequence[FrontendAction]) -> list[object]:
-    return [action.message for action in of_type(Tell, actions)]
-
-
-def refusals(actions: Sequence[FrontendAction]) -> list[tuple[int, str]]:
-    replies = [reply.message for reply in of_type(Reply, actions)]
-    return [(message.request_no, message.code) for message in of_type(Refusal, replies)]
+from tests.frontend_stage import linked_core, refusals, told
 
 
 def answers(actions: Sequence[FrontendAction]) -> list[int]:
