@@ -21,7 +21,7 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_times import EPSILON_MS, exec_at_ms, exec_table
+from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, exec_table
 from policies.batching.run_queue import RunQueue
 
 NOTHING: tuple[BatchDecision, ...] = ()

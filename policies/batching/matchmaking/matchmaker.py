@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchDecision, Dispatch, Drop, RequestRun
-from policies.batching.batch_times import EPSILON_MS, exec_at_ms, latest_at_ms
+from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, latest_at_ms
 from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
