@@ -57,7 +57,12 @@ def nexus(
 
 
 def pooled(
-    graph: Graph, slo_ms: float, run_ms: RunTimes, demand: Mapping[str, float], gpus: float, steps: int = STEPS
+    graph: Graph,
+    slo_ms: float,
+    run_ms: RunTimes,
+    demand: Mapping[str, float],
+    gpus: float,
+    steps: int = STEPS,
 ) -> Budgets | None:
     """As `nexus`, for stages that share `gpus` under one scheduler which sees all of them, at the highest rate these carry.
 

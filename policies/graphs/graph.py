@@ -49,7 +49,7 @@ class Graph:
 
     @property
     def is_tree(self) -> bool:
-        """Whether no stage is a join. (Of several roots each has a tree of its own.)"""
+        """Whether no stage is a join; of several roots each has a tree of its own."""
         return all(len(stage.after) <= 1 for stage in self.stages)
 
     def stage(self, name: str) -> Stage:

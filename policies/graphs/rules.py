@@ -45,7 +45,13 @@ class Carried:
     """
 
     def __init__(
-        self, graph: Graph, slo_ms: float, run_ms: RunTimes, gpus: float, budgets_ms: Budgets, measured: Measured
+        self,
+        graph: Graph,
+        slo_ms: float,
+        run_ms: RunTimes,
+        gpus: float,
+        budgets_ms: Budgets,
+        measured: Measured,
     ) -> None:
         self._graph = graph
         self._slo_ms = slo_ms

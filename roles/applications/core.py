@@ -143,8 +143,14 @@ class ApplicationCore:
         if self._joins:
             is_closed: dict[str, bool] = {}
             for one in self._graph.stages:
-                is_closed[one.name] = all(is_closed[name] for name in one.after) and not request.open.get(one.name)
-                if len(one.after) > 1 and one.name not in request.open and all(is_closed[name] for name in one.after):
+                is_closed[one.name] = all(is_closed[name] for name in one.after) and not request.open.get(
+                    one.name
+                )
+                if (
+                    len(one.after) > 1
+                    and one.name not in request.open
+                    and all(is_closed[name] for name in one.after)
+                ):
                     is_closed[one.name] = False
                     actions.append(self._follow(number, request, one, None))
         if not any(request.open.values()):

@@ -14,13 +14,22 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.simulator.applications import ApplicationPlay, PlayedApplication
 from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import Workload
-from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
+from roles.workload.outcomes import (
+    ApplicationOutcome,
+    BatchRecord,
+    Outcome,
+    Window,
+    batch_sizes_in,
+    busy_gpus,
+    model_outcome,
+)
 
 REQUESTS_MAX = 50_000_000  # 24 bytes each are kept to the end: 1.2 GB
 COOLDOWN_SLOS = 2.0  # load goes on behind the window for so long, so that its last requests have company
@@ -67,7 +76,7 @@ def simulate(
     `is_full`: with every real core, much slower (`FullWorld`).
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
-    slo_ms = max(model.slo_ms for model in config.models)
+    slo_ms = max([model.slo_ms for model in config.models] + [one.slo_ms for one in config.applications])
     until_ms = window.until_ms + COOLDOWN_SLOS * slo_ms
     requests = workload.expected(0.0, until_ms)
     if requests > REQUESTS_MAX:
@@ -88,7 +97,15 @@ def simulate(
     if replanning is not None:
         core = scheduler_core(settings, config.batching, replanning.controller)
         hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
-    world = FullWorld(core, hardware, traffic) if is_full else FastWorld(core, hardware, traffic)
+    played = _played(config, workload, until_ms)
+    if is_full and played:
+        raise ConfigError("applications: only the fast simulation plays them so far")
+    applications = (
+        ApplicationPlay(played, config.graph_deadlines, workload.seed, config.frontends) if played else None
+    )
+    world = (
+        FullWorld(core, hardware, traffic) if is_full else FastWorld(core, hardware, traffic, applications)
+    )
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)
@@ -99,7 +116,8 @@ def simulate(
         )
         for one in traffic
     }
-    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
+    ended = {} if applications is None else _application_outcomes(played, applications, window)
+    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus, ended)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = () if core.controller is None else tuple(core.controller.unlogged)
@@ -113,6 +131,30 @@ def simulate(
         log,
         world.late_preemptions if isinstance(world, FastWorld) else 0,
     )
+
+
+def _played(config: ClusterConfig, workload: Workload, until_ms: float) -> list[PlayedApplication]:
+    found = []
+    for one, source in zip(config.applications, workload.applications, strict=True):
+        if one.plan is None:
+            raise ConfigError(
+                f"application {one.name}: a model of its stages has no profile for the GPUs there are: it cannot be played"
+            )
+        traffic = ModelTraffic(ModelId(one.name), one.slo_ms, source.arrivals(workload.seed, until_ms))
+        found.append(PlayedApplication(one.plan, one.fan_outs, traffic))
+    return found
+
+
+def _application_outcomes(
+    played: Sequence[PlayedApplication], applications: ApplicationPlay, window: Window
+) -> dict[str, ApplicationOutcome]:
+    return {
+        one.plan.name: ApplicationOutcome(
+            model_outcome(one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window),
+            {stage: tally.outcome() for stage, tally in tallies.items()},
+        )
+        for one, tallies in zip(played, applications.tallies, strict=True)
+    }
 
 
 @contextlib.contextmanager
