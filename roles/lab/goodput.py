@@ -146,10 +146,11 @@ def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -
     window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
     unserved = tuple(_unserved_models(config, settings, workload, window))
     hopeless = {model_id for model_id, _ in unserved}
+    expected = {source.model_id: source.expected(window.from_ms, window.until_ms) for source in sources}
     rates_rps = {
-        source.model_id: source.expected(window.from_ms, window.until_ms) / window.duration_s
-        for source in sources
-        if source.model_id not in hopeless
+        name: count / window.duration_s
+        for name, count in expected.items()
+        if name not in hopeless and count > 0
     }
     heard = [
         source if source.model_id in rates_rps else replace(source, steps=(), trace=None)
@@ -172,7 +173,7 @@ def bound_rps(question: Question) -> float:
     work_ms, bound = 0.0, math.inf
     for sender, model_id, slo_ms, demand in asked:
         rate_rps = question.rates_rps.get(sender)
-        if rate_rps is None or not demand:
+        if not rate_rps or not demand:
             continue
         fraction = demand * rate_rps / question.total_rps
         each_ms = [
