@@ -16,6 +16,9 @@ from policies.graphs.measured import Measured
 
 EPOCH_MS = 1_000.0
 """Between two looks of `carried` at what has been measured."""
+_EXPECTED = 0.7
+"""Of what stages behind may take that much is kept for them. Runs are half of a budget, waits come anywhere in the other half. With
+more of it a stage loses what those behind it could have made good, with less they lose what was paid for."""
 _DRIFT = 0.05  # of a stage's demand is worth a new plan
 
 
@@ -41,7 +44,8 @@ class Split:
 class Carried:
     """One deadline is carried through the graph; each stage leaves those behind it what they are expected to need.
 
-    What they need is planned for the rates that are measured now, as if all GPUs were busy (`pooled`).
+    What they need is planned for the fan-outs that are measured now, as if all GPUs were busy (`pooled`). A plan's budgets
+    are for the longest waits that it allows; `_EXPECTED` of them is left.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Carried:
         if now_ms >= self._looked_at_ms + EPOCH_MS:
             self._looked_at_ms = now_ms
             self._follow()
-        return deadline_at_ms - self._behind_ms[stage]
+        return deadline_at_ms - _EXPECTED * self._behind_ms[stage]
 
     def _follow(self) -> None:
         demand = self._graph.demand(self._measured.fan_outs)
