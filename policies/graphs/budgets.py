@@ -68,8 +68,8 @@ def pooled(
 
     A batch of b then waits for n-th of a run only, as its n = r · l(b) / b slices start one after another (Symphony's staggered
     bound), or for its b requests to come where that is less: l(b) + min(l(b), b / r). With budgets longer batches, with those
-    a higher rate, with that other waits; so they are found in turn. Joins are divided as if they came after their longest way only, and what is
-    then too long is shortened as a whole. None where no cut serves all stages.
+    a higher rate, with that other waits; so they are found in turn. What no stage has a use for is shared out in proportion. A join is planned as
+    if it came after its longest way only; then all ways are made to fit. None where no cut serves all stages.
     """
     tree = _tree_of(graph, run_ms)
     per_ms = gpus / sum(demand[name] * times[0] for name, times in run_ms.items())
@@ -87,11 +87,11 @@ def pooled(
         if divided is None:
             return found
         cost_ms, chosen = divided
-        found = {name: slo_ms * count / steps for name, count in chosen.items()}
+        # A leaf was given all that is left: what it has no use for is everybody's.
+        used = {name: int(np.flatnonzero(own[name] <= own[name][count])[0]) for name, count in chosen.items()}
+        found = _weighted(graph, slo_ms, {name: float(count) for name, count in used.items()})
         per_ms = gpus / cost_ms
-    assert found is not None
-    too_long = graph.longest_ms(found) / slo_ms
-    return found if too_long <= 1 else {name: budget_ms / too_long for name, budget_ms in found.items()}
+    return found
 
 
 def _needs(times: Sequence[float], gathering_ms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,7 +24,11 @@ def graphs(draw: st.DrawFn, stages_max: int = 5, *, are_trees: bool = True) -> G
     stages = []
     for place in range(count):
         earlier = [f"s{one}" for one in range(place)]
-        after = draw(st.lists(st.sampled_from(earlier), unique=True, max_size=1 if are_trees else 3)) if earlier else []
+        after = (
+            draw(st.lists(st.sampled_from(earlier), unique=True, max_size=1 if are_trees else 3))
+            if earlier
+            else []
+        )
         fan_out = draw(st.sampled_from((0.25, 1.0, 2.0)))
         stages.append(Stage(f"s{place}", ModelId(f"m{place}"), tuple(after), fan_out))
     return graph_of(stages)
@@ -41,15 +45,22 @@ def is_within(graph: Graph, cut: dict[str, int], *, gives_last_step: bool) -> bo
 
 
 @given(st.data(), graphs(), st.booleans())
-def test_the_program_finds_what_trying_every_cut_finds(data: st.DataObject, graph: Graph, gives_last_step: bool) -> None:
+def test_the_program_finds_what_trying_every_cut_finds(
+    data: st.DataObject, graph: Graph, gives_last_step: bool
+) -> None:
     own = {}
     for stage in graph.stages:
         costs = data.draw(st.lists(st.integers(1, 30), min_size=STEPS + 1, max_size=STEPS + 1))
         cannot = data.draw(st.integers(1, 4))  # steps with which the stage cannot be served
         own[stage.name] = [float("inf")] * cannot + sorted(map(float, costs), reverse=True)[cannot:]
-    found = divide(graph, {name: np.array(costs) for name, costs in own.items()}, gives_last_step=gives_last_step)
+    found = divide(
+        graph, {name: np.array(costs) for name, costs in own.items()}, gives_last_step=gives_last_step
+    )
     names = [stage.name for stage in graph.stages]
-    cuts = (dict(zip(names, steps, strict=True)) for steps in itertools.product(range(1, STEPS + 1), repeat=len(names)))
+    cuts = (
+        dict(zip(names, steps, strict=True))
+        for steps in itertools.product(range(1, STEPS + 1), repeat=len(names))
+    )
     best = min(
         (cost_of(graph, own, cut) for cut in cuts if is_within(graph, cut, gives_last_step=gives_last_step)),
         default=float("inf"),

@@ -14,7 +14,14 @@ def stage(name: str, *after: str, fan_out: float = 1.0) -> Stage:
 
 
 def diamond() -> Graph:
-    return graph_of([stage("end", "left", "right"), stage("left", "start", fan_out=2), stage("right", "start"), stage("start")])
+    return graph_of(
+        [
+            stage("end", "left", "right"),
+            stage("left", "start", fan_out=2),
+            stage("right", "start"),
+            stage("start"),
+        ]
+    )
 
 
 def test_stages_are_put_in_order() -> None:
@@ -34,7 +41,14 @@ def test_the_longest_way_is_found_before_behind_and_through_each_stage() -> None
 
 
 def test_demand_multiplies_along_a_way_and_a_join_starts_once() -> None:
-    graph = graph_of([stage("a", fan_out=2), stage("b", "a", fan_out=1.5), stage("c", "b", fan_out=0.5), stage("d", "b", "c")])
+    graph = graph_of(
+        [
+            stage("a", fan_out=2),
+            stage("b", "a", fan_out=1.5),
+            stage("c", "b", fan_out=0.5),
+            stage("d", "b", "c"),
+        ]
+    )
     assert graph.demand() == {"a": 2.0, "b": 3.0, "c": 1.5, "d": 1.0}
     assert graph.demand({"b": 3.0}) == {"a": 2.0, "b": 6.0, "c": 3.0, "d": 1.0}
 

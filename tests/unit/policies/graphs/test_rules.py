@@ -31,7 +31,9 @@ def test_an_equal_split_counts_the_stages_of_the_longest_way_over_each() -> None
 
 def test_a_proportional_split_goes_by_the_run_time_of_one() -> None:
     run_ms = {"a": [10.0], "b": [5.0], "c": [20.0], "d": [20.0]}
-    assert proportional(fork(), 100.0, run_ms) == pytest.approx({"a": 20.0, "b": 100 * 5 / 15, "c": 40.0, "d": 40.0})
+    assert proportional(fork(), 100.0, run_ms) == pytest.approx(
+        {"a": 20.0, "b": 100 * 5 / 15, "c": 40.0, "d": 40.0}
+    )
 
 
 def test_nexus_program_by_hand() -> None:
@@ -80,7 +82,7 @@ def test_a_split_starts_anew_in_each_stage() -> None:
 
 
 def carried(graph: Graph, slo_ms: float) -> tuple[ApplicationPlan, dict[str, float]]:
-    plan = ApplicationPlan("app", graph, slo_ms, {one.name: line(1, 10) for one in graph.stages}, 8)
+    plan = ApplicationPlan("app", graph, slo_ms, {one.name: line(1, 10, 256) for one in graph.stages}, 8)
     return plan, graph.behind_ms(plan.budgets("carried"))
 
 
@@ -108,5 +110,7 @@ def test_pard_expects_the_mean_waits_and_runs_of_the_longest_way_behind() -> Non
     rule = Pard(fork(), measured)
     assert rule.due_at_ms("a", deadline_at_ms=100.0, now_ms=0.0) == 80.0
     measured.ran("d", waited_ms=100.0, run_ms=10.0)
-    assert rule.due_at_ms("a", deadline_at_ms=100.0, now_ms=50.0) == 80.0  # it hears of others' state now and then
+    assert (
+        rule.due_at_ms("a", deadline_at_ms=100.0, now_ms=50.0) == 80.0
+    )  # it hears of others' state now and then
     assert rule.due_at_ms("a", deadline_at_ms=100.0, now_ms=100.0) == pytest.approx(80.0 - WEIGHT * 100.0)
