@@ -102,18 +102,19 @@ class Outcome:
     applications: Mapping[str, ApplicationOutcome] = field(default_factory=dict)
 
     @property
-    def _fates(self) -> list[ModelOutcome]:
-        return [*self.models.values(), *(one.requests for one in self.applications.values())]
+    def fates(self) -> dict[str, ModelOutcome]:
+        """Of everybody who has requests, by name: models, then applications from end to end."""
+        return {**self.models, **{name: one.requests for name, one in self.applications.items()}}
 
     @property
     def offered(self) -> int:
         """Requests of all models and applications."""
-        return sum(one.offered for one in self._fates)
+        return sum(one.offered for one in self.fates.values())
 
     @property
     def good(self) -> int:
         """Requests of all models and applications that finished within their SLO."""
-        return sum(one.good for one in self._fates)
+        return sum(one.good for one in self.fates.values())
 
     @property
     def bad_rate(self) -> float:
@@ -123,7 +124,7 @@ class Outcome:
     @property
     def worst_bad_rate(self) -> float:
         """Of the model or application that fares worst."""
-        return max((one.bad_rate for one in self._fates), default=0.0)
+        return max((one.bad_rate for one in self.fates.values()), default=0.0)
 
     @property
     def advice_gpus(self) -> int:
@@ -133,7 +134,7 @@ class Outcome:
         """
         count = len(self.busy_fraction)
         idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
-        served = [one for one in self._fates if one.good]
+        served = [one for one in self.fates.values() if one.good]
         bad_rate = 1 - self.good / sum(model.offered for model in served) if served else 0.0
         return advised_gpus(count, bad_rate, idle_fraction)
 
