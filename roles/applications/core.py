@@ -86,8 +86,11 @@ class ApplicationCore:
             case Entered(number, deadline_at_ms):
                 return self._on_entered(number, deadline_at_ms)
             case TaskDropped(task):
-                known = self._tasks.get(task)
-                return () if known is None else self._give_up(known.number)
+                known = self._tasks.pop(task, None)
+                if known is None:
+                    return ()
+                self._requests[known.number].tasks.remove(task)
+                return self._give_up(known.number)
 
     def _on_entered(self, number: int, deadline_at_ms: float) -> Sequence[ApplicationAction]:
         assert number not in self._requests

@@ -104,7 +104,9 @@ class Outcome:
     @property
     def fates(self) -> dict[str, ModelOutcome]:
         """Of everybody who has requests, by name: models, then applications from end to end."""
-        return {**self.models, **{name: one.requests for name, one in self.applications.items()}}
+        found: dict[str, ModelOutcome] = {str(name): one for name, one in self.models.items()}
+        found.update((name, one.requests) for name, one in self.applications.items())
+        return found
 
     @property
     def offered(self) -> int:

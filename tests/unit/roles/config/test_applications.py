@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
@@ -195,3 +196,11 @@ def test_an_application_without_a_rate_sends_nothing_that_could_be_played() -> N
     del document["applications"][0]["rate_rps"]
     with pytest.raises(ConfigError, match="applications: traffic has no rate_rps"):
         workload_of(read(document))
+
+
+def test_the_page_about_applications_has_a_file_that_can_be_read() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "applications.md").read_text(encoding="utf-8")
+    written = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config = parse_config(written, HERE)
+    assert [one.name for one in config.applications] == ["traffic"]
+    assert config.model(ModelId("vgg16")).rate_rps == pytest.approx(20 + 0.8 * 300)

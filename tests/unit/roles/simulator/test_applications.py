@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fabric.errors import ConfigError
+from fabric.ids import ModelId
 from policies.graphs import GRAPH_DEADLINES
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
@@ -166,7 +167,7 @@ def test_every_request_and_every_task_has_one_fate(rule: str, batching: str, loa
         assert fates.good > 0
         for stage in one.stages.values():
             assert stage.asked == stage.answered + stage.dropped + stage.cancelled
-    assert run.outcome.models["cars"].good > 0
+    assert run.outcome.models[ModelId("cars")].good > 0
     assert run.outcome.offered == sum(
         one.offered
         for one in (
