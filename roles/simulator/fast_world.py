@@ -298,7 +298,7 @@ class FastWorld:
             path.note_answer(at_ms - arrived_at_ms - traffic.slo_ms, traffic.slo_ms)
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
-        own, tasks = _own_and_tasks(message.runs)
+        own, tasks = self._own_and_tasks(message.runs)
         if tasks and self._applications is not None:
             heard = self._applications.dropped(message.model_id, self._number_of_peer[peer], tasks)
             self.schedule(
@@ -316,7 +316,7 @@ class FastWorld:
         back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         again = self._again.setdefault((message.model_id, number), [])
         came: dict[int | None, list[_Returned]] = {}
-        own, tasks = _own_and_tasks(message.runs)
+        own, tasks = self._own_and_tasks(message.runs)
         if tasks and self._applications is not None:
             self._applications.returned(message.model_id, number, tasks, back_at_ms)
         for index in (one for run in own for one in self._indices(message.model_id, number, run)):
@@ -350,6 +350,13 @@ class FastWorld:
         frontends = len(self._frontends)
         first = run.first_seq * frontends + number
         return range(first, first + run.count * frontends, frontends)
+
+    def _own_and_tasks(self, runs: Sequence[SeqRun]) -> tuple[Sequence[SeqRun], Sequence[SeqRun]]:
+        """A model's own requests, and tasks of applications."""
+        if self._applications is None:
+            return runs, ()
+        tasks = [run for run in runs if run.first_seq >= TASKS_FROM]
+        return ([run for run in runs if run.first_seq < TASKS_FROM], tasks) if tasks else (runs, ())
 
     # ------------------------------------------------------------ nodes and workers
 
@@ -475,7 +482,7 @@ class FastWorld:
         for part in job.parts:
             answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
-            own, tasks = _own_and_tasks(part.runs)
+            own, tasks = self._own_and_tasks(part.runs)
             if tasks and self._applications is not None:
                 heard = self._applications.answered(model_id, number, tasks, started_at_ms, finished_at_ms)
                 self.schedule(answered_at_ms, self._applications.hear, heard)
@@ -503,9 +510,3 @@ class FastWorld:
                 finished_at_ms,
             )
         )
-
-
-def _own_and_tasks(runs: Sequence[SeqRun]) -> tuple[Sequence[SeqRun], Sequence[SeqRun]]:
-    """A model's own requests, and tasks of applications."""
-    tasks = [run for run in runs if run.first_seq >= TASKS_FROM]
-    return ([run for run in runs if run.first_seq < TASKS_FROM], tasks) if tasks else (runs, tasks)
