@@ -43,7 +43,7 @@ from fabric.ids import ModelId
 from fabric.messages import ModelsAdd, ModelsRemove
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from roles.cli.operator import ask_change, new_request_no
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 
 CLOCK = MonotonicClock()

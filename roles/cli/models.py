@@ -30,7 +30,7 @@ from fabric.messages import (
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.cli.operator import ask_change, new_request_no
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,

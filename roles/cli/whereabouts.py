@@ -87,6 +87,19 @@ class Whereabouts:
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 
+    def clients(self, host: str | None) -> Sequence[str]:
+        """The addresses of all frontends, as a client on that host reaches them: by ipc there, else by TCP.
+
+        None: a host without roles.
+        """
+        run_dir = RunDir(self._run_dir)
+        return [
+            run_dir.ipc_address(f"{frontend_id(index)}.client")
+            if not self._is_placed or place.host == host
+            else self._places.client_address(index, self._places.addresses.get(place.host, place.host))
+            for index, place in enumerate(self._places.frontends)
+        ]
+
     def node(self, host: str) -> AgentOptions:
         """How to run the agent of a node."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
