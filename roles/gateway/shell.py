@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fabric.client import Client, ClientOptions
 from fabric.clock import Clock, MonotonicClock
@@ -31,6 +31,9 @@ from roles.gateway.tokens import Tokens
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+
+if TYPE_CHECKING:
+    from roles.gateway.rpc.server import RpcServer
 
 UNDERWAY_MS: Final = 150.0
 """From the end of its readiness to the end of its listening: requests on their way still come in."""
@@ -82,6 +85,8 @@ class Gateway:
             bodies_bytes_max=max(_BODIES_BYTES, config.request_bytes_max),
         )
         self._http = HttpServer(Routes(self._service, repository, self._tokens), limits, options.clock)
+        self._repository = repository
+        self._rpc: RpcServer | None = None
         self._listeners: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._status = StatusLink(RunDir(options.run_dir), options.role_id, self._counters)
@@ -97,6 +102,11 @@ class Gateway:
             listener = await self._listen(config.http, context)
             host, port = listener.sockets[0].getsockname()[:2]
             addresses["http"] = [f"{scheme}://{host}:{port}"]
+        if config.grpc is not None:
+            from roles.gateway.rpc.server import RpcServer  # noqa: PLC0415  a second's import, and not all want it
+
+            self._rpc = RpcServer(self._service, self._repository, self._tokens, config)
+            addresses["grpc"] = [f"grpc{'s' if context else ''}://{await self._rpc.open()}"]
         self._http.watch()
         self._tasks.append(asyncio.ensure_future(self._service.keep_connected()))
         self._tasks.append(asyncio.ensure_future(self._keep_tokens()))
@@ -120,8 +130,10 @@ class Gateway:
         for listener in self._listeners:
             listener.close()
         self._http.drain()
+        if self._rpc is not None:
+            self._rpc.drain()
         until_ms = self._clock.now_ms() + DRAIN_MS_MAX
-        while self._http.connections and self._clock.now_ms() < until_ms:
+        while (self._http.connections or self._service.under_way) and self._clock.now_ms() < until_ms:
             await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
@@ -131,6 +143,8 @@ class Gateway:
         for listener in self._listeners:
             listener.close()
         self._http.close()
+        if self._rpc is not None:
+            await self._rpc.close()
         for task in self._tasks:
             task.remove_done_callback(_die_of)
             task.cancel()
@@ -171,6 +185,7 @@ class Gateway:
             "http_refused": float(self._http.refused),
             "http_bytes_held": float(self._http.budget.used),
             "under_way": float(self._service.under_way),
+            "grpc_calls": 0.0 if self._rpc is None else float(self._rpc.calls),
             "answered": float(statistics.answered),
             **{f"failed_{code}": float(count) for code, count in statistics.failures.items()},
         }

@@ -120,7 +120,9 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Something came."""
         assert self._reader is not None, "it is connected"
-        self._take(self._reader.feed(data, self._server.clock.now_ms()))
+        if not self._is_over:
+            self._limit_at_ms = None if self._is_writing else self._limit_at_ms
+            self._take(self._reader.feed(data, self._server.clock.now_ms()))
 
     def eof_received(self) -> bool | None:
         """The client has closed its side: nobody reads an answer."""
@@ -149,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self._is_writing = True
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._is_over:
             self._limit_at_ms = None
             self._rest()
             self._go_on()
@@ -188,7 +190,6 @@ class HttpConnection(asyncio.Protocol):
         if len(self._waiting) > self._server.limits.pipelined_max:
             self.abort()  # it sends on and on without reading
             return
-        self._limit_at_ms = None if self._is_writing else self._limit_at_ms
         self._go_on()
 
     def _go_on(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from fabric.errors import FabricError, InvalidInput, RequestError
-from fabric.messages import Ledger
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
 from roles.gateway.http.connection import Answer, Cancellable, failed
@@ -19,6 +18,7 @@ from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer, read_json,
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
 from roles.gateway.service import Outcome, Service
+from roles.gateway.timing import server_timing
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 from roles.runtime.process import log
@@ -257,7 +257,7 @@ def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
 def _inferred(route: Route, inference: Inference, rows: Rows, outcome: Outcome) -> Reply:
     if isinstance(outcome, Failure):
         return failed(outcome)
-    headers = [("Server-Timing", _timing([result.ledger for result in outcome.results]))]
+    headers = [("Server-Timing", server_timing([result.ledger for result in outcome.results]))]
     if route.name == "predict":
         document = write_predict(inference, outcome.results, is_stacked=rows.is_stacked)
         return Reply(200, (write_json(document),), headers=headers)
@@ -266,17 +266,6 @@ def _inferred(route: Route, inference: Inference, rows: Rows, outcome: Outcome) 
     if json_size is not None:
         headers.append(("Inference-Header-Content-Length", str(json_size)))
     return Reply(200, body, content_type, headers)
-
-
-def _timing(ledgers: Sequence[Ledger]) -> str:
-    """The ledger as browsers and tracers read it (W3C Server Timing); of several rows the one that took longest."""
-    ledger = max(ledgers, key=lambda one: one.total_ms)
-    return (
-        f"total;dur={ledger.total_ms:.3f}, network;dur={ledger.network_ms:.3f}, preprocess;dur={ledger.preprocess_ms:.3f}, "
-        f"held;dur={ledger.held_ms:.3f}, waited;dur={ledger.waited_ms:.3f}, transfer;dur={ledger.transfer_ms:.3f}, "
-        f"queue;dur={ledger.queue_ms:.3f}, gpu;dur={ledger.gpu_ms:.3f}, return;dur={ledger.return_ms:.3f}, "
-        f'batch;desc="{ledger.batch_size} on {ledger.slice_id}"'
-    )
 
 
 def _traced(request: Request, reply: Reply) -> Reply:
