@@ -30,8 +30,12 @@ GATEWAYS_MAX = 64
     show_default=True,
     help="Of several on one host, each with addresses of its own.",
 )
-@click.option("--http", metavar="HOST:PORT", help="Where HTTP comes in (default: as the file's listen.http says).")
-@click.option("--grpc", metavar="HOST:PORT", help="Where gRPC comes in (default: as the file's listen.grpc says).")
+@click.option(
+    "--http", metavar="HOST:PORT", help="Where HTTP comes in (default: as the file's listen.http says)."
+)
+@click.option(
+    "--grpc", metavar="HOST:PORT", help="Where gRPC comes in (default: as the file's listen.grpc says)."
+)
 @click.option(
     "--frontend",
     "frontends",
@@ -69,7 +73,5 @@ def gateway(
         addresses = frontends or tuple(where.clients(host_named_here(config.hosts)))
         sections = {section["name"]: section for section in document["models"]}
         base_dir = file.parent.absolute()
-        options = GatewayOptions(
-            gateway_id(index), home, own, addresses, key_file, sections, base_dir
-        )
+        options = GatewayOptions(gateway_id(index), home, own, addresses, key_file, sections, base_dir)
         run_gateway(options, stop)

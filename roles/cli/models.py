@@ -30,7 +30,6 @@ from fabric.messages import (
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.runtime.operator_request import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
@@ -51,6 +50,7 @@ from roles.config.documents import read_file, read_value
 from roles.config.read_config import parse_config
 from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import scheduler_addresses
 
 

@@ -76,7 +76,9 @@ def check_listener(value: str, where: str, *, has_token: bool) -> None:
     """An address for HTTP or gRPC. Raises ConfigError for one that others can reach where nobody needs a token."""
     check_endpoint(value, where, schemes=())
     if not has_token and not is_loopback(host_of(f"tcp://{value}")):
-        raise ConfigError(f"{where}: is {shown(value)}, which others can reach: that needs cluster.gateway.token_file")
+        raise ConfigError(
+            f"{where}: is {shown(value)}, which others can reach: that needs cluster.gateway.token_file"
+        )
 
 
 def _path(written: str | None, base_dir: Path) -> Path | None:

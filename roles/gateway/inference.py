@@ -86,7 +86,9 @@ def budget_of(parameters: Parameters) -> float | None:
         found.append(timeout_us / _US_PER_MS)
     for budget_ms in found:
         if not 0 < budget_ms <= DURATION_MAX_MS:
-            raise InvalidInput(f"a deadline of {budget_ms:g} ms; it must be over 0, up to {DURATION_MAX_MS:g} ms")
+            raise InvalidInput(
+                f"a deadline of {budget_ms:g} ms; it must be over 0, up to {DURATION_MAX_MS:g} ms"
+            )
     return min(found, default=None)
 
 
@@ -96,7 +98,9 @@ def priority_of(parameters: Parameters) -> int | None:
     if asked is None:
         return None
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
-        raise InvalidInput(f"a priority of {asked!r:.40}; it must be 1 (the highest) and more, or 0 for the model's own")
+        raise InvalidInput(
+            f"a priority of {asked!r:.40}; it must be 1 (the highest) and more, or 0 for the model's own"
+        )
     return None if asked == 0 else _PRIORITY_LOWEST - min(asked, _PRIORITY_LOWEST)
 
 
@@ -109,9 +113,13 @@ def check_parameters(parameters: Parameters) -> None:
 def check_tensor_parameters(name: str, parameters: Parameters) -> None:
     """The same for those of one tensor."""
     if "shared_memory_region" in parameters:
-        raise Unsupported(f"shared memory regions, for {name!r:.60}: send the tensor, or use the SDK on the same host")
+        raise Unsupported(
+            f"shared memory regions, for {name!r:.60}: send the tensor, or use the SDK on the same host"
+        )
     if parameters.get("classification"):
-        raise Unsupported(f"the classification extension, for {name!r:.60}: a model's top_k does it on the device")
+        raise Unsupported(
+            f"the classification extension, for {name!r:.60}: a model's top_k does it on the device"
+        )
 
 
 def rows_of(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> Rows:

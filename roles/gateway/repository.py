@@ -30,7 +30,9 @@ Section = Mapping[str, Any]
 class Repository:
     """What may be loaded, and how. `sections`: the file's, by name. `is_open`: whether anything may be changed from here."""
 
-    def __init__(self, sections: Mapping[str, Section], run_dir: Path, base_dir: Path, *, is_open: bool) -> None:
+    def __init__(
+        self, sections: Mapping[str, Section], run_dir: Path, base_dir: Path, *, is_open: bool
+    ) -> None:
         self._sections = sections
         self._run_dir = run_dir
         self._base_dir = base_dir
@@ -64,7 +66,9 @@ class Repository:
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise Refused("models are not changed through this gateway: cluster.gateway.model_control is false")
+            raise Refused(
+                "models are not changed through this gateway: cluster.gateway.model_control is false"
+            )
 
     def _section(self, name: str, config: object) -> Section:
         if config is None:

@@ -43,7 +43,11 @@ class Asking:
     """One inference under way. `done` is called once, unless it is cancelled before."""
 
     def __init__(
-        self, service: Service, inference: Inference, futures: Sequence[asyncio.Future[InferResult]], done: Done
+        self,
+        service: Service,
+        inference: Inference,
+        futures: Sequence[asyncio.Future[InferResult]],
+        done: Done,
     ) -> None:
         self._service = service
         self._model = inference.model

@@ -116,12 +116,11 @@ class Gateway:
         self._run_file = RunFile(own.role_id, os.getpid(), own.incarnation, addresses)
         await self._wait_for_a_frontend()
         write_run_file(own.run_dir, self._run_file)
-        log.info("gateway_serving addresses=%s", ",".join(sum(addresses.values(), [])))
+        log.info("gateway_serving addresses=%s", ",".join(one for its in addresses.values() for one in its))
 
     async def serve(self, stop: StopSignal) -> None:
         """Until it is told to stop, and all is answered."""
-        while not stop.is_set:
-            await asyncio.sleep(_STOP_LOOK_S)
+        await _until(lambda: stop.is_set, _STOP_LOOK_S)
 
     async def drain(self) -> None:
         """End in order."""
@@ -133,8 +132,7 @@ class Gateway:
         if self._rpc is not None:
             self._rpc.drain()
         until_ms = self._clock.now_ms() + DRAIN_MS_MAX
-        while (self._http.connections or self._service.under_way) and self._clock.now_ms() < until_ms:
-            await asyncio.sleep(_LOOK_S)
+        await _until(lambda: self._is_idle or self._clock.now_ms() > until_ms, _LOOK_S)
 
     async def close(self) -> None:
         """End at once what is left."""
@@ -159,14 +157,19 @@ class Gateway:
                 self._http.connection, host.strip("[]"), int(port), ssl=context, backlog=_BACKLOG
             )
         except OSError as error:
-            raise ConfigError(f"listen.http: cannot listen at {address}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"listen.http: cannot listen at {address}: {error.strerror or error}"
+            ) from error
         self._listeners.append(listener)
         return listener
 
     async def _wait_for_a_frontend(self) -> None:
         """It listens, and answers that it is not ready; but who waits for its run file wants to be served."""
-        while not self._service.is_ready:
-            await asyncio.sleep(_LOOK_S)
+        await _until(lambda: self._service.is_ready, _LOOK_S)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._http.connections and not self._service.under_way
 
     async def _keep_tokens(self) -> None:
         while True:
@@ -191,12 +194,20 @@ class Gateway:
         }
 
 
+async def _until(claim: Callable[[], bool], look_s: float) -> None:
+    """Wait until it is so: of signals and connections nobody tells a coroutine."""
+    while not claim():  # noqa: ASYNC110
+        await asyncio.sleep(look_s)
+
+
 def run_gateway(options: GatewayOptions, stop: StopSignal) -> None:
     """Serve until told to stop and all is answered."""
     try:
         import uvloop  # noqa: PLC0415  only a gateway needs it
     except ImportError as error:
-        raise ConfigError("the gateway needs more than is installed: pip install 'tenuto[gateway]'") from error
+        raise ConfigError(
+            "the gateway needs more than is installed: pip install 'tenuto[gateway]'"
+        ) from error
     gc.freeze()
     gc.set_threshold(_GC_YOUNG)
     uvloop.run(_run(options, stop))

@@ -98,7 +98,10 @@ class Statistics:
             "execution_count": max(executed, 1) if seen.success.count else 0,
             "inference_stats": {stage: getattr(seen, stage).as_plain() for stage in stages},
             "batch_stats": [
-                {"batch_size": size, "compute_infer": Duration(-(-batch.count // size), batch.ms / size).as_plain()}
+                {
+                    "batch_size": size,
+                    "compute_infer": Duration(-(-batch.count // size), batch.ms / size).as_plain(),
+                }
                 for size, batch in sorted(seen.batches.items())
             ],
         }

@@ -101,15 +101,19 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
     if found.size and found.dtype.kind not in allowed:
         raise InvalidInput(f"input {name!r:.60} holds what is no {dtype_name(dtype)}")
     if wanted in "iu" and found.size:
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(dtype_name(dtype))
         low, high = int(found.min()), int(found.max())
         if low < limits.min or high > limits.max:
-            raise InvalidInput(f"input {name!r:.60} goes from {low} to {high}, over the range of {dtype_name(dtype)}")
+            raise InvalidInput(
+                f"input {name!r:.60} goes from {low} to {high}, over the range of {dtype_name(dtype)}"
+            )
     try:
         with np.errstate(over="raise"):
             return found.astype(dtype)
     except FloatingPointError as error:
-        raise InvalidInput(f"input {name!r:.60} holds a number over the range of {dtype_name(dtype)}") from error
+        raise InvalidInput(
+            f"input {name!r:.60} holds a number over the range of {dtype_name(dtype)}"
+        ) from error
 
 
 def to_raw(array: Tensor) -> memoryview:
@@ -164,7 +168,9 @@ def _elements(name: str, count: int, raw: memoryview) -> Elements:
         found.append(bytes(raw[at + _LENGTH_BYTES : ends_at]))
         at = ends_at
     if at != len(raw):
-        raise InvalidInput(f"input {name!r:.60} has {len(raw) - at} bytes after its {count} elements of BYTES")
+        raise InvalidInput(
+            f"input {name!r:.60} has {len(raw) - at} bytes after its {count} elements of BYTES"
+        )
     return tuple(found)
 
 

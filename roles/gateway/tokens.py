@@ -43,7 +43,8 @@ class Tokens:
         kind, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
         # All are compared, each in constant time: how long it takes says nothing about any of them.
-        if kind.lower() != "bearer" or not any([hmac.compare_digest(digest, one) for one in self._digests]):
+        matches = [hmac.compare_digest(digest, one) for one in self._digests]
+        if kind.lower() != "bearer" or True not in matches:
             raise NoToken("give a token: Authorization: Bearer …")
 
     def _read(self, path: Path) -> None:
@@ -58,7 +59,9 @@ class Tokens:
             raise ConfigError(f"others may read the token file {path}: chmod 600 it")
         for token in lines:
             if len(token) < CHARS_MIN or not _TOKEN.fullmatch(token):
-                raise ConfigError(f"{path}: a token has {CHARS_MIN} characters and more, of letters, digits and . _ ~ + / = -")
+                raise ConfigError(
+                    f"{path}: a token has {CHARS_MIN} characters and more, of letters, digits and . _ ~ + / = -"
+                )
         if not lines:
             raise ConfigError(f"{path}: has no token")
         self._digests = tuple(_digest(token) for token in lines)

@@ -133,9 +133,7 @@ def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
-            told = next(
-                (_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ()
-            )
+            told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
             if purpose in told:
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

@@ -114,7 +114,9 @@ class HttpConnection(asyncio.Protocol):
         is_full = len(server.connections) >= server.limits.connections_max
         server.connections.add(self)
         if is_full:
-            self._waiting.append(Refused(Overloaded(f"there are {server.limits.connections_max} connections")))
+            self._waiting.append(
+                Refused(Overloaded(f"there are {server.limits.connections_max} connections"))
+            )
             self._go_on()
 
     def data_received(self, data: bytes) -> None:
@@ -202,14 +204,14 @@ class HttpConnection(asyncio.Protocol):
             self._server.requests += 1
             self._request = one
             self._is_starting = True
+            cancellable = None
             try:
-                self._cancellable = self._server.handler.start(one, self._answer)
+                cancellable = self._server.handler.start(one, self._answer)
             except Exception as error:  # noqa: BLE001  strangers' words must not end everybody's gateway
                 log.exception("request_failed path=%r", one.head.path[:200])
                 self._answer(failed(failure_of(error)))
             self._is_starting = False
-            if self._request is None:
-                self._cancellable = None
+            self._cancellable = cancellable if self._request is one else None  # it may be answered by now
         self._read_on(not self._waiting or self._is_over)
 
     def _answer(self, reply: Reply) -> None:

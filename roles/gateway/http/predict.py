@@ -41,7 +41,9 @@ def read_predict(
         return inference, Rows([{name: _bytes(body)}], is_stacked=False)
     document = read_json(body)
     if not isinstance(document, dict):
-        raise InvalidInput('the body must be {"inputs": …} or {"instances": [...]}, or a picture with its Content-Type')
+        raise InvalidInput(
+            'the body must be {"inputs": …} or {"instances": [...]}, or a picture with its Content-Type'
+        )
     for key in document:
         if key not in KEYS:
             raise InvalidInput(f"unknown key {key!r:.60}; there are {', '.join(KEYS)}")
@@ -55,7 +57,9 @@ def read_predict(
     return inference, _rows(document, info)
 
 
-def write_predict(inference: Inference, results: Sequence[InferResult], *, is_stacked: bool) -> dict[str, Any]:
+def write_predict(
+    inference: Inference, results: Sequence[InferResult], *, is_stacked: bool
+) -> dict[str, Any]:
     """The answer's document: outputs as nested lists, and where the time went."""
     outputs = [_nested(result.outputs) for result in results]
     answer: dict[str, Any] = {"model": inference.model}

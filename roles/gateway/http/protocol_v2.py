@@ -130,7 +130,9 @@ def write_json(document: Any) -> bytes:
 def read_json(body: bytes) -> Any:
     """Any other body. Raises InvalidInput, TooLarge."""
     if len(body) > JSON_BYTES_MAX:
-        raise TooLarge(f"{len(body)} bytes of JSON; there may be {JSON_BYTES_MAX}: send tensors as binary data")
+        raise TooLarge(
+            f"{len(body)} bytes of JSON; there may be {JSON_BYTES_MAX}: send tensors as binary data"
+        )
     try:
         return _documents.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -141,7 +143,9 @@ def _json_size(body: bytes, header_length: str | None) -> int:
     if header_length is None:
         size = len(body)
     elif not (header_length.isascii() and header_length.isdigit() and len(header_length) <= 12):
-        raise InvalidInput(f"Inference-Header-Content-Length is {header_length!r:.40}; it must be a number of bytes")
+        raise InvalidInput(
+            f"Inference-Header-Content-Length is {header_length!r:.40}; it must be a number of bytes"
+        )
     else:
         size = int(header_length)
     if size > len(body):
@@ -169,7 +173,9 @@ def _values(one: _Input) -> Any:
 
 def _cut(name: str, size: object, rest: memoryview) -> tuple[memoryview, memoryview]:
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InvalidInput(f"binary_data_size of input {name!r:.60} is {size!r:.40}; it must be a number of bytes")
+        raise InvalidInput(
+            f"binary_data_size of input {name!r:.60} is {size!r:.40}; it must be a number of bytes"
+        )
     if size > len(rest):
         raise InvalidInput(f"input {name!r:.60} has {size} bytes; {len(rest)} are left of the body")
     return rest[:size], rest[size:]

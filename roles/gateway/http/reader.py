@@ -151,18 +151,18 @@ class HttpReader:
     # ------------------------------------------------------------ from the parser
 
     def on_message_begin(self) -> None:
-        """llhttp's."""
+        """Called by the parser."""
         if self._state is _State.IDLE:
             self._enter_head()
 
     def on_url(self, url: bytes) -> None:
-        """llhttp's; in pieces."""
+        """Called by the parser, with a piece of it."""
         self._url += url
         if len(self._url) > self._limits.head_bytes_max:
             raise HeaderTooLarge(f"the path is over {self._limits.head_bytes_max} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """llhttp's."""
+        """Called by the parser."""
         self._headers_seen += 1
         if self._headers_seen > self._limits.headers_max:
             raise HeaderTooLarge(f"over {self._limits.headers_max} header fields")
@@ -173,7 +173,7 @@ class HttpReader:
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
-        """llhttp's."""
+        """Called by the parser."""
         limits = self._limits
         method = self._parser.get_method().decode("latin-1")
         path, _, query = self._url.decode("latin-1").partition("?")
@@ -203,7 +203,7 @@ class HttpReader:
         self._body_at_ms = self._now_ms
 
     def on_body(self, data: bytes) -> None:
-        """llhttp's; in pieces, without the frames of chunks."""
+        """Called by the parser, with a piece of it, without the frames of chunks."""
         self._received += len(data)
         if self._decoder is not None:
             data = self._decoder.feed(data)
@@ -216,7 +216,7 @@ class HttpReader:
         self._chunks.append(data)
 
     def on_message_complete(self) -> None:
-        """llhttp's."""
+        """Called by the parser."""
         if self._decoder is not None:
             self._decoder.end()
         assert self._head is not None, "its head came first"

@@ -274,5 +274,3 @@ def _traced(request: Request, reply: Reply) -> Reply:
         return reply
     headers = (*reply.headers, ("traceparent", traceparent))
     return Reply(reply.status, reply.body, reply.content_type, headers)
-
-

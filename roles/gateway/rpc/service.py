@@ -60,7 +60,11 @@ class RpcService:
             if method.name == "ModelStreamInfer":
                 handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, reads, writes)
             else:
-                call = self._infer if method.name == "ModelInfer" else self._document(method.name, method.output_type.name)
+                call = (
+                    self._infer
+                    if method.name == "ModelInfer"
+                    else self._document(method.name, method.output_type.name)
+                )
                 handlers[method.name] = grpc.unary_unary_rpc_method_handler(call, reads, writes)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -223,7 +227,7 @@ class RpcService:
         self._tokens.check(metadata.get("authorization"))
 
 
-class _Failed(Exception):  # noqa: N818  an answer, not an error of ours
+class _Failed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
         self.failure = failure

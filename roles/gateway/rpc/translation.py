@@ -73,13 +73,9 @@ def read_infer(request: Any) -> Inference:
 
 def write_infer(inference: Inference, outputs: Mapping[str, Tensor]) -> Any:
     """The `ModelInferResponse`: tensors raw, as Triton answers too."""
-    response = ModelInferResponse(
-        model_name=inference.model, model_version=VERSION, id=inference.request_id
-    )
+    response = ModelInferResponse(model_name=inference.model, model_version=VERSION, id=inference.request_id)
     for name, array, _ in wanted_of(inference, outputs):
-        response.outputs.add(
-            name=name, datatype=datatype_of(dtype_name(array.dtype)), shape=array.shape
-        )
+        response.outputs.add(name=name, datatype=datatype_of(dtype_name(array.dtype)), shape=array.shape)
         response.raw_output_contents.append(bytes(to_raw(array)))
     return response
 
@@ -105,7 +101,9 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
         raise InvalidInput(f"input {one.name!r:.60} is {one.datatype}, which goes in raw_input_contents only")
     found = _CONTENTS.get(one.datatype)
     if found is None:
-        raise InvalidInput(f"input {one.name!r:.60} has the datatype {one.datatype!r:.60}; there is no such one")
+        raise InvalidInput(
+            f"input {one.name!r:.60} has the datatype {one.datatype!r:.60}; there is no such one"
+        )
     field, dtype = found
     values = getattr(one.contents, field)
     if len(values) != count:
