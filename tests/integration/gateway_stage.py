@@ -68,14 +68,19 @@ class Served(Frontend):
             case Infer(number, "soon"):
                 self.link.send(peer, Refusal(number, "DeadlineExceeded", "too late", retryable=False))
             case Infer(number, name) if name in ("echo", "fixed", "pictures"):
-                specs = [TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in received.tensors]
+                specs = [
+                    TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape)
+                    for one in received.tensors
+                ]
                 wrong = wrong_inputs(MODELS[name], specs)
                 if wrong is not None:
                     self.link.send(peer, Refusal(number, "InvalidInput", wrong, retryable=False))
                 else:
                     self.link.send(peer, Answer(number, Ledger(gpu_ms=1.5, batch_size=1)), received.tensors)
             case Infer(number, name) if name not in MODELS:
-                self.link.send(peer, Refusal(number, "ModelNotFound", f"no model {name!r:.60}", retryable=False))
+                self.link.send(
+                    peer, Refusal(number, "ModelNotFound", f"no model {name!r:.60}", retryable=False)
+                )
             case _:
                 super()._reply(received)
 
@@ -119,21 +124,38 @@ class GatewayProcess:
 
 
 @contextmanager
-def gateway(home: Path, frontends: list[str], document: Mapping[str, Any] | None = None) -> Iterator[GatewayProcess]:
+def gateway(
+    home: Path, frontends: list[str], document: Mapping[str, Any] | None = None
+) -> Iterator[GatewayProcess]:
     """Runs until the end of the block; then it must end by itself."""
     file = home / "c.json"
     line = {"alpha_ms": 1, "beta_ms": 5}
     models = [{"name": "echo", "slo_ms": 100, "profile": line}]
-    file.write_text(json.dumps({"models": models, "cluster": {"gpus": 1}, **(document or {})}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"models": models, "cluster": {"gpus": 1}, **(document or {})}), encoding="utf-8"
+    )
     addresses = [word for address in frontends for word in ("--frontend", address)]
     ports = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "roles.cli", "gateway", str(file), "--run-dir", str(home), *addresses, *ports]
+    command = [
+        sys.executable,
+        "-m",
+        "roles.cli",
+        "gateway",
+        str(file),
+        "--run-dir",
+        str(home),
+        *addresses,
+        *ports,
+    ]
     log = home / "gateway.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ})
     try:
         run_file = home / "gateway-0.json"
-        until(lambda: read_run_file(run_file) is not None or process.poll() is not None, what="the gateway's start")
+        until(
+            lambda: read_run_file(run_file) is not None or process.poll() is not None,
+            what="the gateway's start",
+        )
         found = read_run_file(run_file)
         assert found is not None, log.read_text(encoding="utf-8")
         addresses_of = {purpose: its[0].partition("://")[2] for purpose, its in found.addresses.items()}

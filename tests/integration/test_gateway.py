@@ -112,7 +112,9 @@ def test_what_there_is(by_http: Any, by_grpc: Any) -> None:
     assert not by_grpc.is_model_ready("idle")
 
 
-@pytest.mark.parametrize(("array", "datatype"), ARRAYS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("array", "datatype"), ARRAYS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_every_datatype_comes_back_bit_by_bit(by_http: Any, by_grpc: Any, array: Any, datatype: str) -> None:
     for packing in (None, "gzip", "deflate"):
         given = {"request_compression_algorithm": packing, "response_compression_algorithm": packing}
@@ -125,7 +127,9 @@ def test_every_datatype_comes_back_bit_by_bit(by_http: Any, by_grpc: Any, array:
 def test_json_both_ways(by_http: Any) -> None:
     for array, datatype in ((X, "FP32"), (np.array([1, -2], np.int64), "INT64"), (np.array([True]), "BOOL")):
         wanted = [triton_http.InferRequestedOutput("x", binary_data=False)]
-        answer = by_http.infer("echo", [http_input(array, datatype, is_binary=False)], outputs=wanted, request_id="7")
+        answer = by_http.infer(
+            "echo", [http_input(array, datatype, is_binary=False)], outputs=wanted, request_id="7"
+        )
         assert answer.get_response()["id"] == "7"
         assert "data" in answer.get_output("x")
         np.testing.assert_array_equal(answer.as_numpy("x"), array)
@@ -176,7 +180,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("model", "array", "more", "status", "code", "words"), WRONG)
 def test_what_goes_wrong_is_said_by_status_and_words(
-    by_http: Any, by_grpc: Any, model: str, array: Any, more: dict[str, Any], status: str, code: str, words: str
+    by_http: Any,
+    by_grpc: Any,
+    model: str,
+    array: Any,
+    more: dict[str, Any],
+    status: str,
+    code: str,
+    words: str,
 ) -> None:
     datatype = {"float32": "FP32", "float64": "FP64"}[array.dtype.name]
     for client, put, module, said in (
@@ -215,7 +226,9 @@ def test_a_stream_answers_each_request_as_it_is_done(by_grpc: Any) -> None:
 
     by_grpc.start_stream(hear)
     for at in range(5):
-        by_grpc.async_stream_infer("echo", [grpc_input(np.full(2, at, np.float32), "FP32")], request_id=str(at))
+        by_grpc.async_stream_infer(
+            "echo", [grpc_input(np.full(2, at, np.float32), "FP32")], request_id=str(at)
+        )
     by_grpc.async_stream_infer("nix", [grpc_input(X, "FP32")])
     for _ in range(6):
         assert came.acquire(timeout=60)
@@ -304,7 +317,8 @@ def test_a_small_body_may_not_become_a_large_one(one: GatewayProcess) -> None:
 def test_requests_behind_one_another_are_answered_in_order(one: GatewayProcess) -> None:
     wanted = [json.dumps({"inputs": {"x": [at]}}).encode() for at in range(5)]
     data = b"".join(
-        b"POST /v1/models/echo:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body) for body in wanted
+        b"POST /v1/models/echo:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        for body in wanted
     )
     with one.connect() as connection:
         connection.sendall(data + b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n")
@@ -315,14 +329,18 @@ def test_requests_behind_one_another_are_answered_in_order(one: GatewayProcess) 
     assert json.loads(parts[5])["name"] == "tenuto"
 
 
-def test_a_client_that_hangs_up_cancels_its_request(one: GatewayProcess, frontend: Served, by_grpc: Any) -> None:
+def test_a_client_that_hangs_up_cancels_its_request(
+    one: GatewayProcess, frontend: Served, by_grpc: Any
+) -> None:
     def cancels() -> int:
         return sum(isinstance(received.message, CancelRequest) for received in frontend.seen)
 
     before, asked = cancels(), len(frontend.asked)
     body = b'{"inputs": {"x": [1]}}'
     with one.connect() as connection:
-        connection.sendall(b"POST /v1/models/never:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        connection.sendall(
+            b"POST /v1/models/never:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
         until(lambda: len(frontend.asked) == asked + 1)
         assert cancels() == before
     until(lambda: cancels() == before + 1)
@@ -336,7 +354,14 @@ def test_curl_sends_a_large_file_and_reads_a_compressed_answer(one: GatewayProce
     """Over 1 MB curl asks first whether it may (`Expect: 100-continue`)."""
     body = tmp_path / "body"
     body.write_bytes(json.dumps({"inputs": {"x": [0.5] * 500_000}}).encode())
-    command = ["curl", "-sS", "--compressed", "--data-binary", f"@{body}", f"http://{one.http}/v1/models/echo:predict"]
+    command = [
+        "curl",
+        "-sS",
+        "--compressed",
+        "--data-binary",
+        f"@{body}",
+        f"http://{one.http}/v1/models/echo:predict",
+    ]
     told = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert json.loads(told.stdout)["outputs"]["x"] == [0.5] * 500_000
 
@@ -357,7 +382,9 @@ def test_at_its_end_it_is_unready_finishes_and_leaves(frontend: Served, tmp_path
         asked = len(frontend.asked)
         idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\n\r\n")
         assert idle.recv(4_096).startswith(b"HTTP/1.1 200 ")
-        connection.sendall(b"POST /v1/models/never:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        connection.sendall(
+            b"POST /v1/models/never:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
         until(lambda: len(frontend.asked) > asked)
         one.process.send_signal(signal.SIGTERM)
         assert idle.recv(4_096) == b""  # idle connections end
@@ -385,9 +412,18 @@ def test_while_no_frontend_is_there_it_says_so_and_when_it_is_back_it_serves(tmp
 
 
 def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    )
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    names = [
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run([*command.split(), *names], check=True, capture_output=True)
     token = "a-token-of-some-length"
     (tmp_path / "tokens").write_text(token, encoding="utf-8")
@@ -404,14 +440,18 @@ def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
             client.infer("echo", [http_input(X, "FP32")])
         assert caught.value.status() == "401"
         headers = {"Authorization": f"Bearer {token}"}
-        np.testing.assert_array_equal(client.infer("echo", [http_input(X, "FP32")], headers=headers).as_numpy("x"), X)
+        np.testing.assert_array_equal(
+            client.infer("echo", [http_input(X, "FP32")], headers=headers).as_numpy("x"), X
+        )
         client.close()
         rpc = triton_grpc.InferenceServerClient(one.grpc, ssl=True, root_certificates=str(certificate))
         assert rpc.is_server_ready()
         with pytest.raises(InferenceServerException, match="token"):
             rpc.infer("echo", [grpc_input(X, "FP32")])
         headers = {"authorization": f"Bearer {token}"}
-        np.testing.assert_array_equal(rpc.infer("echo", [grpc_input(X, "FP32")], headers=headers).as_numpy("x"), X)
+        np.testing.assert_array_equal(
+            rpc.infer("echo", [grpc_input(X, "FP32")], headers=headers).as_numpy("x"), X
+        )
         rpc.close()
         with one.connect() as connection:  # without TLS
             connection.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
@@ -424,7 +464,9 @@ def test_trailers_say_code_and_when_to_ask_again(one: GatewayProcess) -> None:
     with grpc.insecure_channel(one.grpc) as channel:
         request = message_class("ModelInferRequest")
         call = channel.unary_unary(
-            f"/{SERVICE}/ModelInfer", request.SerializeToString, message_class("ModelInferResponse").FromString
+            f"/{SERVICE}/ModelInfer",
+            request.SerializeToString,
+            message_class("ModelInferResponse").FromString,
         )
         with pytest.raises(grpc.RpcError) as caught:
             call(request(model_name="busy"))

@@ -6,8 +6,8 @@ import pytest
 from fabric.errors import REQUEST_ERRORS, Overloaded, PeerLost, Unauthorised, request_error
 from roles.gateway import failures
 from roles.gateway.failures import GRPC_STATUS, STATUS, NoToken, failure_of
-from roles.gateway.http.messages import REASONS, head_of, retry_headers
 from roles.gateway.http.connection import failed
+from roles.gateway.http.messages import REASONS, head_of, retry_headers
 
 
 @pytest.mark.parametrize("code", sorted(REQUEST_ERRORS))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.client import InferResult
-from fabric.errors import InvalidInput, RequestError
+from fabric.errors import InvalidInput, TooLarge
 from fabric.ids import ModelId
 from fabric.messages import Ledger, ModelInfo, TensorInfo
 from roles.gateway.http.predict import read_predict, write_predict
@@ -33,7 +34,9 @@ def test_one_item(document: Any) -> None:
     assert (inference.budget_ms, inference.priority) == (None, None)
 
 
-@pytest.mark.parametrize("document", [{"instances": [[1, 2], [3, 4]]}, {"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}])
+@pytest.mark.parametrize(
+    "document", [{"instances": [[1, 2], [3, 4]]}, {"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}]
+)
 def test_several_items(document: Any) -> None:
     _, rows = asked(document)
     assert rows.is_stacked
@@ -42,7 +45,9 @@ def test_several_items(document: Any) -> None:
 
 def test_a_picture_as_its_file() -> None:
     for content_type in ("image/png", "image/jpeg", "application/octet-stream"):
-        inference, rows = read_predict("pictures", b"\x89PNG", content_type, "deadline_ms=30&priority=1", PICTURES)
+        inference, rows = read_predict(
+            "pictures", b"\x89PNG", content_type, "deadline_ms=30&priority=1", PICTURES
+        )
         assert rows.rows[0]["image"].tobytes() == b"\x89PNG"
         assert (inference.budget_ms, inference.priority) == (30.0, 9)
     text = base64.b64encode(b"\x89PNG").decode()
@@ -87,12 +92,14 @@ def test_which_of_several_inputs_must_be_said() -> None:
         asked({"inputs": [1, 2]}, TWO)
 
 
-@given(st.binary(max_size=200), st.sampled_from(["application/json", "image/png", "", "text/plain"]), st.text(max_size=40))
+@given(
+    st.binary(max_size=200),
+    st.sampled_from(["application/json", "image/png", "", "text/plain"]),
+    st.text(max_size=40),
+)
 def test_any_body_is_read_or_refused(body: bytes, content_type: str, query: str) -> None:
-    try:
+    with contextlib.suppress(InvalidInput, TooLarge):
         read_predict("one", body, content_type, query, ONE)
-    except RequestError as error:
-        assert error.code in {"InvalidInput", "TooLarge"}
 
 
 def test_the_answer_is_plain_json_with_its_ledger() -> None:

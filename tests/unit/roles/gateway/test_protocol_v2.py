@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 
-from fabric.errors import InvalidInput, RequestError, TooLarge
+from fabric.errors import InvalidInput, TooLarge
 from fabric.link import Tensor
 from roles.gateway.failures import Unsupported
 from roles.gateway.http.protocol_v2 import JSON_BYTES_MAX, read_infer, write_infer
@@ -126,14 +127,14 @@ def test_what_is_written_tritons_client_reads_bit_by_bit(outputs: list[Any], is_
 
 @given(st.binary(max_size=300), st.one_of(st.none(), st.integers(-3, 400).map(str)))
 def test_any_body_is_read_or_refused(body: bytes, size: str | None) -> None:
-    try:
+    with contextlib.suppress(InvalidInput, TooLarge, Unsupported):
         read_infer("m", body, size)
-    except RequestError as error:
-        assert error.code in {"InvalidInput", "TooLarge", "Unsupported"}
 
 
 def one_input(**keys: Any) -> bytes:
-    return json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1], **keys}]}).encode()
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1], **keys}]}
+    ).encode()
 
 
 @pytest.mark.parametrize(

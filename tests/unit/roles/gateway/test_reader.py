@@ -51,7 +51,11 @@ def test_a_request_is_whole_or_nothing() -> None:
     assert (request.body, request.began_at_ms, request.keep_alive) == (b"hello", 0.0, True)
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5), st.lists(st.integers(1, 400), max_size=30), st.booleans())
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=5),
+    st.lists(st.integers(1, 400), max_size=30),
+    st.booleans(),
+)
 def test_however_the_bytes_come_the_requests_are_the_same(
     bodies: list[bytes], cuts: list[int], is_chunked: bool
 ) -> None:
@@ -77,7 +81,9 @@ def test_however_the_bytes_come_the_requests_are_the_same(
 
 
 @given(st.lists(st.binary(max_size=120), max_size=8), st.booleans())
-def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(pieces: list[bytes], begins_right: bool) -> None:
+def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(
+    pieces: list[bytes], begins_right: bool
+) -> None:
     budget = BodyBudget(LIMITS.bodies_bytes_max)
     one = reader(budget=budget)
     events = list(one.feed(post(b"hello")[:-3], 0.0)) if begins_right else []
@@ -109,7 +115,10 @@ def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(pieces: list[byt
         (b"POST /a HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", "InvalidInput"),
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "InvalidInput"),
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + bytes(5_001), "TooLarge"),
-        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"x: yyyyyyyy\r\n" * 200, "HeaderTooLarge"),
+        (
+            b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"x: yyyyyyyy\r\n" * 200,
+            "HeaderTooLarge",
+        ),
         (b"GET /" + b"a" * 1_100, "HeaderTooLarge"),
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 1_100, "HeaderTooLarge"),
         (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(23)), "HeaderTooLarge"),

@@ -44,10 +44,22 @@ def test_names_numbers_and_types_are_tritons() -> None:
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     for method in methods():
         theirs = service.methods_by_name[method.name]
-        assert (method.client_streaming, method.server_streaming) == (theirs.client_streaming, theirs.server_streaming)
-        for own, published in ((method.input_type, theirs.input_type), (method.output_type, theirs.output_type)):
+        assert (method.client_streaming, method.server_streaming) == (
+            theirs.client_streaming,
+            theirs.server_streaming,
+        )
+        for own, published in (
+            (method.input_type, theirs.input_type),
+            (method.output_type, theirs.output_type),
+        ):
             compared(own, published)
-    for name in ("InferParameter", "InferTensorContents", "ModelRepositoryParameter", "ModelStatistics", "ModelConfig"):
+    for name in (
+        "InferParameter",
+        "InferTensorContents",
+        "ModelRepositoryParameter",
+        "ModelStatistics",
+        "ModelConfig",
+    ):
         compared(message_class(name).DESCRIPTOR, of_triton(name).DESCRIPTOR)
 
 
