@@ -77,7 +77,7 @@ def role_plans(
             gateway_id(0),
             (*tenuto, "gateway", *common),
             start_rank=2,
-            stop_rank=0,
+            stop_rank=-1,
             stop_limit_ms=GATEWAY_STOP_MS,
             restart_rank=1,
         )

@@ -470,7 +470,7 @@ def test_trailers_say_code_and_when_to_ask_again(one: GatewayProcess) -> None:
         )
         with pytest.raises(grpc.RpcError) as caught:
             call(request(model_name="busy"))
-        trailing = dict(caught.value.trailing_metadata())  # type: ignore[attr-defined]
+        trailing = dict(caught.value.trailing_metadata())
         assert (trailing["tenuto-code"], trailing["grpc-retry-pushback-ms"]) == ("Overloaded", "120")
         _, answered = call.with_call(request(model_name="echo"))
         assert "gpu;dur=1.500" in dict(answered.trailing_metadata())["server-timing"]
