@@ -80,6 +80,7 @@ def role_plans(
             stop_rank=-1,
             stop_limit_ms=GATEWAY_STOP_MS,
             restart_rank=1,
+            kind="gateway",
         )
         for _ in range(config.gateway.is_wanted)
     ]

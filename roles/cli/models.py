@@ -174,7 +174,7 @@ def _is_role(where: str, run_dir_option: Path | None) -> bool:
         is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
     finally:
         home.remove()
-    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
+    return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
 
 
 def _gpus(run_dir: Path) -> Sequence[GpuReport]:
