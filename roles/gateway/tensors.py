@@ -97,6 +97,8 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
     wanted = dtype.kind
     if found.dtype.kind == "O" and wanted == "f":
         found = _with_nulls(name, found)
+    if found.dtype.kind in "fO" and wanted in "iu":
+        found = _whole_numbers(values, found)
     allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}.get(wanted, "")
     if found.size and found.dtype.kind not in allowed:
         raise InvalidInput(f"input {name!r:.60} holds what is no {dtype_name(dtype)}")
@@ -153,6 +155,19 @@ def _with_nulls(name: str, found: Tensor) -> Tensor:
         return found.astype(np.float64)
     except OverflowError as error:
         raise InvalidInput(f"input {name!r:.60} holds a number over the range of float64") from error
+
+
+def _whole_numbers(values: Any, found: Tensor) -> Tensor:
+    """Whole numbers around 2^63, which numpy takes for floats or objects where they stand beside small ones."""
+    exact = np.array(values, dtype=object)
+    flat = exact.reshape(-1).tolist()
+    if not all(type(one) is int for one in flat):
+        return found
+    is_any_negative = any(one < 0 for one in flat)
+    try:
+        return exact.astype(np.int64 if is_any_negative else np.uint64)
+    except OverflowError:
+        return found
 
 
 def _elements(name: str, count: int, raw: memoryview) -> Elements:

@@ -24,7 +24,8 @@ PAGE = (ROOT / "docs/gateway.md").read_text(encoding="utf-8")
 
 
 def block(language: str, at: int = 0) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[at]
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return found[at]
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,8 @@ def test_raw_bytes_that_are_not_that_tensor_are_refused(datatype: str, shape: An
         ("UINT8", [-1, 0]),
         ("UINT64", [1 << 64, 0]),
         ("INT32", [1.5, 0]),
+        ("INT64", [1 << 63, -1]),
+        ("INT64", [1.0, 2.0]),
         ("INT32", ["1", "2"]),
         ("INT32", [None, 1]),
         ("FP32", ["1", "2"]),
@@ -146,6 +148,7 @@ def test_json_may_be_flat_or_as_the_shape_is() -> None:
         assert isinstance(found, np.ndarray)
         assert found.tolist() == [[1, 2], [3, 4]]
     assert from_values("x", "BYTES", (2, 1), [["a"], ["é"]]) == (b"a", "é".encode())
+    assert from_values("x", "UINT64", (2,), [0, (1 << 64) - 1]).tolist() == [0, (1 << 64) - 1]  # type: ignore[union-attr]
     assert from_values("x", "UINT64", (1,), [(1 << 64) - 1]).tolist() == [(1 << 64) - 1]  # type: ignore[union-attr]
 
 
