@@ -57,6 +57,7 @@ class _Request(msgspec.Struct):
     outputs: Annotated[list[_Output], msgspec.Meta(max_length=TENSORS_MAX)] = []
 
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _requests: Final = msgspec.json.Decoder(_Request)
 _documents: Final = msgspec.json.Decoder()
 _encoder: Final = msgspec.json.Encoder()
@@ -135,7 +136,7 @@ def read_json(body: bytes) -> Any:
         )
     try:
         return _documents.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
 
 
@@ -158,7 +159,7 @@ def _json_size(body: bytes, header_length: str | None) -> int:
 def _decoded(text: bytes) -> _Request:
     try:
         return _requests.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise InvalidInput(f"the request's JSON: {error}") from error
 
 
@@ -167,7 +168,7 @@ def _values(one: _Input) -> Any:
         raise InvalidInput(f"input {one.name!r:.60} has no data, and no binary_data_size")
     try:
         return _documents.decode(one.data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise InvalidInput(f"the data of input {one.name!r:.60}: {error}") from error
 
 
