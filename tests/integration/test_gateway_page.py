@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +18,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.runtime.process import read_run_file
+from tests.integration.proc import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/gateway.md").read_text(encoding="utf-8")
+
+
+CLUSTERS: dict[Path, TemporaryCluster] = {}
 
 
 def block(language: str, at: int = 0) -> str:
@@ -45,6 +51,7 @@ def folder(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> 
     with temporary_cluster(file) as cluster:
         assert cluster.endpoints["http"] == [f"http://127.0.0.1:{ports[0]}"]
         assert cluster.endpoints["grpc"] == [f"grpc://127.0.0.1:{ports[1]}"]
+        CLUSTERS[home] = cluster
         yield home
 
 
@@ -90,6 +97,27 @@ def test_the_python_of_the_page_runs(folder: Path, ports: tuple[int, int]) -> No
     )
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.split()) >= 5
+
+
+def test_a_gateway_that_is_killed_is_back_where_its_clients_know_it(
+    folder: Path, ports: tuple[int, int]
+) -> None:
+    run_dir = CLUSTERS[folder].run_dir
+    former = read_run_file(run_dir / "gateway-0.json")
+    assert former is not None
+    os.kill(former.pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        found = read_run_file(run_dir / "gateway-0.json")
+        return found is not None and found.pid != former.pid
+
+    until(is_back)
+    now = read_run_file(run_dir / "gateway-0.json")
+    assert now is not None
+    assert {purpose: now.addresses[purpose] for purpose in ("http", "grpc")} == {
+        "http": [f"http://127.0.0.1:{ports[0]}"],
+        "grpc": [f"grpc://127.0.0.1:{ports[1]}"],
+    }
 
 
 def test_the_page_has_every_code_and_every_key() -> None:
