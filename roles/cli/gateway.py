@@ -40,7 +40,7 @@ GATEWAYS_MAX = 64
     "--frontend",
     "frontends",
     multiple=True,
-    help="A frontend's client address, once for each (default: all of FILE's).",
+    help="A frontend's client address, once for each (default: all of FILE's; of this host, where others need a key).",
 )
 @key_option
 @here_option
@@ -56,8 +56,12 @@ def gateway(
     here: bool,
 ) -> None:
     """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/gateway.md)."""
-    from roles.gateway.shell import GatewayOptions, run_gateway  # noqa: PLC0415  only this command needs it
-
+    try:
+        from roles.gateway.shell import GatewayOptions, run_gateway  # noqa: PLC0415  only this command needs it
+    except ImportError as error:
+        raise ConfigError(
+            f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"
+        ) from error
     document = read_document(file)
     config = parse_config(document, file.parent, source=str(file))
     own = config.gateway
@@ -70,7 +74,12 @@ def gateway(
         raise ConfigError(f"{file}: has neither listen.http nor listen.grpc; give one of them, or --http")
     with role_process(gateway_id(index), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        addresses = frontends or tuple(where.clients(host_named_here(config.hosts)))
+        has_key = key_file is not None or config.security.keys is None
+        addresses = frontends or tuple(where.clients(host_named_here(config.hosts), is_everywhere=has_key))
+        if not addresses:
+            raise ConfigError(
+                f"{file} has no frontend on this host, and those on others need a client's key: give --key"
+            )
         sections = {section["name"]: section for section in document["models"]}
         base_dir = file.parent.absolute()
         options = GatewayOptions(gateway_id(index), home, own, addresses, key_file, sections, base_dir)

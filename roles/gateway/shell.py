@@ -154,7 +154,12 @@ class Gateway:
         host, _, port = address.rpartition(":")
         try:
             listener = await asyncio.get_running_loop().create_server(
-                self._http.connection, host.strip("[]"), int(port), ssl=context, backlog=_BACKLOG
+                self._http.connection,
+                host.strip("[]"),
+                int(port),
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else HttpLimits().head_ms / 1e3,
+                backlog=_BACKLOG,
             )
         except OSError as error:
             raise ConfigError(
