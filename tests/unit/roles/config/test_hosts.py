@@ -156,7 +156,7 @@ def test_a_client_on_a_host_reaches_its_own_frontends_by_ipc_and_others_only_whe
         {
             "nodes": [{"host": "a"}],
             "frontends": [{"host": "a"}, {"host": "b"}, {"host": "b"}],
-            "addresses": {"b": "127.0.0.2"},
+            "addresses": {"a": "127.0.0.1", "b": "127.0.0.2"},
         }
     )
     where = Whereabouts(config, tmp_path, is_here=False)
