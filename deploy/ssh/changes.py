@@ -114,4 +114,4 @@ def _planned(
             steps.extend(steps_of(wanted, told))
     steps.sort(key=lambda step: step.phase)
     hosts = tuple(one.host for one in inventory.hosts)
-    return Plan(tuple(steps), problems, {}, hosts, inventory.scheduler_host, frozenset(unreachable))
+    return Plan(tuple(steps), problems, {}, hosts, inventory.scheduler_hosts, frozenset(unreachable))

@@ -57,10 +57,10 @@ class HostWanted:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All hosts, in file order. `scheduler_host`: of the one that is asked whether the cluster is ready."""
+    """All hosts, in file order. `scheduler_hosts`: one of them knows whether the cluster is ready."""
 
     hosts: tuple[HostWanted, ...]
-    scheduler_host: str
+    scheduler_hosts: tuple[str, ...]
 
     def host(self, name: str) -> HostWanted:
         """Raises ConfigError for a host that the file does not have."""
@@ -78,7 +78,8 @@ def inventory_of(config: ClusterConfig) -> Inventory:
         raise ConfigError("cluster.gpus is this host alone: list cluster.nodes, each with its host")
     require_keys(config)
     places = config.places
-    return Inventory(tuple(_wanted(config, host) for host in config.hosts), places.schedulers[0].host)
+    scheduler_hosts = tuple(dict.fromkeys(one.host for one in places.schedulers))
+    return Inventory(tuple(_wanted(config, host) for host in config.hosts), scheduler_hosts)
 
 
 def _wanted(config: ClusterConfig, host: str) -> HostWanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -106,8 +106,12 @@ class Plan:
     problems: Mapping[str, Sequence[str]]
     warnings: Mapping[str, Sequence[str]]
     hosts: tuple[str, ...] = ()
-    scheduler_host: str = ""
+    scheduler_hosts: tuple[str, ...] = ()
     unreachable: frozenset[str] = field(default=frozenset())
+
+    def has_no_scheduler(self, failed: Collection[str]) -> bool:
+        """Whether none is left without these hosts."""
+        return set(failed) >= set(self.scheduler_hosts)
 
 
 def addresses_of(
@@ -159,7 +163,7 @@ def plan_up(
         found,
         warnings,
         tuple(one.host for one in inventory.hosts),
-        inventory.scheduler_host,
+        inventory.scheduler_hosts,
         frozenset(unreachable),
     )
 

@@ -22,12 +22,12 @@ class Ended:
 class Rollout:
     """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
 
-    A host with a problem gets no further step. Without the scheduler's host nothing is started. `is_rolling`: roles start one
+    A host with a problem gets no further step. Without a scheduler's host nothing is started. `is_rolling`: roles start one
     after the other, in all of the cluster, and none after one that did not come back.
     """
 
     def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
-        self._scheduler_host = plan.scheduler_host
+        self._plan = plan
         self._at_once = at_once
         self._is_rolling = is_rolling
         self._waiting = [step for step in plan.steps if step.host not in plan.problems]
@@ -72,5 +72,5 @@ class Rollout:
 
     def _drop_hopeless(self) -> None:
         """Roles that would only wait for a scheduler that does not come."""
-        if self._scheduler_host in self.failed:
+        if self._plan.has_no_scheduler(self.failed):
             self._waiting = [step for step in self._waiting if step.what != "start"]

@@ -63,6 +63,8 @@ class Deployment:
     inventory: Inventory
     connections: Mapping[str, HostConnection]
     clock: MonotonicClock = field(default_factory=MonotonicClock)
+    _active_host: str = ""
+    """Of the scheduler that answered last."""
 
     @classmethod
     def of(cls, path: Path) -> Deployment:
@@ -106,12 +108,12 @@ class Deployment:
         `is_rolling`: roles start one after the other, each when the cluster is ready again, and a node is drained before.
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
-        if plan.scheduler_host in rollout.failed:
+        if plan.has_no_scheduler(rollout.failed):
             return Result(rollout.done, rollout.failed, None)
-        status, problems = self._until_ready(plan.scheduler_host, rollout.failed)
+        status, problems = self._until_ready(rollout.failed)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
-            say(plan.scheduler_host, f"ready: {served} of {len(status['slices'])} slices")
+            say(self._active_host, f"ready: {served} of {len(status['slices'])} slices")
         return Result(rollout.done, rollout.failed, status, problems)
 
     def tear_down(self, plan: Plan, say: Say) -> Result:
@@ -120,10 +122,8 @@ class Deployment:
         return Result(rollout.done, rollout.failed, {})
 
     def status(self) -> Mapping[str, Any] | None:
-        """What `tenuto status --json` says on the scheduler's host; None where it says nothing."""
-        host = self.inventory.scheduler_host
-        asked = self._ask_tenuto(host, ["status", "--json"])
-        answer: Mapping[str, Any] | None = asked["answer"]
+        """What `tenuto status --json` says on the active scheduler's host; None where it says nothing."""
+        answer: Mapping[str, Any] | None = self._ask_active(["status", "--json"])["answer"]
         return answer
 
     def _roll_out(self, plan: Plan, say: Say, *, is_rolling: bool) -> Rollout:
@@ -140,7 +140,7 @@ class Deployment:
             say(step.host, f"{head}: {step.detail}")
             try:
                 if is_rolling and step.what == "start":
-                    self._start_gently(plan, step, rollout, say)
+                    self._start_gently(step, rollout, say)
                 else:
                     self._do(step, lambda what: say(step.host, f"{head}: {what}"))
             except FabricError as error:
@@ -160,21 +160,20 @@ class Deployment:
         limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
         self.connections[step.host].ask(step.request, step.files, limit_s, on_progress)
 
-    def _start_gently(self, plan: Plan, step: Step, rollout: Rollout, say: Say) -> None:
+    def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when the cluster is ready again."""
-        scheduler = plan.scheduler_host
         is_agent = step.phase is Phase.AGENTS
         is_drained = False
         if is_agent:
             words = ["drain", step.host, "--json"]
-            drained = self._ask_tenuto(scheduler, words, DRAIN_LIMIT_S)
+            drained = self._ask_active(words, DRAIN_LIMIT_S)
             is_drained = drained["code"] == 0
             if not is_drained:
                 say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
         self._do(step)
         if is_drained:
-            self._ask_tenuto(scheduler, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
-        status, problems = self._until_ready(scheduler, rollout.failed)
+            self._ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+        status, problems = self._until_ready(rollout.failed)
         if status is None:
             raise FabricError("; ".join(problems))
 
@@ -210,26 +209,59 @@ class Deployment:
             found = list(pool.map(look, self.inventory.hosts))
         return {wanted.host: one for wanted, one in zip(self.inventory.hosts, found, strict=True)}
 
-    def _until_ready(self, host: str, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask the scheduler's host until every slice of a host that is there is ready or has failed."""
+    def _until_ready(self, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
+        """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by."""
         until_ms = self.clock.now_ms() + READY_LIMIT_MS
         status: dict[str, Any] = {}
         said = ""
         while self.clock.now_ms() < until_ms:
             try:
-                asked = self._ask_tenuto(host, ["status", "--json"])
+                asked = self._ask_active(["status", "--json"], failed=failed)
             except PeerLost as error:
                 return None, [str(error)]
             status, said = asked["answer"] or {}, asked["said"]
             slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
-            if slices and all(one["state"] in SETTLED_STATES for one in slices):
+            is_settled = slices and all(one["state"] in SETTLED_STATES for one in slices)
+            if is_settled and self._standbys_missing(status, failed) == 0:
                 return status, problems_of([_report(one) for one in slices])
             select.select([], [], [], READY_EVERY_S)
         waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
-        why = (
-            f"{', '.join(waiting[:5])} are not ready" if waiting else said or "the scheduler does not answer"
-        )
+        why = said or "the scheduler does not answer"
+        if waiting:
+            why = f"{', '.join(waiting[:5])} are not ready"
+        elif status:
+            why = f"{self._standbys_missing(status, failed)} of its schedulers do not stand by"
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
+
+    def _standbys_missing(self, status: Mapping[str, Any], failed: Collection[str]) -> int:
+        """Schedulers of hosts that are there, beside the active one, that do not have its plan."""
+        there = sum(one.host not in failed for one in self.source.config.places.schedulers)
+        standing = status.get("scheduling") or {"standbys": ()}
+        return there - 1 - sum(bool(one["has_plan"]) for one in standing["standbys"])
+
+    def _ask_active(
+        self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S, failed: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """What a `tenuto` command says on the host of the active scheduler: each is asked, the last known one first.
+
+        Raises PeerLost where none of these hosts can be reached.
+        """
+        hosts = [one for one in self.inventory.scheduler_hosts if one not in failed]
+        hosts.sort(key=lambda one: one != self._active_host)
+        asked: dict[str, Any] = {}
+        lost: FabricError = PeerLost("no host of a scheduler is left")
+        for host in hosts:
+            try:
+                asked = self._ask_tenuto(host, words, limit_s)
+            except FabricError as error:
+                lost = error
+                continue
+            if asked["code"] != EXIT_UNREACHABLE:
+                self._active_host = host
+                return asked
+        if not asked:
+            raise lost
+        return asked
 
     def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         request = {"do": "ask", "words": list(words), "limit_s": limit_s}
@@ -242,7 +274,7 @@ def exit_code_of(plan: Plan) -> int:
         return 0
     if set(plan.unreachable) >= set(plan.hosts):
         return EXIT_UNREACHABLE
-    return EXIT_FAILURE if plan.scheduler_host in plan.problems else EXIT_PARTIAL
+    return EXIT_FAILURE if plan.has_no_scheduler(plan.problems) else EXIT_PARTIAL
 
 
 def _keys(

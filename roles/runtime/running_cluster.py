@@ -95,15 +95,23 @@ def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
-    for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
+    answers: list[tuple[Sequence[str], StatusListed]] = []
+    for _ in range(TAKE_OVER_TRIES):
         answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
         active = [answer for answer in answers if is_active(answer[1])]
         if active:
             return max(
                 active, key=lambda answer: 0 if answer[1].standing is None else answer[1].standing.epoch
             )
+        if len(alive) == 1 and not answers:
+            break
         select.select([], [], [], TAKE_OVER_LOOK_S)
-    raise PeerLost(f"no active scheduler answers in {run_dir}")
+    if not answers:
+        raise PeerLost(f"no active scheduler answers in {run_dir}")
+    names = " and ".join(status.role_id for _, status in answers)
+    raise PeerLost(
+        f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
+    )
 
 
 def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:

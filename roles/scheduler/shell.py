@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
@@ -71,10 +72,24 @@ class Written:
     base_dir: Path
 
 
+@dataclass(slots=True, frozen=True)
+class SchedulerAddresses:
+    """`control`: where this scheduler serves beside its ipc address and `listen.control`.
+
+    `elsewhere`: of the schedulers on other hosts, by role id; those of this host are found in the run directory.
+    """
+
+    control: Sequence[str] = ()
+    elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+HERE_ALONE = SchedulerAddresses()
+
+
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -83,7 +98,7 @@ class SchedulerShell:
         written: Written,
         run_dir: Path,
         recording: Recording | None = None,
-        control_addresses: Sequence[str] = (),
+        addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
     ) -> None:
         self._run_dir = run_dir
@@ -105,7 +120,7 @@ class SchedulerShell:
         router = RouterLink.bind(
             [
                 RunDir(run_dir).ipc_address(f"{role_id}.control"),
-                *control_addresses,
+                *addresses.control,
                 *_configured(config, number),
             ],
             guard=guarded(keyring, CONTROL_KINDS),
@@ -113,8 +128,11 @@ class SchedulerShell:
         self.link = HubLink(router, SCHEDULER, clock)
         self._incarnation = new_incarnation()
         own = peer_id(role_id, self._incarnation)
-        self._others = {
-            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other, config.heartbeats)
+        elsewhere, beats = addresses.elsewhere, config.heartbeats
+        self._others: dict[PeerId, LocalScheduler | RemoteScheduler] = {
+            PeerId(other): RemoteScheduler(own, elsewhere[other], clock, keyring, other, beats)
+            if other in elsewhere
+            else LocalScheduler(own, run_dir, clock, keyring, other, beats)
             for other in map(scheduler_id, range(config.schedulers))
             if other != role_id
         }
@@ -270,11 +288,11 @@ def run_scheduler(
     run_dir: Path,
     stop: StopSignal,
     recording: Recording | None = None,
-    control_addresses: Sequence[str] = (),
+    addresses: SchedulerAddresses = HERE_ALONE,
     number: int = 0,
 ) -> None:
     """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
+    shell = SchedulerShell(written, run_dir, recording, addresses, number)
     try:
         shell.announce()
         run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))

@@ -1,4 +1,4 @@
-"""The way to a scheduler on another host: for a node agent, whose configuration says where it is.
+"""The way to a scheduler on another host: for a node agent or another scheduler, whose configuration says where it is.
 
 Where this host's scheduler is `LocalScheduler`'s question; here the address is known and stays. What is alike: a message
 that was refused is lost, and the next look tells of that as a `Lost`, upon which the core begins with a hello again. A scheduler
