@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ from roles.scheduler.availability.replica import (
 )
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher
-from roles.scheduler.planning.saved_plan import SavedPlan
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
@@ -109,10 +111,14 @@ class SchedulerShell:
         self._clock = clock = MonotonicClock()
         electorate = Electorate(frozenset(node.node_id for node in config.nodes), config.schedulers)
         self._is_alone = not electorate.has_standby
-        self._kept = SavedPlan(run_dir, role_id, written.document)
+        # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
+        is_placed = bool(addresses.control)
+        self._kept = SavedPlan(
+            run_dir, role_id, written.document, partial(_carried_over, written) if is_placed else None
+        )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = None if number else self._kept.read() or _first_plan(written)
-        self._begun: tuple[SchedulerSettings, ControllerSettings] | None = None
+        self._begun: Begun | None = None
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
         keys = config.security.keys
@@ -140,7 +146,7 @@ class SchedulerShell:
         self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),
+            ReplicaSettings(self._incarnation, electorate, number, os.getpid()),
             self._make_core,
         )
         self.role = Role[ReplicaEvent, ReplicaAction](
@@ -307,6 +313,10 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
+
+
+def _carried_over(written: Written, ran: Begun) -> Begun | None:
+    return carried_over(written.config, written.document, written.base_dir, ran)
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

@@ -92,13 +92,12 @@ class SchedulerLike(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSettings:
-    """Which scheduler this is, and who elects the active one. `digest`: of its configuration, see `PlanCopy`."""
+    """Which scheduler this is, and who elects the active one."""
 
     incarnation: Incarnation
     electorate: Electorate
     number: int = 0
     pid: int = 0
-    digest: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -288,9 +287,9 @@ class SchedulerReplica:
         return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
 
     def _keep(self, copy: PlanCopy, actions: list[ReplicaAction]) -> None:
-        """Of the highest epoch; one of another configuration is of no use."""
+        """Of the highest epoch; one of another configuration too, for that may be about to come here as well."""
         version = (copy.epoch, copy.number)
-        if self._core is None and copy.digest == self._settings.digest and version > self._newest:
+        if self._core is None and version > self._newest:
             self._newest = version
             actions.append(KeepPlan(copy))
 
