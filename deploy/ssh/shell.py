@@ -14,9 +14,10 @@ from deploy.ssh.carried import Source, carried_config
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.connection import HostConnection, is_ssh_there
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
-from deploy.ssh.inventory import HostWanted, Inventory, inventory_of
-from deploy.ssh.plan import Goods, Phase, Plan, Step, addresses_of, plan_up
+from deploy.ssh.inventory import Inventory, inventory_of
+from deploy.ssh.plan import addresses_of, plan_up
 from deploy.ssh.rollout import HOSTS_AT_ONCE, Ended, Rollout
+from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
@@ -61,7 +62,7 @@ class Deployment:
 
     source: Source
     inventory: Inventory
-    connections: Mapping[str, HostConnection]
+    connections: dict[str, HostConnection]
     clock: MonotonicClock = field(default_factory=MonotonicClock)
     _active_host: str = ""
     """Of the scheduler that answered last."""
@@ -76,11 +77,15 @@ class Deployment:
         deploy = source.config.deploy
         return cls(source, inventory, {one.host: HostConnection(one.host, deploy) for one in inventory.hosts})
 
-    def plan(self) -> Plan:
-        """What `up` has to do. Raises ConfigError for what is missing here."""
+    def plan(self, forgotten: Collection[str] = ()) -> Plan:
+        """What `up` has to do. `forgotten`: hosts not in the file that are not asked for any more.
+
+        Raises ConfigError for what is missing here.
+        """
         facts = self.facts()
-        goods, missing = self._goods(facts)
-        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing)
+        left = self._left(facts, forgotten)
+        goods, missing = self._goods(facts, left)
+        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing, left)
 
     def plan_restart(self, only: Sequence[str]) -> Plan:
         """Every role again, or only those. Raises ConfigError for one that the file does not have."""
@@ -100,7 +105,8 @@ class Deployment:
 
     def plan_down(self) -> Plan:
         """The end of all of it."""
-        return plan_down(self.inventory, self.facts())
+        facts = self.facts()
+        return plan_down(self.inventory, facts, self._left(facts))
 
     def carry_out(self, plan: Plan, say: Say, *, is_rolling: bool = False) -> Result:
         """Do what a plan says, then wait until the cluster says that it is ready.
@@ -139,7 +145,9 @@ class Deployment:
             head = f"{numbers[step.host]}/{totals[step.host]} {step.what}"
             say(step.host, f"{head}: {step.detail}")
             try:
-                if is_rolling and step.what == "start":
+                if step.phase is Phase.DRAIN:
+                    self._drain(step.host, say)
+                elif step.what == "start" and (is_rolling or self._is_taken_over(step)):
                     self._start_gently(step, rollout, say)
                 else:
                     self._do(step, lambda what: say(step.host, f"{head}: {what}"))
@@ -160,6 +168,21 @@ class Deployment:
         limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
         self.connections[step.host].ask(step.request, step.files, limit_s, on_progress)
 
+    def _is_taken_over(self, step: Step) -> bool:
+        """Whether another scheduler serves while this one starts again; then the next one waits until it stands by."""
+        is_alone = len(self.source.config.places.schedulers) == 1
+        return step.phase is Phase.SCHEDULERS and step.is_replacing and not is_alone
+
+    def _drain(self, host: str, say: Say) -> None:
+        """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
+        drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+        if drained["code"] == EXIT_FAILURE:
+            raise FabricError(
+                f"could not be drained: {drained['said']}; nothing else was changed, run it again"
+            )
+        if drained["code"] not in (0, EXIT_PARTIAL):
+            say(host, f"not drained: {drained['said']}")
+
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when the cluster is ready again."""
         is_agent = step.phase is Phase.AGENTS
@@ -177,7 +200,11 @@ class Deployment:
         if status is None:
             raise FabricError("; ".join(problems))
 
-    def _goods(self, facts: Mapping[str, HostFacts | Unreachable]) -> tuple[Goods, dict[str, list[str]]]:
+    def _goods(
+        self,
+        facts: Mapping[str, HostFacts | Unreachable],
+        left: Mapping[str, HostFacts | Unreachable] | None = None,
+    ) -> tuple[Goods, dict[str, list[str]]]:
         """What there is to carry, and which keys are missing, by host."""
         config = self.source.config
         own, deploy = own_wheel(), config.deploy
@@ -190,24 +217,38 @@ class Deployment:
             for wanted in self.inventory.hosts
         }
         addresses = addresses_of(self.inventory, config.places.addresses, facts)
-        return Goods(own, wheels, carried_config(self.source, addresses), keys, key_ids, addresses), missing
+        carried = carried_config(self.source, addresses)
+        of_left = dict.fromkeys(left or (), "")
+        return Goods(own, wheels, carried, keys, key_ids, addresses, of_left), missing
 
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
-        config = self.source.config
+        return self._looked({wanted.host: wanted.ports for wanted in self.inventory.hosts})
 
-        def look(wanted: HostWanted) -> HostFacts | Unreachable:
-            request = {"do": "facts", "ports": dict(wanted.ports), "interface": config.deploy.interface}
+    def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:
+        """At these hosts, with the ports that they should have, by role id."""
+
+        def look(host: str) -> HostFacts | Unreachable:
+            interface = self.source.config.deploy.interface
+            request = {"do": "facts", "ports": dict(ports[host]), "interface": interface}
             asked_at_ms = WallClock().now_ms()
             try:
-                told = self.connections[wanted.host].ask(request, limit_s=FACTS_LIMIT_S)
+                told = self.connections[host].ask(request, limit_s=FACTS_LIMIT_S)
                 return facts_from(told, asked_at_ms, WallClock().now_ms())
             except FabricError as error:
                 return Unreachable(str(error), isinstance(error, PeerLost))
 
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
-            found = list(pool.map(look, self.inventory.hosts))
-        return {wanted.host: one for wanted, one in zip(self.inventory.hosts, found, strict=True)}
+            return dict(zip(ports, pool.map(look, ports), strict=True))
+
+    def _left(
+        self, facts: Mapping[str, HostFacts | Unreachable], forgotten: Collection[str] = ()
+    ) -> dict[str, HostFacts | Unreachable]:
+        """What hosts tell that were in the cluster when the others were told last, and are not in the file."""
+        known = {host for told in facts.values() if isinstance(told, HostFacts) for host in told.addresses}
+        left = sorted(known - set(facts) - set(forgotten))
+        self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
+        return self._looked({host: {} for host in left})
 
     def _until_ready(self, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
         """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by."""
@@ -221,7 +262,9 @@ class Deployment:
                 return None, [str(error)]
             status, said = asked["answer"] or {}, asked["said"]
             slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
+            plan = status.get("plan") or {"state": "steady"}
             is_settled = slices and all(one["state"] in SETTLED_STATES for one in slices)
+            is_settled = is_settled and plan["state"] == "steady"
             if is_settled and self._standbys_missing(status, failed) == 0:
                 return status, problems_of([_report(one) for one in slices])
             select.select([], [], [], READY_EVERY_S)
@@ -246,7 +289,8 @@ class Deployment:
 
         Raises PeerLost where none of these hosts can be reached.
         """
-        hosts = [one for one in self.inventory.scheduler_hosts if one not in failed]
+        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
+        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in failed]
         hosts.sort(key=lambda one: one != self._active_host)
         asked: dict[str, Any] = {}
         lost: FabricError = PeerLost("no host of a scheduler is left")

@@ -22,7 +22,7 @@ from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.place import Place
-from deploy.ssh.on_host.system import Refused, run, say, sha256, tell, until, write_whole
+from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
 LOCK_LIMIT_S = 600
 INSTALL_LIMIT_S = 1_200
@@ -63,7 +63,7 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     if request.get("complete"):
         (place.base / request["complete"] / COMPLETE).touch()
-        prune(place.base / "configs", request["kept"])
+        prune(place.base / "configs", [*request["kept"], *configs_in_use(place)])
     return {}
 
 
@@ -107,18 +107,27 @@ def prune(folder: Path, kept: Sequence[str]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def configs_in_use(place: Place) -> list[str]:
+    """The folders in which roles were started: those that a change does not concern stay in theirs, with their workers."""
+    found = []
+    for path in place.run_dir.glob("*.json"):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{place.run_file(path.stem).get('pid')}/cwd").readlink().name)
+    return found
+
+
 def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """A role with its present script; nothing where that is what runs. Answers when it serves."""
-    role_id, script, manager = request["role_id"], request["script"], manager_of(place)
-    wanted = sha256(script.encode())
+    """A role with its present script; only put it there where a process runs that has its stamp. Answers when it serves."""
+    role_id, script, wanted = request["role_id"], request["script"], request["stamp"]
+    manager = manager_of(place)
     for folder in ("roles", "logs"):
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
     place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     manager.prepare()
     write_whole(place.base / "state.json", json.dumps(request["state"]).encode(), 0o600)
+    write_whole(place.script(role_id), script.encode(), 0o700)
     if not request["is_again"] and role_id in manager.running() and place.started_as(role_id) == wanted:
         return {"started": False}
-    write_whole(place.script(role_id), script.replace("@STAMP@", wanted).encode(), 0o700)
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
     before = place.run_file(role_id).get("pid")
@@ -146,6 +155,13 @@ def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     for role_id in request["role_ids"]:
         manager.stop(role_id)
         place.script(role_id).unlink(missing_ok=True)
+    return {}
+
+
+def note(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The addresses of all hosts of the cluster, as they are now."""
+    state = {**place.state, "addresses": request["addresses"]}
+    write_whole(place.base / "state.json", json.dumps(state).encode(), 0o600)
     return {}
 
 
@@ -251,6 +267,7 @@ DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {
     "environment": environment,
     "start": start,
     "stop": stop,
+    "note": note,
     "remove": remove,
     "logs": logs,
     "run_files": run_files,
