@@ -74,7 +74,10 @@ def pid_of_scheduler(host: Host, number: int) -> int:
 
 def gap_s(found: dict[str, Any], lost_at_s: float) -> float:
     """From a moment to the first answer of a request that was asked after it."""
-    return min(end for asked, end, fate in found["moments"] if fate == "ok" and asked > lost_at_s) - lost_at_s
+    answered: list[float] = [
+        end for asked, end, fate in found["moments"] if fate == "ok" and asked > lost_at_s
+    ]
+    return min(answered) - lost_at_s
 
 
 def test_the_standby_on_another_host_takes_over_from_a_scheduler_that_is_killed(
