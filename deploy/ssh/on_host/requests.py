@@ -21,7 +21,7 @@ from typing import IO, Any
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
-from deploy.ssh.on_host.place import Place
+from deploy.ssh.on_host.place import Place, read_object
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
 LOCK_LIMIT_S = 600
@@ -196,8 +196,13 @@ def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`."""
+    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`.
+
+    `cluster`: what the deployed configuration says of all roles' hosts.
+    """
     del request
+    written = read_object(place.base / "configs" / str(place.state.get("config", "none")) / "cluster.json")
+    cluster = {key: written.get(key, {}) for key in ("cluster", "listen", "security")} if written else {}
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
     given = os.environ.get("TENUTO_RUN_DIR")
@@ -207,8 +212,8 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
         living = [one for one in found if "role_id" in one and Path(f"/proc/{one.get('pid')}").exists()]
         if living:
-            return {"run_files": living, "looked_in": [str(folder)]}
-    return {"run_files": [], "looked_in": list(map(str, folders))}
+            return {"run_files": living, "looked_in": [str(folder)], "cluster": cluster}
+    return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}
 
 
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
@@ -85,7 +86,7 @@ class Stage:
             found = carried_over(config, document, Path(), before)
             assert found is not None
             settings, planning = found
-        self.scheduler = scheduler_core(settings, config.batching, planning)
+        self.scheduler: SchedulerCore = scheduler_core(settings, config.batching, planning)
         self.core: MessageCore = self.scheduler
         self.journal: Journal | None = None
         if recorded_in is not None:
@@ -112,7 +113,7 @@ class Stage:
         """With what it ran for a former scheduler."""
         self.running[node_id] = dict(hosted)
         statuses = tuple(SliceStatus(slice_id, FIRST, "ready") for slice_id in hosted)
-        self.hear(PeerId(f"node-{node_id}/00000001"), NodeHello(node_id, FIRST, statuses, ()))
+        self.hear(PeerId(f"node-{node_id}/00000001"), NodeHello(node_id, FIRST, (), statuses))
         for spec in hosted.values():
             self.start(node_id, spec)
 
