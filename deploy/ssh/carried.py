@@ -47,6 +47,14 @@ class Source:
         document = read_document(path)
         return cls(path, document, parse_config(document, path.parent, source=str(path)))
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file says something else by now, or nothing that can be read."""
+        try:
+            return read_document(self.path) != self.document
+        except ConfigError:
+            return True
+
 
 @dataclass(frozen=True, slots=True)
 class CarriedConfig:

@@ -122,6 +122,11 @@ def _change(deployment: Deployment, found: Plan, *, as_json: bool, is_rolling: b
         echo_json(_done(found, result))
     for problem in result.problems:
         click.echo(f"tenuto: {problem}", err=True)
+    if deployment.source.is_changed:
+        source = deployment.source.path
+        click.echo(
+            f"tenuto: {source} was changed meanwhile; this did what it said before: run it again", err=True
+        )
     if result.status is None:
         reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
         error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError

@@ -46,6 +46,12 @@ def problems_of_host(
         yield "it has no NVIDIA driver, and the file gives it cuda devices: install one, or say device: emulated"
     if facts.open_files < OPEN_FILES_MIN:
         yield f"a process may open {facts.open_files} files there: allow {OPEN_FILES_MIN} or more (ulimit -Hn)"
+    same = next((host for host, one in goods.addresses.items() if one == goods.addresses[wanted.host]), "")
+    if same != wanted.host:
+        yield (
+            f"its address {goods.addresses[same]} is that of {same}: are these two names of one host? Leave one of them out,"
+            " or say with cluster.addresses where each is"
+        )
     address, several = goods.addresses[wanted.host], len(goods.addresses) > 1
     others = [one for host, one in goods.addresses.items() if host != wanted.host]
     if several and address.startswith("127.") and not all(one.startswith("127.") for one in others):

@@ -31,6 +31,7 @@ START_LIMIT_S: Final = 180.0
 CARRY_LIMIT_S: Final = 3_600.0
 STATUS_LIMIT_S: Final = 20.0
 DRAIN_LIMIT_S: Final = 300.0
+DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
@@ -175,7 +176,11 @@ class Deployment:
 
     def _drain(self, host: str, say: Say) -> None:
         """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
-        drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+        drained: dict[str, Any] = {}
+        for _ in range(DRAIN_TRIES):
+            drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
+                break  # else another scheduler took over in the middle of it
         if drained["code"] == EXIT_FAILURE:
             raise FabricError(
                 f"could not be drained: {drained['said']}; nothing else was changed, run it again"

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from roles.cli.keys import keys
-from tests.integration.hosts_stage import Host, needs_hosts, needs_sshd
+from tests.integration.hosts_stage import Host, needs_hosts, needs_sshd, sh
 from tests.integration.operator_stage import Operator, fetch_wheels, operator_of
 from tests.integration.proc import CLOCK, until
 
@@ -305,26 +305,49 @@ def nodes_that_serve(operator: Operator) -> set[str]:
 
 
 def test_a_laptop_sees_the_cluster_and_uses_it_through_ssh_to_one_host(operator: Operator) -> None:
+    """It has no way to any other host; the active scheduler is on one of those in the end."""
+    operator.file.write_text(WITH_STANDBY)
     operator.up()
+    for name in ("b", "c", "d"):
+        sh("ip", "-n", operator.laptop.namespace, "route", "add", "unreachable", operator.hosts[name].address)
+    assert operator.laptop.run(f"ping -c1 -W1 {operator.hosts['b'].address}", check=False).returncode != 0
     np.save(operator.folder / "x.npy", np.zeros(4, np.float32))
-    code, out, err = operator.tenuto("status", "--via", "a", "--json")
-    assert code == 0, err
-    assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == set(NAMES)
-    code, out, err = operator.tenuto(
-        "infer", "fast", str(operator.folder / "x.npy"), "--via", "a", "--json", "--budget-ms", "20000"
-    )
-    assert code == 0, err
-    assert json.loads(out)["outputs"]
+    request = ("infer", "fast", str(operator.folder / "x.npy"), "--json", "--budget-ms", "20000")
+    for way in (["--via", "a"], ["--via", "a", "--key", str(operator.folder / "keys/operator.key")]):
+        code, out, err = operator.tenuto("status", *way, "--json")
+        assert code == 0, err
+        assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == set(NAMES)
+        code, out, err = operator.tenuto(*request, *way)
+        assert code == 0, err
+        assert json.loads(out)["outputs"]
+    assert set(json.loads(operator.tenuto("status", *way, "--json")[1])["roles"]) >= {
+        *("scheduler-0", "scheduler-1", "frontend-0", "frontend-1")
+    }
     code, _, err = operator.tenuto("drain", "c", "--via", "a")
     assert code == 0, err
     _, out, _ = operator.tenuto("status", "--via", "a", "--json")
     assert {one["slice_id"].partition("/")[0] for one in json.loads(out)["slices"]} == {"a", "b"}
-    assert (
-        operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "c")[0] == 5
-    )  # no scheduler there
+    pid = pids(operator, "a", ["scheduler-0"])[0]
+    operator.hosts["a"].run(f"kill -9 {pid}")
+    until(lambda: operator.tenuto("models", "list", *way)[0] == 0, 60_000.0, "the active scheduler, on b")
+    code, _, err = operator.tenuto("drain", "c", "--back", *reversed_pairs(way))
+    assert code == 0, err
+    code, _, err = operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "a")
+    assert (code, "scheduler-0 of this host stand by" in err) == (5, True), err
+    load = ["bench", str(operator.file), "--warmup", "0", "--duration", "1", "--json"]
+    operator.file.write_text(WITH_STANDBY.replace("slo_ms: 2000,", "slo_ms: 20000, rate_rps: 50,"))
+    code, out, err = operator.tenuto(*load, *way)
+    assert code in (0, 1), err  # 1: the senders were starved
+    assert json.loads(out)["good"] == json.loads(out)["offered"] > 0
+    assert operator.tenuto("status", "--via", "c")[0] == 5  # no scheduler there
     code, _, err = operator.tenuto("status", "--via", "nowhere.invalid")
     assert (code, "is an unknown host" in err) == (5, True)
     assert list(Path(tempfile.gettempdir()).glob("tenuto-via-*")) == []
+
+
+def reversed_pairs(way: list[str]) -> list[str]:
+    """The same options in the other order."""
+    return [*way[2:], *way[:2]]
 
 
 def _sshd(host: Host) -> int:

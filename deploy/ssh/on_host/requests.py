@@ -220,14 +220,13 @@ def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a `tenuto` command of the version that runs here says, as JSON; empty while it cannot say anything."""
     command = [str(place.version(place.state.get("version", "none")) / "bin/tenuto"), *request["words"]]
     environ = {**os.environ, "TENUTO_RUN_DIR": str(place.run_dir)}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=request.get("limit_s", ASK_LIMIT_S),
-        check=False,
-        env=environ,
-    )
+    limit_s = request.get("limit_s", ASK_LIMIT_S)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=False, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        raise Refused(f"`tenuto {' '.join(request['words'])}` was not over within {limit_s:g} s") from None
     said = (done.stderr.strip().splitlines() or [""])[-1]
     return {
         "code": done.returncode,

@@ -160,6 +160,11 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no driver": ("g1", {"has_driver": False}, "no NVIDIA driver"),
     "few files": ("g2", {"open_files": 1024}, "may open 1024 files"),
     "loopback": ("g2", {"address": "127.0.1.1"}, "127.0.1.1, which other hosts cannot reach"),
+    "two names of one host": (
+        "g2",
+        {"address": "10.0.0.2"},
+        "its address 10.0.0.2 is that of g1: are these two names of one host?",
+    ),
     "another system": ("g2", {"machine": "Darwin arm64"}, "Tenuto needs Linux"),
 }
 

@@ -9,11 +9,13 @@ from fabric.messages import (
     AnyMessage,
     Arrivals,
     Changed,
+    DrainAsked,
     FrontendHello,
     LeaseAsked,
     LeaseReport,
     ModelsRemove,
     NodeHello,
+    Ping,
     PlanCopy,
     SchedulerHello,
     SliceReady,
@@ -174,6 +176,18 @@ def test_a_lapsed_lease_is_noticed_before_anything_else_is_decided() -> None:
     assert LeaseLapsed() in actions
     assert len(stage.cores[0].heard) == heard
     assert stage.replica.core is None
+
+
+def test_an_operator_hears_that_the_scheduler_which_took_the_change_is_active_no_more() -> None:
+    stage = Stage()
+    stage.take_over()
+    operator, asked = PeerId("operator/bbbbbbbb"), DrainAsked(7, NodeId("a"))
+    stage.hear(operator, asked)
+    stage.now_ms += 10 * HELD_MS
+    told = [one.message for one in stage.hear(operator, Ping(1)) if isinstance(one, Send)]
+    (answer,) = [one for one in told if isinstance(one, Changed)]
+    assert (answer.request_no, answer.status, answer.code) == (7, "refused", "NotActive")
+    assert LeaseLapsed() not in stage.hear(operator, Ping(2))
 
 
 def test_the_newest_copy_is_kept_of_whatever_configuration() -> None:
