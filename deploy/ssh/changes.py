@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
-from deploy.ssh.steps import Goods, Phase, Plan, Step, role_script, start_step
+from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, role_script, start_step
 from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, SCHEDULER_PREFIX, role_id_of_node
 from roles.config.hosts import DeployConfig
 
@@ -75,8 +75,7 @@ def plan_down(
     """
     found = _planned(inventory, facts, lambda wanted, told: _ends(wanted.host, told), needs_one=False)
     of_left = [step for host, told in (left or {}).items() for step in _ends(host, told)]
-    steps = sorted((*found.steps, *of_left), key=lambda step: step.phase)
-    return replace(found, steps=tuple(steps), hosts=(*found.hosts, *(left or ())))
+    return replace(found, steps=in_order((*found.steps, *of_left)), hosts=(*found.hosts, *(left or ())))
 
 
 def plan_leaving(
@@ -166,6 +165,5 @@ def _planned(
             problems[wanted.host] = ["nothing of this cluster is on it: run `tenuto deploy up` first"]
         else:
             steps.extend(steps_of(wanted, told))
-    steps.sort(key=lambda step: step.phase)
     hosts = tuple(one.host for one in inventory.hosts)
-    return Plan(tuple(steps), problems, {}, hosts, inventory.scheduler_hosts, frozenset(unreachable))
+    return Plan(in_order(steps), problems, {}, hosts, inventory.scheduler_hosts, frozenset(unreachable))

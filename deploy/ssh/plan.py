@@ -14,7 +14,18 @@ from deploy.ssh.changes import drain_step, plan_leaving
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
 from deploy.ssh.problems import problems_of_host, warnings_of_host
-from deploy.ssh.steps import Goods, Phase, Plan, SentFile, Step, counted, megabytes, role_script, start_step
+from deploy.ssh.steps import (
+    Goods,
+    Phase,
+    Plan,
+    SentFile,
+    Step,
+    counted,
+    in_order,
+    megabytes,
+    role_script,
+    start_step,
+)
 from fabric.ids import role_id_of_node
 from fabric.keys import TRUSTED_FILE
 from roles.config.hosts import DeployConfig
@@ -69,9 +80,8 @@ def plan_up(
             warnings[wanted.host] = its_warnings
     leaving, not_reached = plan_leaving(left or {}, inventory, facts, goods.addresses)
     steps.extend(leaving)
-    steps.sort(key=_place)  # stable: hosts in file order, and each one's steps in theirs
     return Plan(
-        tuple(steps),
+        in_order(steps),
         found | not_reached,
         warnings,
         (*(one.host for one in inventory.hosts), *(left or ())),
@@ -79,13 +89,6 @@ def plan_up(
         frozenset(unreachable),
         tuple(left or ()),
     )
-
-
-def _place(step: Step) -> tuple[Phase, int]:
-    """Schedulers that are replaced go one by one, the first one last: it is the active one as a rule, so that one takes over once."""
-    if step.phase is Phase.SCHEDULERS and step.is_replacing:
-        return step.phase, -int(step.request["role_id"].rpartition("-")[2])
-    return step.phase, 0
 
 
 class _HostPlan:

@@ -176,11 +176,7 @@ class Deployment:
 
     def _drain(self, host: str, say: Say) -> None:
         """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
-        drained: dict[str, Any] = {}
-        for _ in range(DRAIN_TRIES):
-            drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
-            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
-                break  # else another scheduler took over in the middle of it
+        drained = self._asked_to_drain(host)
         if drained["code"] == EXIT_FAILURE:
             raise FabricError(
                 f"could not be drained: {drained['said']}; nothing else was changed, run it again"
@@ -188,13 +184,21 @@ class Deployment:
         if drained["code"] not in (0, EXIT_PARTIAL):
             say(host, f"not drained: {drained['said']}")
 
+    def _asked_to_drain(self, host: str) -> dict[str, Any]:
+        """What the command says."""
+        drained: dict[str, Any] = {}
+        for _ in range(DRAIN_TRIES):
+            drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
+                break  # else another scheduler took over in the middle of it
+        return drained
+
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when the cluster is ready again."""
         is_agent = step.phase is Phase.AGENTS
         is_drained = False
         if is_agent:
-            words = ["drain", step.host, "--json"]
-            drained = self._ask_active(words, DRAIN_LIMIT_S)
+            drained = self._asked_to_drain(step.host)
             is_drained = drained["code"] == 0
             if not is_drained:
                 say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -195,3 +195,16 @@ def counted(number: int, thing: str) -> str:
 def megabytes(size: float) -> str:
     """`1.5 MB`."""
     return f"{size / 1e6:,.1f} MB" if size < 1e8 else f"{size / 1e6:,.0f} MB"
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """By phase; of hosts in the order given, and each one's steps in theirs.
+
+    Schedulers that are replaced go one by one, the first one last: it is the active one as a rule, so there is one take-over.
+    """
+
+    def place(step: Step) -> tuple[Phase, int]:
+        is_replaced = step.phase is Phase.SCHEDULERS and step.is_replacing
+        return step.phase, -int(step.request["role_id"].rpartition("-")[2]) if is_replaced else 0
+
+    return tuple(sorted(steps, key=place))

@@ -44,6 +44,12 @@ placement: symphony
 security: {keys: keys}
 deploy: {wheelhouse: wheels, python: /usr/bin/python3}
 """
+CLOCK_OFF = b"""#!/root/real -I
+import sys, time
+now = time.time
+time.time = lambda: now() + 5.0
+exec(sys.argv[3])  # python -I -c CODE
+"""
 WITH_STANDBY = CLUSTER.replace(
     "  frontends:", "  schedulers: [{host: a}, {host: b, standby: true}]\n  frontends:"
 )
@@ -151,6 +157,10 @@ def test_what_is_wrong_with_a_host_is_one_line_and_the_next_up_finishes(operator
     code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
     assert code == 6
     assert "nowhere.invalid is an unknown host" in err or "node-nowhere.invalid.key" in err
+    operator.file.write_text(text.replace("{host: b, gpus: 1, device: emulated}", "{host: a}"))
+    code, _, err = operator.tenuto("deploy", "up", str(operator.file))
+    assert (code, err.count("\n")) == (3, 1)
+    assert "cluster.nodes[1].host: 'a' is already the name at cluster.nodes[0].host" in err
     operator.file.write_text(text)
     a.start("sh", "-c", "'echo $$ > taking; exec python3 -m http.server 5550'")
     until(lambda: b"5550" in a.run("ss -Hltn").stdout, 10_000.0)
@@ -168,6 +178,12 @@ def test_what_is_wrong_with_a_host_is_one_line_and_the_next_up_finishes(operator
     code, out, err = operator.tenuto("deploy", "plan", str(operator.file), "--json")
     assert list(json.loads(out)["problems"]) == ["c"], err
     c.run("umount /usr/bin/python3.11")
+    c.run("cp /usr/bin/python3.11 /root/real && cat > /root/off && chmod 700 /root/off", stdin=CLOCK_OFF)
+    c.run("mount --bind /root/off /usr/bin/python3.11")
+    code, out, err = operator.tenuto("deploy", "plan", str(operator.file), "--json")
+    assert (code, json.loads(out)["problems"].keys()) == (6, {"c"}), err
+    assert "its clock is 5.0 s ahead of this host's: start an NTP client on it" in out
+    c.run("umount /usr/bin/python3.11; rm /root/real /root/off")
     operator.file.write_text(text.replace("python: /usr/bin/python3", "python: /usr/bin/python3.1"))
     code, _, err = operator.tenuto("deploy", "plan", str(operator.file))
     assert code == 1
@@ -186,7 +202,17 @@ def test_what_is_wrong_with_a_host_is_one_line_and_the_next_up_finishes(operator
     for host in operator.hosts.values():
         if host.is_server:
             os.kill(_sshd(host), signal.SIGHUP)
-    operator.up()
+    process = subprocess.Popen(
+        operator.command("deploy", "up", str(operator.file)), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()  # it has read the file
+    operator.file.write_text(text.replace("slo_ms: 2000", "slo_ms: 1900"))
+    err = first + process.stderr.read()
+    assert process.wait() == 0, err
+    assert "cluster.yaml was changed meanwhile; this did what it said before: run it again" in err
+    assert [one["host"] for one in operator.up()["done"] if one["what"] == "start"] == ["a"]
+    assert operator.plan()["steps"] == []
     operator.serves()
 
 
