@@ -14,12 +14,14 @@ import json
 import select
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fabric.client import Client, ClientOptions
+from fabric.client import Client
 from fabric.errors import FabricError, RequestError
+from tests.integration.steady_load import PATIENT
 
 BEHIND_MAX_S = 0.5  # a host that stood still is not flooded
 
@@ -29,9 +31,7 @@ async def main() -> None:
     key_file, model, rate_rps, budget_ms, *addresses = sys.argv[1:]
     moments: list[tuple[float, float, str]] = []
     asked: set[asyncio.Task[None]] = set()
-    async with Client(
-        addresses, ClientOptions(connect_timeout_ms=20_000.0, key_file=Path(key_file))
-    ) as client:
+    async with Client(addresses, replace(PATIENT, key_file=Path(key_file))) as client:
 
         async def ask(number: int) -> None:
             began_s = time.monotonic()

@@ -112,7 +112,7 @@ class Operator:
         assert self.laptop.run(line).stdout == b"served\n"
 
     @contextmanager
-    def load(self, rate_rps: float = 300.0, budget_ms: float = 2_000.0) -> Iterator[dict[str, Any]]:
+    def load(self, rate_rps: float = 300.0, budget_ms: float = 20_000.0) -> Iterator[dict[str, Any]]:
         """Requests at both frontends by the SDK alone while the block lasts; then their fates."""
         addresses = [f"tcp://{NETWORK}.1:5555", f"tcp://{NETWORK}.2:5555"]
         with loaded(self.laptop, "fast", rate_rps, budget_ms, addresses, self.folder / "alice.key") as found:

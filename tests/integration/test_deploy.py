@@ -39,6 +39,7 @@ cluster:
    - {host: b, gpus: 1, device: emulated}
    - {host: c, gpus: 1, device: emulated}
   frontends: [{host: a}, {host: b}]
+  heartbeats: {interval_ms: 250, patience_ms: 20000}  # a host that is starved for seconds is not gone
 batching: eager
 placement: symphony
 security: {keys: keys}
