@@ -57,6 +57,15 @@ class Rollout:
         return self._next()
 
     @property
+    def schedulers_to_come(self) -> frozenset[str]:
+        """Schedulers that do not run, and are started later."""
+        return frozenset(
+            step.request["role_id"]
+            for step in self._waiting
+            if step.phase is Phase.SCHEDULERS and not step.is_replacing
+        )
+
+    @property
     def is_over(self) -> bool:
         """Nothing is going on, and nothing more will."""
         return not self._going and not self._waiting

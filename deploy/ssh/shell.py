@@ -21,6 +21,7 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.ids import scheduler_id
 from fabric.keys import TRUSTED_FILE, read_pair, read_trusted
 from fabric.messages import LeftOut, SliceReport
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
@@ -148,7 +149,7 @@ class Deployment:
             try:
                 if step.phase is Phase.DRAIN:
                     self._drain(step.host, say)
-                elif step.what == "start" and (is_rolling or self._is_taken_over(step)):
+                elif step.is_replacing and (is_rolling or self._is_taken_over(step)):
                     self._start_gently(step, rollout, say)
                 else:
                     self._do(step, lambda what: say(step.host, f"{head}: {what}"))
@@ -172,7 +173,7 @@ class Deployment:
     def _is_taken_over(self, step: Step) -> bool:
         """Whether another scheduler serves while this one starts again; then the next one waits until it stands by."""
         is_alone = len(self.source.config.places.schedulers) == 1
-        return step.phase is Phase.SCHEDULERS and step.is_replacing and not is_alone
+        return step.phase is Phase.SCHEDULERS and not is_alone
 
     def _drain(self, host: str, say: Say) -> None:
         """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
@@ -205,7 +206,7 @@ class Deployment:
         self._do(step)
         if is_drained:
             self._ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
-        status, problems = self._until_ready(rollout.failed)
+        status, problems = self._until_ready(rollout.failed, rollout.schedulers_to_come)
         if status is None:
             raise FabricError("; ".join(problems))
 
@@ -259,8 +260,13 @@ class Deployment:
         self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
         return self._looked({host: {} for host in left})
 
-    def _until_ready(self, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by."""
+    def _until_ready(
+        self, failed: Collection[str], to_come: Collection[str] = ()
+    ) -> tuple[Mapping[str, Any] | None, list[str]]:
+        """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by.
+
+        `to_come`: schedulers that are not started yet.
+        """
         until_ms = self.clock.now_ms() + READY_LIMIT_MS
         status: dict[str, Any] = {}
         said = ""
@@ -274,7 +280,7 @@ class Deployment:
             plan = status.get("plan") or {"state": "steady"}
             is_settled = slices and all(one["state"] in SETTLED_STATES for one in slices)
             is_settled = is_settled and plan["state"] == "steady"
-            if is_settled and self._standbys_missing(status, failed) == 0:
+            if is_settled and self._standbys_missing(status, failed, to_come) <= 0:
                 return status, problems_of([_report(one) for one in slices])
             select.select([], [], [], READY_EVERY_S)
         waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
@@ -282,12 +288,15 @@ class Deployment:
         if waiting:
             why = f"{', '.join(waiting[:5])} are not ready"
         elif status:
-            why = f"{self._standbys_missing(status, failed)} of its schedulers do not stand by"
+            why = f"{self._standbys_missing(status, failed, to_come)} of its schedulers do not stand by"
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
 
-    def _standbys_missing(self, status: Mapping[str, Any], failed: Collection[str]) -> int:
+    def _standbys_missing(
+        self, status: Mapping[str, Any], failed: Collection[str], to_come: Collection[str]
+    ) -> int:
         """Schedulers of hosts that are there, beside the active one, that do not have its plan."""
-        there = sum(one.host not in failed for one in self.source.config.places.schedulers)
+        places = enumerate(self.source.config.places.schedulers)
+        there = sum(one.host not in failed and scheduler_id(at) not in to_come for at, one in places)
         standing = status.get("scheduling") or {"standbys": ()}
         return there - 1 - sum(bool(one["has_plan"]) for one in standing["standbys"])
 

@@ -200,11 +200,14 @@ def megabytes(size: float) -> str:
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """By phase; of hosts in the order given, and each one's steps in theirs.
 
-    Schedulers that are replaced go one by one, the first one last: it is the active one as a rule, so there is one take-over.
+    Schedulers go by number. Those that are replaced go before new ones, the first one last: it is the active one as a rule, so there is one
+    take-over. A new one is told the plan by one that knows of it.
     """
 
     def place(step: Step) -> tuple[Phase, int]:
-        is_replaced = step.phase is Phase.SCHEDULERS and step.is_replacing
-        return step.phase, -int(step.request["role_id"].rpartition("-")[2]) if is_replaced else 0
+        if step.phase is not Phase.SCHEDULERS:
+            return step.phase, 0
+        number = int(step.request["role_id"].rpartition("-")[2])
+        return step.phase, -1 - number if step.is_replacing else number
 
     return tuple(sorted(steps, key=place))

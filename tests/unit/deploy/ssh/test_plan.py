@@ -385,6 +385,22 @@ def test_a_change_of_the_file_starts_those_again_that_read_it(case: str) -> None
     assert stage.plan().steps == ()
 
 
+def test_a_standby_that_is_new_starts_when_the_first_scheduler_knows_of_it() -> None:
+    """It would take over with the file's own plan while that one, which cannot tell it its plan, starts again."""
+    stage = Stage()
+    stage.done(stage.plan())
+    schedulers = [{"host": "head"}, {"host": "g2", "standby": True}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": schedulers}}
+    rollout, begun = Rollout(stage.plan()), []
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        if step.what == "start" and step.request["role_id"].startswith("scheduler"):
+            begun.append((step.request["role_id"], set(rollout.schedulers_to_come)))
+        going += rollout.handle(Ended(step))
+    assert begun == [("scheduler-0", {"scheduler-1"}), ("scheduler-1", set())]
+
+
 def test_a_drain_that_fails_stops_everything_and_forgetting_waits_for_the_end_of_the_host() -> None:
     for failing in ("drain", "remove"):
         stage = Stage()
