@@ -259,9 +259,11 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
         assert code == 0, err
         assert "not drained" not in err
         assert set(operator.processes("c")) >= set(before["c"])  # not touched
-        operator.file.write_text(operator.file.read_text().replace("slo_ms: 2000", "slo_ms: 1900"))
+        text = operator.file.read_text().replace("slo_ms: 2000", "slo_ms: 1900")
+        operator.file.write_text(text.replace("deploy: {", "deploy: {env: {OF: everybody}, "))
         code, _, err = operator.tenuto("deploy", "upgrade", file)
         assert code == 0, err
+    assert not set(operator.processes("c")) & set(before["c"]) - supervisors(operator, "c")
     sys.stderr.write(f"under a rolling restart and an upgrade: {found['fates']}\n")
     assert set(found["fates"]) == {"ok"}
     assert found["asked"] > 1_000
@@ -318,6 +320,10 @@ def test_hosts_come_and_go_with_the_file_while_requests_are_answered(operator: O
     assert operator.hosts["c"].run("ls -A /root").stdout.split() in ([b".ssh"], [])
     assert {name: pids(operator, name, its) for name, its in roles.items()} == before
     assert operator.plan()["steps"] == []
+
+
+def supervisors(operator: Operator, name: str) -> set[int]:
+    return {pid for pid, line in operator.processes(name).items() if "supervisord" in line}
 
 
 def pids(operator: Operator, name: str, roles: list[str]) -> list[int]:
