@@ -76,7 +76,7 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}
     for model in document["models"]:
-        _take_along(model, base_dir, files)
+        take_along(model, base_dir, files)
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
@@ -84,10 +84,17 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     return CarriedConfig(digest.hexdigest()[:12], files)
 
 
-def _take_along(model: dict[str, Any], base_dir: Path, files: dict[str, Path | bytes]) -> None:
-    """Every file that a model's section names, under a new name; the section says that one."""
+def take_along(
+    model: dict[str, Any], base_dir: Path, files: dict[str, Path | bytes], *, is_absolute_there: bool = False
+) -> None:
+    """Every file that a model's section names, under a new name; the section says that one.
+
+    `is_absolute_there`: what has an absolute path lies at that place already, where it is to be read.
+    """
 
     def carried(path: str, where: str) -> str:
+        if is_absolute_there and Path(path).is_absolute():
+            return path
         found = base_dir / path
         if not found.exists():
             raise ConfigError(f"models: {where} of {model.get('name')}: there is no {found}")
