@@ -5,23 +5,48 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from deploy.k8s.manifests import ManifestFile, manifests
 from deploy.k8s.material import gather
-from deploy.k8s.wanted import APP, wanted_of
+from deploy.k8s.wanted import APP, checked_image, checked_namespace, wanted_of
 from deploy.ssh.carried import Source
+from fabric.errors import ConfigError
 from fabric.keys import naming_path
 from roles.cli.options import echo_json, file_argument, json_option, remark
+
+_Check = Callable[[str], str]
+
+
+def _checked(check: _Check) -> Callable[[click.Context, click.Parameter, str], str]:
+    def checked(context: click.Context, parameter: click.Parameter, value: str) -> str:
+        del context, parameter
+        try:
+            return check(value)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+
+    return checked
 
 
 @click.command()
 @file_argument
-@click.option("--namespace", default=APP, show_default=True, help="Where all of it goes; make it before.")
 @click.option(
-    "--image", required=True, metavar="IMAGE", help="What the pods run: see deploy/k8s/Containerfile."
+    "--namespace",
+    default=APP,
+    show_default=True,
+    callback=_checked(checked_namespace),
+    help="Where all of it goes; make it before.",
+)
+@click.option(
+    "--image",
+    required=True,
+    metavar="IMAGE",
+    callback=_checked(checked_image),
+    help="What the pods run: see deploy/k8s/Containerfile.",
 )
 @click.option(
     "--output",

@@ -90,11 +90,9 @@ def checked_image(image: str) -> str:
 
 
 def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
-    """What the file wants. Raises ConfigError for a file that is made for hosts, or lacks what pods need."""
+    """What the file wants, with a checked namespace and image. Raises ConfigError for a file that is made for hosts, or lacks what pods need."""
     config = source.config
     cluster = source.document["cluster"]
-    checked_namespace(namespace)
-    checked_image(image)
     _check_places(cluster)
     _check_nodes(config, cluster)
     if config.security.keys is None:
@@ -162,7 +160,7 @@ def _check_nodes(config: ClusterConfig, cluster: Mapping[str, Any]) -> None:
             )
         if node.device == "cuda" and not written.get("gpus"):
             raise ConfigError(
-                f"{where}.gpus: is not set; its pod asks Kubernetes for so many GPUs of {node.host}, such as gpus: 4"
+                f"{where}.gpus: is missing or 0; its pod asks Kubernetes for so many GPUs of {node.host}, such as gpus: 4"
             )
 
 
