@@ -36,9 +36,9 @@ def test_what_is_copied_makes_a_wheel_with_all_of_tenuto(tmp_path: Path) -> None
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
     for room in ("fabric", "profiles", "policies", "roles", "deploy"):
-        for path in (ROOT / room).rglob("*"):
-            if path.suffix in {".py", ".json"} and (path.parent / "__init__.py").exists():
-                assert path.relative_to(ROOT).as_posix() in names
+        for file in (ROOT / room).rglob("*"):
+            if file.suffix in {".py", ".json"} and (file.parent / "__init__.py").exists():
+                assert file.relative_to(ROOT).as_posix() in names
     assert any(name.endswith("entry_points.txt") for name in names)
 
 

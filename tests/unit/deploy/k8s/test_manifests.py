@@ -111,7 +111,7 @@ def test_the_frontends_are_at_one_place_where_clients_come_in(
 
 
 def test_every_node_of_the_file_has_its_agent_with_its_gpus(objects: dict[tuple[str, str], Plain]) -> None:
-    found = {}
+    found: dict[str, int] = {}
     for (kind, _), one in objects.items():
         if kind == "DaemonSet":
             (container,) = one["spec"]["template"]["spec"]["containers"]
@@ -193,7 +193,7 @@ def test_every_mount_has_its_volume_and_every_volume_its_source(
                 assert content_of(objects, volume)
 
 
-@pytest.mark.parametrize("node", [one["host"] for one in NODES])
+@pytest.mark.parametrize("node", [str(one["host"]) for one in NODES])
 def test_an_agent_gets_the_key_of_its_own_node_and_no_other(
     objects: dict[tuple[str, str], Plain], tmp_path: Path, node: str
 ) -> None:
