@@ -21,10 +21,10 @@ from deploy.k8s.pods import (
 )
 from deploy.k8s.wanted import AGENT_NAME, APP, FRONTEND_NAME, SCHEDULER_NAME, AgentGroup, Wanted
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, key_file
-from roles.config.documents import yaml_of
+from roles.config.documents import as_yaml
 from roles.config.hosts import FRONTENDS_MAX
 
-PENDING_METRIC: Final = "tenuto_frontend_pending_requests"
+PENDING_METRIC: Final = "tenuto_requests_pending"
 """Of each frontend: requests that it has taken on and not answered."""
 PENDING_PER_FRONTEND: Final = 512
 """Where another frontend is asked for: a small part of what one can hold, a multiple of what waits when all is well."""
@@ -46,7 +46,7 @@ class ManifestFile:
     def text(self) -> str:
         """As YAML."""
         comment = "".join(f"# {line}\n" for line in self.about.splitlines())
-        return comment + "---\n".join(yaml_of(one) for one in self.objects)
+        return comment + "---\n".join(as_yaml(one) for one in self.objects)
 
 
 def manifests(wanted: Wanted, material: Material) -> tuple[ManifestFile, ...]:

@@ -20,7 +20,6 @@ _DNS: Final[Plain] = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "p
 
 def services(wanted: Wanted) -> list[Plain]:
     """Of the schedulers, each by its own name, and of the frontends."""
-    http = {} if wanted.http_port is None else {"http": wanted.http_port}
     return [
         _object(
             "Service",
@@ -42,7 +41,7 @@ def services(wanted: Wanted) -> list[Plain]:
             wanted,
             {
                 "selector": labels(FRONTEND_NAME),
-                "ports": [_port(name, port) for name, port in {"client": CLIENT_PORT, **http}.items()],
+                "ports": [_port("client", CLIENT_PORT)],
             },
         ),
     ]
@@ -53,7 +52,6 @@ def policies(wanted: Wanted) -> list[Plain]:
     scheduler, frontend, agent = map(_pods, (SCHEDULER_NAME, FRONTEND_NAME, AGENT_NAME))
     operator = {"podSelector": {"matchLabels": {OPERATOR_LABEL: "true"}}}
     measured = {"from": [{"namespaceSelector": {}}], "ports": [_tcp(wanted.metrics_port)]}
-    open_ports = [CLIENT_PORT, *([] if wanted.http_port is None else [wanted.http_port])]
     to_scheduler = {"to": [scheduler], "ports": [_tcp(CONTROL_PORT)]}
     hub = [{"ports": [_tcp(443)]}] if wanted.needs_hub else []
     return [
@@ -66,7 +64,7 @@ def policies(wanted: Wanted) -> list[Plain]:
         _policy(
             FRONTEND_NAME,
             wanted,
-            [{"ports": [_tcp(port) for port in open_ports]}, {"from": [agent]}, measured],
+            [{"ports": [_tcp(CLIENT_PORT)]}, {"from": [agent]}, measured],
             [to_scheduler, {"to": [agent]}, _DNS],
         ),
         _policy(

@@ -91,7 +91,6 @@ def scheduler_pod(wanted: Wanted, material: Material) -> Plain:
 
 def frontend_pod(wanted: Wanted, material: Material) -> Plain:
     """Named after its pod: Kubernetes says how many there are."""
-    http = {} if wanted.http_port is None else {"http": wanted.http_port}
     role = PodRole(
         name=FRONTEND_NAME,
         component=FRONTEND_NAME,
@@ -99,7 +98,7 @@ def frontend_pod(wanted: Wanted, material: Material) -> Plain:
         env=(_from_field("POD_NAME", "metadata.name"),),
         key_files=(key_file(FRONTEND),),
         own_key=key_file(FRONTEND),
-        ports={"client": CLIENT_PORT, **http, "metrics": wanted.metrics_port},
+        ports={"client": CLIENT_PORT, "metrics": wanted.metrics_port},
         requests={"cpu": "1", "memory": "1Gi"},
         limits={"memory": "3Gi"},  # it keeps up to 1 GiB of requests that wait
         stop_ms=FRONTEND_STOP_MS,

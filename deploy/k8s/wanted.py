@@ -54,7 +54,7 @@ class AgentGroup:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`files`: what the pods' configuration folder holds, a file here or its content. `http_port` None: not served.
+    """`files`: what the pods' configuration folder holds, a file here or its content.
 
     `remarks`: what is otherwise than the file says.
     """
@@ -68,7 +68,6 @@ class Wanted:
     keys: Path
     files: Mapping[str, Path | bytes]
     metrics_port: int = METRICS_PORT
-    http_port: int | None = None
     needs_hub: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -105,6 +104,8 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         remarks.append(f"{image} has no tag: after a push, pods of one cluster may run different versions")
     if any(node.workers_outlive_agent for node in config.nodes):
         remarks.append("workers_outlive_agent: a container ends with its agent, and so do the workers in it")
+    if config.listen.http is not None:
+        remarks.append("listen.http: the manifests have no HTTP; their clients use the SDK")
     loaders = [model.get("loader") or {} for model in source.document["models"]]
     return Wanted(
         namespace=namespace,
@@ -116,7 +117,6 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         keys=config.security.keys,
         files=_files(source, namespace),
         metrics_port=_port(config.listen.metrics) or METRICS_PORT,
-        http_port=_port(config.listen.http),
         needs_hub=any(loader.get("from_hub") for loader in loaders),
         remarks=tuple(remarks),
     )
@@ -193,10 +193,7 @@ def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
     }
     document["deploy"] = {"interface": INTERFACE}
     document["security"] = {"keys": KEYS_DIR}
-    http_port = _port(config.listen.http)
     document["listen"] = {"metrics": f"{INTERFACE}:{_port(config.listen.metrics) or METRICS_PORT}"}
-    if http_port:
-        document["listen"]["http"] = f"{INTERFACE}:{http_port}"
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     return files
 

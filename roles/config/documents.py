@@ -52,7 +52,7 @@ def read_value(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: is nested too deeply") from error
 
 
-def yaml_of(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """Plain values as YAML that a person likes to read: in the order of their keys, text of several lines as such."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110)
 

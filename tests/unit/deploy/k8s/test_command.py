@@ -131,10 +131,12 @@ def test_what_is_otherwise_than_asked_is_said(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     node = {"host": "a", "gpus": 1, "workers_outlive_agent": True}
     stage.document["cluster"] = {**CLUSTER, "nodes": [node]}
+    stage.document["listen"] = {"http": "127.0.0.1:8000"}
     stage.write()
     done = stage.run("--image", "r.example:5000/tenuto")
     assert "has no tag" in done.stderr
     assert "workers_outlive_agent" in done.stderr
+    assert "listen.http" in done.stderr
     assert "workers_outlive_agent" not in done.stdout
 
 
