@@ -43,6 +43,9 @@ SPARE_S: Final = 4
 _NODE_MARK: Final = "NODE"
 
 
+_RUN_OF_POD: Final[Plain] = {"name": "run", "emptyDir": {"sizeLimit": "256Mi"}}
+
+
 @dataclass(frozen=True, slots=True)
 class PodRole:
     """What differs from role to role.
@@ -86,7 +89,7 @@ def scheduler_pod(wanted: Wanted, material: Material) -> Plain:
         limits={"memory": "2Gi"},
         stop_ms=SCHEDULER_STOP_MS,
     )
-    return _template(role, wanted, material, [_spread(SCHEDULER_NAME)], _own_folder("run"))
+    return _template(role, wanted, material, [_spread(SCHEDULER_NAME)], _RUN_OF_POD)
 
 
 def frontend_pod(wanted: Wanted, material: Material) -> Plain:
@@ -104,7 +107,13 @@ def frontend_pod(wanted: Wanted, material: Material) -> Plain:
         stop_ms=FRONTEND_STOP_MS,
         unrouted_s=UNROUTED_S,
     )
-    return _template(role, wanted, material, [_spread(FRONTEND_NAME)], _own_folder("run"))
+    return _template(
+        role,
+        wanted,
+        material,
+        [_spread(FRONTEND_NAME) | {"matchLabelKeys": ["pod-template-hash"]}],
+        _RUN_OF_POD,
+    )
 
 
 def agent_pod(wanted: Wanted, material: Material, group: AgentGroup) -> Plain:
@@ -173,7 +182,7 @@ def _template(
             {"name": "trusted", "configMap": {"name": TRUSTED_NAME}},
             {"name": "secret", "secret": {"secretName": role.name, "defaultMode": 0o400}},
             {"name": "keys", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
-            {"name": "tmp", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}},
             run,
         ],
     }
@@ -273,10 +282,6 @@ def config_keys(material: Material) -> dict[str, str]:
 def is_plain(name: str) -> bool:
     """Whether a ConfigMap takes it as a key."""
     return len(name) <= 253 and all(one.isascii() and (one.isalnum() or one in "-._") for one in name)
-
-
-def _own_folder(name: str) -> Plain:
-    return {"name": name, "emptyDir": {}}
 
 
 def _from_field(name: str, path: str) -> Plain:

@@ -16,6 +16,7 @@ from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.ids import FRONTEND_PREFIX
 from fabric.link import Tensor
+from roles.benchmark.targets import one_of_each
 from roles.cli.console import plain_console
 from roles.cli.options import BUDGET_MS, echo_json, key_option, via_option
 from roles.runtime.environment import run_dir
@@ -74,14 +75,14 @@ def print_result(result: InferResult) -> None:
 
 
 def running_frontends() -> Sequence[str]:
-    """Where clients come in at the frontends of this host, whoever started them; PeerLost when none runs."""
+    """The local socket of each frontend of this host, whoever started it; PeerLost when none runs."""
     home = run_dir()
     try:
         addresses = [
             address
             for process in processes_in(home.path)
             if process.alive and process.role_id.startswith(FRONTEND_PREFIX)
-            for address in process.addresses.get("client", ())
+            for address in one_of_each(process.addresses.get("client", ()))
         ]
     finally:
         home.remove()

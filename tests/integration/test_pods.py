@@ -174,7 +174,7 @@ def test_an_agents_pod_is_replaced_and_obeys_no_older_scheduler(cluster: Pods, f
     pod = cluster.running[name]
     (lease,) = pod.node.rglob("*.lease")
     granted = lease.read_bytes()
-    assert pod.end() == 0, pod.log()
+    pod.kill()
     assert lease.read_bytes() == granted
     anew = cluster._start("tenuto-node-agent-emulated", name, pod.fields)
     until_ready([anew])

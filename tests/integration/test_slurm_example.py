@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,7 +81,7 @@ class Job:
     def directory(self) -> Path:
         return self.folder / "models" / f"tenuto-{JOB}"
 
-    def start(self, *command: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
         environment = {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
@@ -91,11 +91,15 @@ class Job:
             "SLURM_GPUS_ON_NODE": "1",
             "SLURMD_NODENAME": self.hosts[0],
             "TENUTO_DEVICE": "emulated",
-            **(more or {}),
         }
         words = ["bash", str(SCRIPT), "models/models.yaml", *command]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(words, cwd=self.folder, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+        with (self.folder / "said").open("wb") as said:
+            return subprocess.Popen(words, cwd=self.folder, env=environment, stdout=said, stderr=said)
+
+    def said(self) -> str:
+        """What the script and the roles said."""
+        paths = [self.folder / "said", *self.directory.glob("*.log")]
+        return "\n".join(path.read_text() for path in paths)
 
     def left(self) -> dict[int, str]:
         """Processes of it that still live."""
@@ -121,10 +125,8 @@ def test_a_job_is_a_cluster_for_a_command_whose_exit_code_it_has(job: Job) -> No
     )
     np.save(job.folder / "models" / "x.npy", np.zeros(4, np.float32))
     process = job.start("bash", "-c", script)
-    out, said = process.communicate(timeout=200)
-    logs = "".join(path.read_text() for path in job.directory.glob("*.log"))
-    assert process.returncode == 42, out + said + logs
-    assert "ready: tcp://127." in said
+    assert process.wait(200) == 42, job.said()
+    assert "ready: tcp://127." in job.said()
     models = job.folder / "models"
     assert '"outputs"' in (models / "here.json").read_text()
     assert '"outputs"' in (models / "there.json").read_text()
@@ -147,9 +149,8 @@ def test_without_a_command_it_serves_until_the_job_is_ended(job: Job) -> None:
 def test_a_cluster_that_cannot_be_says_why_and_ends(job: Job) -> None:
     (job.folder / "models" / "models.yaml").write_text(MODELS + "batching: no-such\n")
     process = job.start("true")
-    _, said = process.communicate(timeout=100)
-    assert process.returncode != 0
-    assert "no-such" in said
+    assert process.wait(100) != 0
+    assert "no-such" in (job.folder / "said").read_text()
     assert job.left() == {}
 
 
