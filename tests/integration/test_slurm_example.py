@@ -60,6 +60,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hosts = ["node1", "node2"]
+        self.device = "emulated"
         network = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
         cases = " ".join(
             f"{host}) echo {network}.{at} 10.9.9.9 ;;" for at, host in enumerate(self.hosts, start=1)
@@ -90,7 +91,7 @@ class Job:
             "SLURM_JOB_NODELIST": "nodes[1-2]",
             "SLURM_GPUS_ON_NODE": "1",
             "SLURMD_NODENAME": self.hosts[0],
-            "TENUTO_DEVICE": "emulated",
+            "TENUTO_DEVICE": self.device,
         }
         words = ["bash", str(SCRIPT), "models/models.yaml", *command]
         with (self.folder / "said").open("wb") as said:
@@ -146,11 +147,17 @@ def test_without_a_command_it_serves_until_the_job_is_ended(job: Job) -> None:
     assert job.left() == {}
 
 
-def test_a_cluster_that_cannot_be_says_why_and_ends(job: Job) -> None:
-    (job.folder / "models" / "models.yaml").write_text(MODELS + "batching: no-such\n")
+@pytest.mark.parametrize(
+    ("models", "device", "words"),
+    [(MODELS + "batching: no-such\n", "emulated", "no-such"), (MODELS, "cuda", "a role has ended before")],
+)
+def test_a_cluster_that_cannot_be_says_why_and_ends(job: Job, models: str, device: str, words: str) -> None:
+    """A file that is wrong, and agents that find no GPU."""
+    (job.folder / "models" / "models.yaml").write_text(models)
+    job.device = device
     process = job.start("true")
-    assert process.wait(100) != 0
-    assert "no-such" in (job.folder / "said").read_text()
+    assert process.wait(100) not in (0, None)
+    assert words in (job.folder / "said").read_text()
     assert job.left() == {}
 
 
