@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -84,7 +83,7 @@ def k8s(file: Path, namespace: str, image: str, output: str, as_json: bool) -> N
         else:
             click.echo(f"{len(objects)} objects in {len(files)} files in {folder}", err=True)
     elif as_json:
-        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        echo_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
         click.echo("---\n".join(one.text for one in files), nl=False)
 

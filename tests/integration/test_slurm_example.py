@@ -61,6 +61,7 @@ class Job:
         self.folder = folder
         self.hosts = ["node1", "node2"]
         self.device = "emulated"
+        self.gpus = 1
         network = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
         cases = " ".join(
             f"{host}) echo {network}.{at} 10.9.9.9 ;;" for at, host in enumerate(self.hosts, start=1)
@@ -89,7 +90,7 @@ class Job:
             "TMPDIR": str(self.folder),
             "SLURM_JOB_ID": JOB,
             "SLURM_JOB_NODELIST": "nodes[1-2]",
-            "SLURM_GPUS_ON_NODE": "1",
+            "SLURM_GPUS_ON_NODE": str(self.gpus),
             "SLURMD_NODENAME": self.hosts[0],
             "TENUTO_DEVICE": self.device,
         }
@@ -152,9 +153,9 @@ def test_without_a_command_it_serves_until_the_job_is_ended(job: Job) -> None:
     [(MODELS + "batching: no-such\n", "emulated", "no-such"), (MODELS, "cuda", "a role has ended before")],
 )
 def test_a_cluster_that_cannot_be_says_why_and_ends(job: Job, models: str, device: str, words: str) -> None:
-    """A file that is wrong, and agents that find no GPU."""
+    """A file that is wrong, and agents that do not find the GPUs."""
     (job.folder / "models" / "models.yaml").write_text(models)
-    job.device = device
+    job.device, job.gpus = device, 99
     process = job.start("true")
     assert process.wait(100) not in (0, None)
     assert words in (job.folder / "said").read_text()

@@ -17,7 +17,7 @@ from roles.cli.keys import keys
 Plain = dict[str, Any]
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
-NODES = [
+NODES: list[Plain] = [
     {"host": "gpu-a", "gpus": 2, "type": "v100", "device": "cuda"},
     {"host": "gpu-b.example", "gpus": 2, "type": "v100", "device": "cuda", "mps": False},
     {"host": "gpu-c", "gpus": 4, "device": "cuda"},
