@@ -76,6 +76,10 @@ class Pod:
         """What its liveness probe says."""
         return self._probe("livenessProbe")
 
+    def execute(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        """As `kubectl exec` does."""
+        return self._run(self.container, command)
+
     def end(self) -> int:
         """As Kubernetes ends a pod; the exit code. A process that outlasts the grace period fails."""
         assert self.process is not None

@@ -99,6 +99,18 @@ def test_every_role_is_who_it_should_be(cluster: Pods, folder: Path) -> None:
     assert names == {f"frontend-{pod.name}.json" for pod in frontends(cluster)}
 
 
+def test_commands_run_in_pods_without_a_key(cluster: Pods, folder: Path) -> None:
+    found = active(cluster, folder)
+    assert found is not None
+    told = cluster.running[f"tenuto-scheduler-{found[0]}"].execute("tenuto", "status", "--json")
+    assert told.returncode == 0, told.stderr
+    assert [one["model_id"] for one in json.loads(told.stdout)["models"]] == ["fast"]
+    frontend = frontends(cluster)[0]
+    np.save(frontend.folder / "volumes" / "tmp" / "x.npy", np.zeros(4, np.float32))
+    asked = frontend.execute("tenuto", "infer", "fast", "/tmp/x.npy", "--budget-ms", "20000")
+    assert asked.returncode == 0, asked.stderr
+
+
 def test_an_operator_reaches_it_by_the_network(cluster: Pods, folder: Path) -> None:
     found = active(cluster, folder)
     assert found is not None

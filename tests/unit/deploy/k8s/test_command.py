@@ -162,6 +162,19 @@ def test_a_folder_gets_files_of_which_one_is_secret_and_a_second_time_the_same(t
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
 
 
+def test_the_page_tells_it_as_it_is(tmp_path: Path) -> None:
+    """Its file is taken, and its table names the files that come of it."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    stage = Stage(tmp_path, yaml.safe_load(example[1]))
+    stage.write()
+    done = stage.run("--image", IMAGE, "--output", str(tmp_path / "manifests"))
+    assert done.exit_code == 0, done.exception
+    written = {path.name for path in (tmp_path / "manifests").iterdir()}
+    assert set(re.findall(r"^\| `([\w-]+\.yaml)` \|", page, re.MULTILINE)) == written
+
+
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.write()
