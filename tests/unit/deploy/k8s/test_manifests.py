@@ -236,7 +236,9 @@ def test_a_change_of_the_file_or_of_its_key_replaces_a_roles_pods_and_one_of_the
     assert all(mark != rotated[name] for name, mark in marks(stage).items())
 
 
-def test_the_files_that_a_file_names_are_carried_byte_by_byte(tmp_path: Path) -> None:
+def test_the_files_that_a_file_names_are_carried_byte_by_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
@@ -258,6 +260,7 @@ def test_the_files_that_a_file_names_are_carried_byte_by_byte(tmp_path: Path) ->
     objects = stage.objects()
     config = read(objects, tmp_path)
     folder = tmp_path / "folder"
+    monkeypatch.chdir(folder)  # the pods' working folder
     near, far = config.models[0].loader, config.models[1].loader
     assert near is not None
     assert far is not None
