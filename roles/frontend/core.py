@@ -8,8 +8,12 @@ What is gathered in one turn of the shell's loop is announced when the turn ends
 shell feeds `TurnEnded` after it has handed over what it heard. That adds no wait, for the turn of a lone
 request ends with it.
 
-A scheduler that lists this frontend after a time in which none did (`registration.py`) is told again of whatever was
-never granted: a restarted one has forgotten it. What bears a lower epoch than the highest one seen is refused.
+The scheduler is *linked* while its directory lists this incarnation of the frontend. Otherwise the frontend
+says hello until it does, and then announces again whatever was never granted: a restarted scheduler has
+forgotten it.
+
+Of several schedulers it goes by the one with the highest epoch: a scheduler has one only while a majority of the agents
+has granted it. Whatever bears a lower one is refused.
 """
 
 from __future__ import annotations
@@ -84,7 +88,6 @@ from roles.frontend.events import (
 from roles.frontend.grants import part_of
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
-from roles.frontend.registration import Registration
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
@@ -112,8 +115,12 @@ class FrontendCore:
         self._gatherer = Gatherer()
         self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
-        self._registration = Registration(settings, now_ms)
+        self._is_linked = False
         self._drain = Drain(settings.incarnation, settings.memory)
+        self._epoch = 0
+        self._scheduler = 0
+        """The number of the one that has it."""
+        self._hello_at_ms = now_ms
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
         self._out: list[FrontendAction] = []
@@ -122,9 +129,10 @@ class FrontendCore:
     def wake_at_ms(self) -> float | None:
         """The earliest deadline, or the next hello."""
         deadline_at_ms = self._pending.next_deadline_at_ms
-        if self._registration.is_linked and not self._drain.has_begun:
+        if self._is_linked and not self._drain.has_begun:
             return deadline_at_ms
-        moments = (deadline_at_ms, self._registration.wake_at_ms, self._drain.wake_at_ms(self._now_ms))
+        hello_at_ms = None if self._is_linked else self._hello_at_ms
+        moments = (deadline_at_ms, hello_at_ms, self._drain.wake_at_ms(self._now_ms))
         return min((moment for moment in moments if moment is not None), default=None)
 
     def is_drained(self, now_ms: float) -> bool:
@@ -145,7 +153,7 @@ class FrontendCore:
     def counters(self) -> Mapping[str, float]:
         """What happened since the start: accepted = answers + refusals + abandoned + pending."""
         gauges = {
-            "is_ready": float(self._registration.is_linked),
+            "is_ready": float(self._is_linked),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
             "reserve_ms_max": self._estimates.reserve_ms_max,
@@ -177,13 +185,13 @@ class FrontendCore:
             case TurnEnded():
                 self._announce()
             case SchedulerSaid(message, epoch, scheduler):
-                is_of_the_active_one = epoch == self._registration.epoch or self._adopts(epoch, scheduler)
+                is_of_the_active_one = epoch == self._epoch or self._adopts(epoch, scheduler)
                 if is_of_the_active_one and self._checks.scheduler(message, now_ms) is None:
                     self._on_scheduler(message)
             case Computed():
                 self._on_computed(event)
             case Tick():
-                self._say(self._registration.hello_if_unlinked(now_ms))
+                self._say_hello_if_due()
             case ClientSaid(peer, message):
                 if self._is_clients(peer, message):
                     self._on_client(peer, message)
@@ -197,7 +205,7 @@ class FrontendCore:
             case Unpushed(message, reason):
                 self._on_unpushed(message, reason)
             case SchedulerLost(scheduler):
-                if scheduler == self._registration.scheduler:
+                if scheduler == self._scheduler:
                     self._unlink()
             case StopAsked():
                 out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
@@ -273,9 +281,7 @@ class FrontendCore:
             case StatusAsked():
                 self._out.append(Report(peer))
             case Ping(number):
-                self._out.append(
-                    Reply(peer, self._drain.pong(number, is_linked=self._registration.is_linked))
-                )
+                self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_linked)))
 
     # ------------------------------------------------------------ pictures
 
@@ -301,7 +307,7 @@ class FrontendCore:
 
     def _gather(self, request: Request) -> None:
         # Unlinked there is nobody to tell: the request waits in `_pending` for the link or its deadline.
-        if self._registration.is_linked:
+        if self._is_linked:
             self._gatherer.add(request)
 
     def _announce(self) -> None:
@@ -330,11 +336,14 @@ class FrontendCore:
 
     def _adopts(self, epoch: int, scheduler: int) -> bool:
         """Whether that is a higher epoch than the one known: whoever has it is the active scheduler."""
-        if epoch < self._registration.epoch:
+        if epoch < self._epoch:
             self._counts["epochs_refused"] += 1
             return False
+        self._epoch = epoch
         self._unlink()  # whoever begins an epoch may know nothing of what was announced before
-        if self._registration.follow(scheduler, epoch, self._now_ms):
+        self._hello_at_ms = self._now_ms
+        if scheduler != self._scheduler:
+            self._scheduler = scheduler
             self._counts["schedulers_changed"] += 1
             self._out.append(UseScheduler(scheduler))
         return True
@@ -426,8 +435,8 @@ class FrontendCore:
     def _link(self, *, is_listed: bool) -> None:
         if not is_listed:
             self._unlink()
-        elif not self._registration.is_linked:
-            self._registration.is_linked = True
+        elif not self._is_linked:
+            self._is_linked = True
             self._announce_all_again()
 
     def _announce_all_again(self) -> None:
@@ -444,26 +453,34 @@ class FrontendCore:
             self._out.extend(Tell(Withdraw(model_id, runs)) for runs in split_runs(coded(seqs)))
 
     def _unlink(self) -> None:
-        if self._registration.unlink(self._now_ms):
+        if self._is_linked:
             self._counts["scheduler_lost"] += 1
+            self._is_linked = False
             self._gatherer.clear()
+            self._hello_at_ms = self._now_ms
+
+    def _say_hello_if_due(self) -> None:
+        if not self._is_linked and self._now_ms >= self._hello_at_ms:
+            self._say_hello()
 
     @property
     def hello(self) -> FrontendHello:
         """Who it is."""
-        return self._registration.hello
+        settings = self._settings
+        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
 
-    def _say(self, hello: FrontendHello | None) -> None:
-        if hello is not None:
-            self._out.append(Tell(hello))
+    def _say_hello(self) -> None:
+        self._hello_at_ms = self._now_ms + self._settings.hello_every_ms
+        self._out.append(Tell(self.hello))
 
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.
 
-        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well.
+        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well. It answers a
+        hello with a directory.
         """
-        if late.stage is RequestState.ANNOUNCED:
-            self._say(self._registration.hello_if_doubted(self._now_ms))
+        if self._is_linked and late.stage is RequestState.ANNOUNCED and self._now_ms >= self._hello_at_ms:
+            self._say_hello()
 
     # ------------------------------------------------------------ workers
 
@@ -561,7 +578,7 @@ class FrontendCore:
         self._pending.remove(request)
         self._decoding.pop(request.payload, None)
         self._out.append(Release(request.payload))
-        if request.run is not None and self._registration.is_linked:
+        if request.run is not None and self._is_linked:
             withdraw = request.run.note_dead(request.seq)
             if withdraw is not None:
                 self._counts["withdraws"] += 1
