@@ -30,6 +30,7 @@ def _script(name: str, *arguments: str) -> Quick:
 QUICK: tuple[Quick, ...] = (
     _script("latency", "--repeat", "5", "--requests", "300", "--seconds", "3"),
     _script("throughput", "--repeat", "3", "--seconds", "4", "--senders", "1", "--gather-ms", "1"),
+    Quick("gateway", ("-m", "benchmarks.gateway", "--repeat", "3", "--seconds", "4")),
     _script("payload", "--repeat", "5", "--seconds", "1"),
     _script("lateness", "--timers", "500", "--repeat", "2"),
     _script(
