@@ -59,6 +59,10 @@ LONG: tuple[Long, ...] = (
         " ([ADR 0090](adr/0090-inputs-before-the-grant.md))",
     ),
     Long(
+        "python benchmarks/several_hosts.py (as root)",
+        "a cluster on three hosts is set up, killed while it is, changed under load and taken over: [docs/deploy.md](deploy.md)",
+    ),
+    Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
         "goodput of `tenuto` on 42 workloads beside four rivals: [docs/disciplines.md](disciplines.md)",
     ),
