@@ -7,7 +7,7 @@ and popularity already applied; times are in ms, memory is in bytes, names are i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class ModelConfig:
     `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
     trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
-    `is_idempotent`: a request may run again after the worker that had it was lost.
+    `is_idempotent`: a request may run again after the worker that had it was lost. `shard`: whose scheduler has it;
+    `term`: how often it was moved between shards.
     """
 
     model_id: ModelId
@@ -60,6 +61,8 @@ class ModelConfig:
     priority: int = 0
     run_limit_ms: float | None = None
     is_idempotent: bool = True
+    shard: int = 0
+    term: int = 0
 
     @property
     def name(self) -> str:
@@ -81,7 +84,7 @@ class NodeConfig:
     """A host with `gpus` devices of one type; memory and price are per device.
 
     `mps`: share real GPUs through NVIDIA's MPS where it can be had. `pin_cores`: so many cores for each worker
-    process, None: any. `workers_outlive_agent`: they serve on without it for a while.
+    process, None: any. `workers_outlive_agent`: they serve on without it for a while. `shard`: whose scheduler has it.
     """
 
     host: str
@@ -93,6 +96,7 @@ class NodeConfig:
     mps: bool = True
     pin_cores: int | None = None
     workers_outlive_agent: bool = False
+    shard: int = 0
 
     @property
     def node_id(self) -> NodeId:
@@ -158,7 +162,8 @@ class ClusterConfig:
     seed: int = 1
     frontends: int = 1
     schedulers: int = 1
-    """One active, the others stand by."""
+    """Of all shards. In each one is active, the others stand by."""
+    shards: int = 1
     network: NetworkConfig = NetworkConfig()
     interference: PolicyChoice = PolicyChoice("none")
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
@@ -167,6 +172,16 @@ class ClusterConfig:
     places: Places = ONE_HOST
     deploy: DeployConfig = DEPLOY_DEFAULT
     settings: tuple[Setting, ...] = field(default=(), repr=False)
+
+    def of_shard(self, shard: int) -> ClusterConfig:
+        """The models and nodes of one shard: all that its schedulers need to know."""
+        if self.shards == 1:
+            return self
+        return replace(
+            self,
+            models=tuple(model for model in self.models if model.shard == shard),
+            nodes=tuple(node for node in self.nodes if node.shard == shard),
+        )
 
     @property
     def gpus(self) -> tuple[GpuSlot, ...]:
