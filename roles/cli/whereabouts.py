@@ -68,10 +68,25 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        shards = tuple(place.shard for place in self._places.schedulers)
+        own = FrontendOptions(
+            frontend_id(index),
+            self._run_dir,
+            (),
+            keyring=keyring,
+            heartbeats=heartbeats,
+            scheduler_shards=shards,
+        )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
+        if given and len(given) != len(shards) and self._config.shards > 1:
+            raise ConfigError(
+                f"--scheduler: is there {len(given)} times; FILE has {len(shards)} schedulers of"
+                f" {self._config.shards} shards: give the address of each, in their order"
+            )
+        if given and self._config.shards == 1:
+            own = replace(own, scheduler_shards=())
         if not self._is_placed:
             client = client or moved(self._config.listen.client, index)
             if not given and not is_beside:
