@@ -82,6 +82,7 @@ class SchedulerStanding(Value, frozen=True):
     takeovers: int
     standbys: Listed[StandbyReport] = ()
     shard: int = 0
+    shards: int = 1
 
 
 class StatusAsked(Message, frozen=True, tag=60):

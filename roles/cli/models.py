@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from fabric.messages import (
     ModelSet,
     ModelsRemove,
     PlanChange,
-    RoleChange,
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
@@ -34,6 +33,7 @@ from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
+    IntRange,
     as_plain,
     chosen_run_dir,
     echo_json,
@@ -48,10 +48,16 @@ from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
+from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
-from roles.runtime.running_cluster import scheduler_addresses
+from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
+from roles.runtime.running_cluster import ActiveScheduler, active_schedulers
+from roles.runtime.shard_reports import combined, merged, shard_of
+
+_Change = Callable[[int], PlanChange]
+"""What to ask one shard for, as of a request's number."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,12 +91,16 @@ def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _addresses(cluster: _Cluster) -> Iterator[tuple[Sequence[str], Keyring | None]]:
-    """Where its scheduler is, and the key for it."""
+def _schedulers(cluster: _Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], Keyring | None]]:
+    """The active scheduler of each shard, and the key for them. The one at an address stands for its own shard alone."""
     keyring = keyring_of(cluster.key_file)
     home = chosen_run_dir(cluster.run_dir)
     try:
-        yield [cluster.address] if cluster.address else scheduler_addresses(home.path), keyring
+        if cluster.address:
+            status = ask_status(cluster.address, server=SCHEDULER, keyring=keyring)
+            yield {shard_of(status): ActiveScheduler([cluster.address], status)}, keyring
+        else:
+            yield active_schedulers(home.path), keyring
     finally:
         home.remove()
 
@@ -104,8 +114,8 @@ def models() -> None:
 @_of_cluster
 def list_(*, cluster: _Cluster, as_json: bool) -> None:
     """List the models that are served, with SLO, replicas and what should be known of them."""
-    with _addresses(cluster) as (addresses, keyring):
-        listed = ask_status(addresses, server=SCHEDULER, keyring=keyring)
+    with _schedulers(cluster) as (schedulers, _):
+        listed = merged([one.status for one in schedulers.values()])
     if as_json:
         echo_json(as_plain({"models": listed.models, "warnings": listed.warnings}))
     else:
@@ -115,14 +125,28 @@ def list_(*, cluster: _Cluster, as_json: bool) -> None:
 @models.command()
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--shard", type=IntRange(0, SHARDS_MAX - 1), help="Which shard is to serve them.")
 @_of_cluster
-def add(*, source: str, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
+def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: _Cluster, as_json: bool) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
 
-    Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'.
+    Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'. Where neither --shard
+    nor the section's `shard` says it, a model goes to the shard that has fewest models for its GPUs.
     """
     sections = _sections(source, names)
-    _carry_out(lambda number: ModelsAdd(number, json.dumps(sections)), cluster, as_json=as_json)
+
+    def added(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+        parts: dict[int, list[dict[str, Any]]] = {}
+        models = {one: len(active.status.models) for one, active in schedulers.items()}
+        for section in sections:
+            said = section.pop("shard", None) if shard is None else shard
+            section.pop("shard", None)
+            own = said if said is not None else min(models, key=lambda one: _crowd(models, schedulers, one))
+            models[_known(own, schedulers)] += 1
+            parts.setdefault(own, []).append(section)
+        return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
+
+    _carry_out(added, cluster, as_json=as_json)
 
 
 @models.command()
@@ -130,8 +154,47 @@ def add(*, source: str, names: tuple[str, ...], cluster: _Cluster, as_json: bool
 @_of_cluster
 def remove(*, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
-    ids = tuple(ModelId(name) for name in dict.fromkeys(names))
-    _carry_out(lambda number: ModelsRemove(number, ids), cluster, as_json=as_json)
+
+    def removed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+        parts: dict[int, list[ModelId]] = {}
+        for name in dict.fromkeys(names):
+            for own in _having(ModelId(name), schedulers):
+                parts.setdefault(own, []).append(ModelId(name))
+        return {own: partial(_models_remove, tuple(ids)) for own, ids in parts.items()}
+
+    _carry_out(removed, cluster, as_json=as_json)
+
+
+@models.command()
+@click.argument("name")
+@click.option(
+    "--to", "target", type=IntRange(0, SHARDS_MAX - 1), required=True, help="The shard to serve it."
+)
+@_of_cluster
+def move(*, name: str, target: int, cluster: _Cluster, as_json: bool) -> None:
+    """Let another shard serve a model: it is loaded there, requests go there, and only then is it ended where it was.
+
+    No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
+    """
+    answers: list[Changed] = []
+    section = ""
+    for _ in range(STEPS_MAX):
+        with _schedulers(cluster) as (schedulers, keyring):
+            _known(target, schedulers)
+            statuses = {shard: active.status for shard, active in schedulers.items()}
+            step = next_step(ModelId(name), target, statuses, section, new_request_no())
+            if isinstance(step, Refuse):
+                raise ConfigError(step.reason)
+            if step is None:
+                break
+            answer = ask_change(schedulers[step.shard].addresses, step.request, keyring=keyring)
+        section = answer.document or section
+        answers.append(answer)
+        if answer.status != "ok":
+            break
+    else:
+        raise FabricError(f"{name} is changed by somebody else meanwhile: it may be in two shards")
+    _show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
 
 
 @models.command("set")
@@ -145,7 +208,14 @@ def set_(
     """Change a model's SLO or the rate to plan for."""
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
-    _carry_out(lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps), cluster, as_json=as_json)
+
+    def changed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+        return {
+            own: lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps)
+            for own in _having(ModelId(name), schedulers)
+        }
+
+    _carry_out(changed, cluster, as_json=as_json)
 
 
 @click.command()
@@ -158,13 +228,24 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
     if cluster.address is None and _is_role(where, cluster.run_dir):
-        _carry_out(lambda no: RoleDrain(no, where, is_back), cluster, as_json=as_json)
+        _drain_role(where, cluster, is_back=is_back, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
     node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
-    _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), cluster, as_json=as_json)
+
+    def drained(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+        having = [
+            own
+            for own, active in schedulers.items()
+            if any(report.node_id == node_id for report in active.status.gpus)
+        ]
+        return {
+            own: lambda no: DrainAsked(no, node_id, local, is_back) for own in having or [*schedulers][:1]
+        }
+
+    _carry_out(drained, cluster, as_json=as_json)
 
 
 def _is_role(where: str, run_dir_option: Path | None) -> bool:
@@ -178,24 +259,77 @@ def _is_role(where: str, run_dir_option: Path | None) -> bool:
 
 
 def _gpus(run_dir: Path) -> Sequence[GpuReport]:
-    return ask_status(scheduler_addresses(run_dir)).gpus
+    return [gpu for one in active_schedulers(run_dir).values() for gpu in one.status.gpus]
 
 
-def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:
-    asked = change(new_request_no())
-    if isinstance(asked, RoleChange):
-        home = chosen_run_dir(cluster.run_dir)
-        try:
-            answer = ask_supervisor(home.path, asked)
-        finally:
-            home.remove()
-    else:
-        with _addresses(cluster) as (addresses, keyring):
-            answer = ask_change(addresses, asked, keyring=keyring)
+def _drain_role(role_id: str, cluster: _Cluster, *, is_back: bool, as_json: bool) -> None:
+    home = chosen_run_dir(cluster.run_dir)
+    try:
+        answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
+    finally:
+        home.remove()
     if as_json:
         echo_json(_plain(answer))
-    elif isinstance(asked, RoleChange):
+    else:
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
+    raise_refusal(answer)
+
+
+# ---------------------------------------------------------------- shards
+
+
+def _having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
+    """The shards that list a model, two while it moves; the first one, which says so, where none does."""
+    having = [
+        own
+        for own, active in schedulers.items()
+        if any(model.model_id == model_id for model in active.status.models)
+    ]
+    return having or [*schedulers][:1]
+
+
+def _known(shard: int, schedulers: Mapping[int, ActiveScheduler]) -> int:
+    if shard not in schedulers:
+        answering = ", ".join(map(str, schedulers))
+        raise ConfigError(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
+    return shard
+
+
+def _crowd(
+    models: Mapping[int, int], schedulers: Mapping[int, ActiveScheduler], shard: int
+) -> tuple[float, int]:
+    """How many models a shard has for each of its GPUs."""
+    return models[shard] / max(1, len(schedulers[shard].status.gpus)), shard
+
+
+def _models_add(document: str, number: int) -> PlanChange:
+    return ModelsAdd(number, document)
+
+
+def _models_remove(model_ids: tuple[ModelId, ...], number: int) -> PlanChange:
+    return ModelsRemove(number, model_ids)
+
+
+def _carry_out(
+    asked: Callable[[Mapping[int, ActiveScheduler]], Mapping[int, _Change]],
+    cluster: _Cluster,
+    *,
+    as_json: bool,
+) -> None:
+    """Ask each shard for its part of a change, one after the other, and say what became of all."""
+    with _schedulers(cluster) as (schedulers, keyring):
+        answers = [
+            ask_change(
+                schedulers[_known(own, schedulers)].addresses, change(new_request_no()), keyring=keyring
+            )
+            for own, change in asked(schedulers).items()
+        ]
+    _show(combined(answers), as_json=as_json)
+
+
+def _show(answer: Changed, *, as_json: bool) -> None:
+    if as_json:
+        echo_json(_plain(answer))
     elif answer.status in ("ok", "partial"):
         click.echo(
             f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
@@ -205,7 +339,7 @@ def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Clust
         for one in answer.unplaced:
             rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
             click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
-    if answer.status == "failed" and not isinstance(asked, RoleChange):
+    if answer.status == "failed":
         raise FabricError(f"rolled back: {answer.reason}")
     raise_refusal(answer)
     if answer.status == "partial":
@@ -214,7 +348,9 @@ def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Clust
 
 def _plain(answer: Changed) -> dict[str, Any]:
     plain: dict[str, Any] = {
-        name: getattr(answer, name) for name in answer.__struct_fields__ if name != "request_no"
+        name: getattr(answer, name)
+        for name in answer.__struct_fields__
+        if name not in ("request_no", "document")
     }
     plain["unplaced"] = [
         {"model": one.model_id, "rate_rps": one.rate_rps, "reason": one.reason} for one in answer.unplaced

@@ -166,7 +166,7 @@ def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
 
 def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
     """Which scheduler is meant; ConfigError for one that the file does not have."""
-    number = int(is_standby) if given is None else given
+    number = (config.shards if is_standby else 0) if given is None else given
     if given is None and config.places.is_written and not is_here:
         hosts = [one.host for one in config.places.schedulers]
         number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))

@@ -1,4 +1,4 @@
-"""A cluster that runs on this host, as its run directory and its scheduler show it."""
+"""A cluster that runs on this host, as its run directory and its schedulers show it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
 from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
+from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report
 
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
@@ -33,24 +34,30 @@ class ProcessReport:
 
 @dataclass(slots=True, frozen=True)
 class ClusterReport:
-    """What `tenuto status` shows."""
+    """What `tenuto status` shows. `scheduler`: the active one, or all shards' as if they were one."""
 
     endpoints: Mapping[str, Sequence[str]]
     processes: Sequence[ProcessReport]
     scheduler: StatusListed
     counters: Mapping[str, Mapping[str, float]]
     """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
+    shards: Sequence[ShardReport] = ()
 
 
 def look(run_dir: Path) -> ClusterReport:
-    """The cluster of a run directory as its active scheduler sees it. PeerLost when none answers that is."""
-    _, scheduler = _active_scheduler(run_dir)
+    """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is."""
+    active = active_schedulers(run_dir)
+    statuses = [one.status for one in active.values()]
     processes = processes_in(run_dir)
-    counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
+    counters: dict[str, Mapping[str, float]] = {one.role_id: one.counters for one in statuses}
     for process in processes:
         if process.alive and process.role_id not in counters:
             counters |= _counters(process)
-    return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+    reports = [
+        shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
+        for shard in range(shards_of(statuses[0]))
+    ]
+    return ClusterReport(endpoints_in(run_dir), processes, merged(statuses), counters, reports)
 
 
 def is_active(scheduler: StatusListed) -> bool:
@@ -61,7 +68,8 @@ def is_active(scheduler: StatusListed) -> bool:
 def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
     """What the scheduler at that control address knows. Raises PeerLost, and Unauthorised where the key does not permit it."""
     scheduler = ask_status(address, server=SCHEDULER, keyring=keyring)
-    return ClusterReport({"control": [address]}, (), scheduler, {scheduler.role_id: scheduler.counters})
+    counters = {scheduler.role_id: scheduler.counters}
+    return ClusterReport({"control": [address]}, (), scheduler, counters, [shard_report(scheduler)])
 
 
 def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
@@ -80,13 +88,24 @@ def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
     return counters
 
 
-def scheduler_addresses(run_dir: Path) -> Sequence[str]:
-    """Where the active scheduler of a run directory listens. PeerLost where there is none."""
-    return _active_scheduler(run_dir)[0]
+@dataclass(slots=True, frozen=True)
+class ActiveScheduler:
+    """Where one listens, and what it says."""
+
+    addresses: Sequence[str]
+    status: StatusListed
 
 
-def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
-    """The one with the highest epoch. While one takes over there is none: so they are asked again for a while."""
+def shards_of(status: StatusListed) -> int:
+    """How many shards the cluster has."""
+    return 1 if status.standing is None else status.standing.shards
+
+
+def active_schedulers(run_dir: Path) -> dict[int, ActiveScheduler]:
+    """By shard, the one with the highest epoch. PeerLost where no shard has one.
+
+    While one takes over there is none: so they are asked again for a while. A shard none of whose schedulers lives is left out.
+    """
     alive = [
         process.addresses.get("control", ())
         for process in processes_in(run_dir)
@@ -95,15 +114,24 @@ def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
+    active: dict[int, ActiveScheduler] = {}
     for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
         answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
-        active = [answer for answer in answers if is_active(answer[1])]
-        if active:
-            return max(
-                active, key=lambda answer: 0 if answer[1].standing is None else answer[1].standing.epoch
-            )
+        active = {
+            shard_of(status): ActiveScheduler(addresses, status)
+            for addresses, status in sorted(answers, key=lambda one: _epoch(one[1]))
+            if is_active(status)
+        }
+        if active and active.keys() >= {shard_of(status) for _, status in answers}:
+            break
         select.select([], [], [], TAKE_OVER_LOOK_S)
-    raise PeerLost(f"no active scheduler answers in {run_dir}")
+    if not active:
+        raise PeerLost(f"no active scheduler answers in {run_dir}")
+    return dict(sorted(active.items()))
+
+
+def _epoch(status: StatusListed) -> int:
+    return 0 if status.standing is None else status.standing.epoch
 
 
 def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:

@@ -128,7 +128,9 @@ class SchedulerShell:
         self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, rank, os.getpid(), self._kept.digest, shard),
+            ReplicaSettings(
+                self._incarnation, electorate, rank, os.getpid(), self._kept.digest, shard, config.shards
+            ),
             self._make_core,
         )
         self.role = Role[ReplicaEvent, ReplicaAction](

@@ -99,6 +99,7 @@ class ReplicaSettings:
     pid: int = 0
     digest: str = ""
     shard: int = 0
+    shards: int = 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -360,6 +361,7 @@ class SchedulerReplica:
             election.takeovers,
             tuple(self._standbys.values()),
             self._settings.shard,
+            self._settings.shards,
         )
 
     def _status(self) -> StatusListed:
