@@ -174,13 +174,14 @@ class ClusterConfig:
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 
     def of_shard(self, shard: int) -> ClusterConfig:
-        """The models and nodes of one shard: all that its schedulers need to know."""
+        """One shard's models and nodes, as a cluster of its own."""
         if self.shards == 1:
             return self
         return replace(
             self,
-            models=tuple(model for model in self.models if model.shard == shard),
-            nodes=tuple(node for node in self.nodes if node.shard == shard),
+            models=tuple(replace(model, shard=0) for model in self.models if model.shard == shard),
+            nodes=tuple(replace(node, shard=0) for node in self.nodes if node.shard == shard),
+            shards=1,
         )
 
     @property
@@ -248,8 +249,11 @@ class ClusterConfig:
     ) -> Placement:
         """The placement of this workload by its own policy, or by another one, on all GPUs or on some of them.
 
+        Each shard is placed by itself, and with them all `current` and `gpus` are not asked for.
         Raises ConfigError where the policy's options do not fit this cluster.
         """
+        if self.shards > 1:
+            return self._place_shards(name, options)
         policy = placement_policy(
             name or self.placement.name, self.placement.options if name is None else options
         )
@@ -257,6 +261,27 @@ class ClusterConfig:
             policy = policy.under(self.conditions())
         own_gpus = self.gpus if gpus is None else gpus
         return policy.place(placed_models(self.models), own_gpus, self.profiles(), current)
+
+    def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
+        index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in self.gpus}
+        parts: list[Placement] = []
+        for shard in range(self.shards):
+            own = self.of_shard(shard)
+            gpus = own.gpus
+            placed = own.place(name, options)
+            slices = tuple(
+                replace(planned, gpu=index_of[gpus[planned.gpu].node_id, gpus[planned.gpu].local_index])
+                for planned in placed.slices
+            )
+            parts.append(replace(placed, slices=slices))
+        expected = [part.expected_goodput_rps for part in parts]
+        return Placement(
+            tuple(planned for part in parts for planned in part.slices),
+            tuple(unplaced for part in parts for unplaced in part.unplaced),
+            tuple(violation for part in parts for violation in part.violations),
+            None if None in expected else sum(one for one in expected if one is not None),
+            tuple(decision for part in parts for decision in part.decisions),
+        )
 
     @property
     def is_planned_for_its_batching(self) -> bool:

@@ -93,6 +93,7 @@ class SchedulerShell:
         role_ids = tuple(map(scheduler_id, peers))
         rank = peers.index(number)
         self._run_dir = run_dir
+        shards = written.config.shards
         self._written = written = _of_shard(written, shard)
         self._config = config = written.config
         self._recording = recording
@@ -129,7 +130,7 @@ class SchedulerShell:
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
             ReplicaSettings(
-                self._incarnation, electorate, rank, os.getpid(), self._kept.digest, shard, config.shards
+                self._incarnation, electorate, rank, os.getpid(), self._kept.digest, shard, shards
             ),
             self._make_core,
         )
