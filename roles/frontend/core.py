@@ -374,6 +374,7 @@ class FrontendCore:
             self._counts["epochs_refused"] += 1
             return False
         link.epoch = epoch
+        link.has_heard = False
         self._unlink(link)  # whoever begins an epoch may know nothing of what was announced before
         link.hello_at_ms = self._now_ms
         if scheduler != link.scheduler:
@@ -552,7 +553,7 @@ class FrontendCore:
 
     def _say_hello(self, link: ShardLink) -> None:
         link.hello_at_ms = self._now_ms + self._settings.hello_every_ms
-        link.left.clear()  # with a hello a scheduler begins anew with us
+        link.has_heard = False
         self._out.append(Tell(self.hello, link.number))
 
     def _doubt_scheduler(self, late: Request) -> None:

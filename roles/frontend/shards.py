@@ -33,13 +33,14 @@ class ShardLink:
     known: Known = field(default_factory=Known)
     left: set[ModelId] = field(default_factory=set)
     """Models of its directory that it was told we announce elsewhere."""
+    has_heard: bool = False
+    """It knows what it was told: since then no other scheduler took over, and it was told no hello, which begins anew."""
 
     def unlink(self, now_ms: float) -> bool:
         """It knows us no more, and is to be told hello at once; False: it was so already."""
         was_linked = self.is_linked
         if was_linked:
             self.is_linked = False
-            self.left.clear()
             self.hello_at_ms = now_ms
         return was_linked
 
@@ -125,9 +126,10 @@ class Shards:
         for link in self.links:
             if link.is_linked and len(self.links) > 1:
                 elsewhere = {one for one in link.known.models if self._routes[one] is not link}
-                for model_id in sorted(elsewhere ^ link.left):
+                told = elsewhere ^ link.left if link.has_heard else elsewhere | link.left
+                for model_id in sorted(told):
                     yield link, Left(model_id, is_back=model_id not in elsewhere)
-                link.left = elsewhere
+                link.left, link.has_heard = elsewhere, True
 
     def _best(self, model_id: ModelId) -> ShardLink | None:
         having = [link for link in self.links if model_id in link.known.models]
