@@ -77,6 +77,7 @@ class Stage:
         placed = config.place()
         settings = settings_from(config, placed)
         planning = controller_settings(config, document, "", placed, settings)
+        self.batching = config.batching
         self.scheduler = scheduler_core(settings, config.batching, planning)
         self.core: MessageCore = self.scheduler
         self.journal: Journal | None = None
