@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId, PeerId
@@ -36,18 +36,18 @@ from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import workload_of
 
 OPERATOR = PeerId("operator/00000001")
-UNTIL_MS = 1_500.0
+UNTIL_MS = 900.0
 ASK_EVERY_MS = 5.0
-SLO_MS = 80.0
+SLO_MS = 100.0
 
 
 def document(shards: int, frontends: int, jitter_ms: float) -> dict[str, Any]:
-    """As many models as shards, each with two GPUs that its load leaves half idle."""
+    """Four models, so lightly loaded that only a move could make a request late."""
     profile = {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 16}
     return {
         "models": [
-            {"name": f"m{at}", "slo_ms": SLO_MS, "rate_rps": 300, "profile": profile, "shard": at % shards}
-            for at in range(2 * shards)
+            {"name": f"m{at}", "slo_ms": SLO_MS, "rate_rps": 60, "profile": profile, "shard": at % shards}
+            for at in range(4)
         ],
         "cluster": {
             "shards": shards,
@@ -138,14 +138,14 @@ class Operator:
             self._world.after(max(0.0, self._moves[0][0] - self._world.clock.now_ms()), self._look)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])
 @given(
     shards=st.integers(2, 3),
     frontends=st.integers(1, 3),
     jitter_ms=st.sampled_from([0.0, 0.2]),
     seed=st.integers(0, 1_000),
     moves=st.lists(
-        st.tuples(st.floats(50.0, 500.0), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=3
+        st.tuples(st.floats(50.0, 300.0), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=3
     ),
 )
 def test_models_move_between_shards_and_no_request_is_refused(
