@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial, wraps
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
-from fabric.keys import Keyring
 from fabric.messages import (
     Changed,
     DrainAsked,
@@ -37,12 +32,18 @@ from roles.cli.options import (
     as_plain,
     chosen_run_dir,
     echo_json,
-    json_option,
-    key_option,
-    keyring_of,
-    run_dir_flag,
-    scheduler_option,
-    via_option,
+)
+from roles.cli.plan_changes import (
+    Change,
+    Cluster,
+    carry_out,
+    crowd,
+    having,
+    known_shard,
+    of_cluster,
+    plain_answer,
+    schedulers_of,
+    show,
 )
 from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.cli.status import print_models
@@ -50,59 +51,9 @@ from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
-from roles.runtime.core import SCHEDULER
-from roles.runtime.exit_codes import EXIT_PARTIAL
 from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
 from roles.runtime.running_cluster import ActiveScheduler, active_schedulers
-from roles.runtime.shard_reports import combined, merged, shard_of
-
-_Change = Callable[[int], PlanChange]
-"""What to ask one shard for, as of a request's number."""
-
-
-@dataclass(slots=True, frozen=True)
-class _Cluster:
-    """Which one is meant: that of a run directory, or the one whose scheduler is at an address."""
-
-    run_dir: Path | None
-    address: str | None
-    key_file: Path | None
-
-
-def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which cluster, as the command's `cluster`."""
-
-    @run_dir_flag
-    @via_option
-    @scheduler_option
-    @key_option
-    @json_option
-    @wraps(command)
-    def commanding(
-        *,
-        run_dir_option: Path | None,
-        scheduler_address: str | None,
-        key_file: Path | None,
-        **rest: Any,
-    ) -> None:
-        command(cluster=_Cluster(run_dir_option, scheduler_address, key_file), **rest)
-
-    return commanding
-
-
-@contextmanager
-def _schedulers(cluster: _Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], Keyring | None]]:
-    """The active scheduler of each shard, and the key for them. The one at an address stands for its own shard alone."""
-    keyring = keyring_of(cluster.key_file)
-    home = chosen_run_dir(cluster.run_dir)
-    try:
-        if cluster.address:
-            status = ask_status(cluster.address, server=SCHEDULER, keyring=keyring)
-            yield {shard_of(status): ActiveScheduler([cluster.address], status)}, keyring
-        else:
-            yield active_schedulers(home.path), keyring
-    finally:
-        home.remove()
+from roles.runtime.shard_reports import combined, merged
 
 
 @click.group(cls=WholeHelpGroup)
@@ -111,10 +62,10 @@ def models() -> None:
 
 
 @models.command("list")
-@_of_cluster
-def list_(*, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def list_(*, cluster: Cluster, as_json: bool) -> None:
     """List the models that are served, with SLO, replicas and what should be known of them."""
-    with _schedulers(cluster) as (schedulers, _):
+    with schedulers_of(cluster) as (schedulers, _):
         listed = merged([one.status for one in schedulers.values()])
     if as_json:
         echo_json(as_plain({"models": listed.models, "warnings": listed.warnings}))
@@ -126,8 +77,8 @@ def list_(*, cluster: _Cluster, as_json: bool) -> None:
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--shard", type=IntRange(0, SHARDS_MAX - 1), help="Which shard is to serve them.")
-@_of_cluster
-def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: Cluster, as_json: bool) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
 
     Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'. Where neither --shard
@@ -135,34 +86,34 @@ def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: _Clu
     """
     sections = _sections(source, names)
 
-    def added(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+    def added(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         parts: dict[int, list[dict[str, Any]]] = {}
         models = {one: len(active.status.models) for one, active in schedulers.items()}
         for section in sections:
             said = section.pop("shard", None) if shard is None else shard
             section.pop("shard", None)
-            own = said if said is not None else min(models, key=lambda one: _crowd(models, schedulers, one))
-            models[_known(own, schedulers)] += 1
+            own = said if said is not None else min(models, key=lambda one: crowd(models, schedulers, one))
+            models[known_shard(own, schedulers)] += 1
             parts.setdefault(own, []).append(section)
         return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
 
-    _carry_out(added, cluster, as_json=as_json)
+    carry_out(added, cluster, as_json=as_json)
 
 
 @models.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_of_cluster
-def remove(*, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def remove(*, names: tuple[str, ...], cluster: Cluster, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
 
-    def removed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+    def removed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         parts: dict[int, list[ModelId]] = {}
         for name in dict.fromkeys(names):
-            for own in _having(ModelId(name), schedulers):
+            for own in having(ModelId(name), schedulers):
                 parts.setdefault(own, []).append(ModelId(name))
         return {own: partial(_models_remove, tuple(ids)) for own, ids in parts.items()}
 
-    _carry_out(removed, cluster, as_json=as_json)
+    carry_out(removed, cluster, as_json=as_json)
 
 
 @models.command()
@@ -170,8 +121,8 @@ def remove(*, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
 @click.option(
     "--to", "target", type=IntRange(0, SHARDS_MAX - 1), required=True, help="The shard to serve it."
 )
-@_of_cluster
-def move(*, name: str, target: int, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
     """Let another shard serve a model: it is loaded there, requests go there, and only then is it ended where it was.
 
     No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
@@ -179,8 +130,8 @@ def move(*, name: str, target: int, cluster: _Cluster, as_json: bool) -> None:
     answers: list[Changed] = []
     section = ""
     for _ in range(STEPS_MAX):
-        with _schedulers(cluster) as (schedulers, keyring):
-            _known(target, schedulers)
+        with schedulers_of(cluster) as (schedulers, keyring):
+            known_shard(target, schedulers)
             statuses = {shard: active.status for shard, active in schedulers.items()}
             step = next_step(ModelId(name), target, statuses, section, new_request_no())
             if isinstance(step, Refuse):
@@ -194,35 +145,33 @@ def move(*, name: str, target: int, cluster: _Cluster, as_json: bool) -> None:
             break
     else:
         raise FabricError(f"{name} is changed by somebody else meanwhile: it may be in two shards")
-    _show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
+    show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
 
 
 @models.command("set")
 @click.argument("name")
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
-@_of_cluster
-def set_(
-    *, name: str, slo_ms: float | None, rate_rps: float | None, cluster: _Cluster, as_json: bool
-) -> None:
+@of_cluster
+def set_(*, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cluster, as_json: bool) -> None:
     """Change a model's SLO or the rate to plan for."""
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
 
-    def changed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+    def changed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         return {
             own: lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps)
-            for own in _having(ModelId(name), schedulers)
+            for own in having(ModelId(name), schedulers)
         }
 
-    _carry_out(changed, cluster, as_json=as_json)
+    carry_out(changed, cluster, as_json=as_json)
 
 
 @click.command()
 @click.argument("where", metavar="NODE|NODE/gpuN|ROLE")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
-@_of_cluster
-def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty; or end a ROLE when it has finished, and keep it down.
 
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
@@ -235,7 +184,7 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
     node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
 
-    def drained(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, _Change]:
+    def drained(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         having = [
             own
             for own, active in schedulers.items()
@@ -245,7 +194,7 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
             own: lambda no: DrainAsked(no, node_id, local, is_back) for own in having or [*schedulers][:1]
         }
 
-    _carry_out(drained, cluster, as_json=as_json)
+    carry_out(drained, cluster, as_json=as_json)
 
 
 def _is_role(where: str, run_dir_option: Path | None) -> bool:
@@ -262,44 +211,17 @@ def _gpus(run_dir: Path) -> Sequence[GpuReport]:
     return [gpu for one in active_schedulers(run_dir).values() for gpu in one.status.gpus]
 
 
-def _drain_role(role_id: str, cluster: _Cluster, *, is_back: bool, as_json: bool) -> None:
+def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool) -> None:
     home = chosen_run_dir(cluster.run_dir)
     try:
         answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
     finally:
         home.remove()
     if as_json:
-        echo_json(_plain(answer))
+        echo_json(plain_answer(answer))
     else:
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     raise_refusal(answer)
-
-
-# ---------------------------------------------------------------- shards
-
-
-def _having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
-    """The shards that list a model, two while it moves; the first one, which says so, where none does."""
-    having = [
-        own
-        for own, active in schedulers.items()
-        if any(model.model_id == model_id for model in active.status.models)
-    ]
-    return having or [*schedulers][:1]
-
-
-def _known(shard: int, schedulers: Mapping[int, ActiveScheduler]) -> int:
-    if shard not in schedulers:
-        answering = ", ".join(map(str, schedulers))
-        raise ConfigError(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
-    return shard
-
-
-def _crowd(
-    models: Mapping[int, int], schedulers: Mapping[int, ActiveScheduler], shard: int
-) -> tuple[float, int]:
-    """How many models a shard has for each of its GPUs."""
-    return models[shard] / max(1, len(schedulers[shard].status.gpus)), shard
 
 
 def _models_add(document: str, number: int) -> PlanChange:
@@ -308,54 +230,6 @@ def _models_add(document: str, number: int) -> PlanChange:
 
 def _models_remove(model_ids: tuple[ModelId, ...], number: int) -> PlanChange:
     return ModelsRemove(number, model_ids)
-
-
-def _carry_out(
-    asked: Callable[[Mapping[int, ActiveScheduler]], Mapping[int, _Change]],
-    cluster: _Cluster,
-    *,
-    as_json: bool,
-) -> None:
-    """Ask each shard for its part of a change, one after the other, and say what became of all."""
-    with _schedulers(cluster) as (schedulers, keyring):
-        answers = [
-            ask_change(
-                schedulers[_known(own, schedulers)].addresses, change(new_request_no()), keyring=keyring
-            )
-            for own, change in asked(schedulers).items()
-        ]
-    _show(combined(answers), as_json=as_json)
-
-
-def _show(answer: Changed, *, as_json: bool) -> None:
-    if as_json:
-        echo_json(_plain(answer))
-    elif answer.status in ("ok", "partial"):
-        click.echo(
-            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
-            f" {answer.kept} not touched",
-            err=True,
-        )
-        for one in answer.unplaced:
-            rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
-            click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
-    if answer.status == "failed":
-        raise FabricError(f"rolled back: {answer.reason}")
-    raise_refusal(answer)
-    if answer.status == "partial":
-        sys.exit(EXIT_PARTIAL)
-
-
-def _plain(answer: Changed) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        name: getattr(answer, name)
-        for name in answer.__struct_fields__
-        if name not in ("request_no", "document")
-    }
-    plain["unplaced"] = [
-        {"model": one.model_id, "rate_rps": one.rate_rps, "reason": one.reason} for one in answer.unplaced
-    ]
-    return plain
 
 
 # ---------------------------------------------------------------- sections
@@ -380,7 +254,9 @@ def _sections(source: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
                 raise ConfigError(f"{where}: has no model {name!r}")
         sections = [known[name] for name in names]
     base_dir = Path.cwd() if is_inline else path.absolute().parent
-    parse_config({"models": sections, "cluster": {"gpus": 1}}, base_dir, source=where)
+    # Whether there is such a shard the cluster knows.
+    checked = [{key: value for key, value in one.items() if key != "shard"} for one in sections]
+    parse_config({"models": checked, "cluster": {"gpus": 1}}, base_dir, source=where)
     return [_with_absolute_paths(section, base_dir) for section in sections]
 
 

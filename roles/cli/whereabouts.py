@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
 
-LOOPBACK = "127.0.0.1"
-
 
 class Whereabouts:
     """Of the roles in one run directory. `is_here`: everything is on this host, wherever the file places it.

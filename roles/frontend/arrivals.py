@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
 from fabric.messages import RUN_REQUESTS_MAX, Arrivals
+from roles.frontend.estimates import Estimates
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin
 from roles.frontend.runs import AnnouncedRun
@@ -38,8 +39,7 @@ class Gatherer:
     def announce(
         self,
         pending: Pending,
-        return_of: Callable[[ModelId], ReturnMargin],
-        ready_in_ms: Callable[[Request], float],
+        estimates: Estimates,
         shard_of: Callable[[ModelId], int | None],
         now_ms: float,
     ) -> Iterator[tuple[int, Arrivals]]:
@@ -53,7 +53,7 @@ class Gatherer:
             if shard is None:
                 continue
             live = [one for one in dict.fromkeys(requests) if one.stage is RequestState.GATHERED]
-            path = return_of(model_id)
+            path = estimates.return_of(model_id)
             # A run has one priority and one ready moment, and whoever is ready need not wait for who is not.
             kinds: dict[tuple[bool, int | None], list[Request]] = {}
             for request in live:
@@ -61,7 +61,9 @@ class Gatherer:
             for (is_ready, priority), alike in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
                 for run, tightest_ms, span_ms in cut_runs(alike, path, now_ms):
                     first_seq = self._number(model_id, run, shard, pending, now_ms)
-                    ready_ms = 0.0 if is_ready else max(ready_in_ms(request) for request in run)
+                    ready_ms = (
+                        0.0 if is_ready else max(estimates.ready_in_ms(request, now_ms) for request in run)
+                    )
                     slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
                     yield (
                         shard,

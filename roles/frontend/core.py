@@ -8,10 +8,10 @@ What is gathered in one turn of the shell's loop is announced when the turn ends
 shell feeds `TurnEnded` after it has handed over what it heard. That adds no wait, for the turn of a lone
 request ends with it.
 
-A cluster has one or more shards, each with a scheduler (`shards.py`). A request is announced to the shard that has its model, and only
-that shard decides about it, until it gives it back or the request is announced again. A shard is *linked* while its
-directory lists this incarnation of the frontend. Otherwise the frontend says hello until it does, and then announces again
-whatever was never granted: a restarted scheduler has forgotten it. Whatever bears a lower epoch than the shard's is refused.
+A cluster has one or more shards, each with a scheduler (`shards.py`). A request is announced to the shard that has its
+model, and only that shard decides about it, until it gives it back or the request is announced again. A scheduler that
+lists this frontend after a time in which none of its shard did (`registration.py`) is told again of whatever was never
+granted: a restarted one has forgotten it. What bears a lower epoch than the highest one of the shard is refused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from fabric.errors import (
     TooLarge,
     WorkerLost,
 )
-from fabric.frames import PAYLOAD_BYTES_MAX
 from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import (
-    TENSORS_MAX,
     Answer,
     AnyMessage,
     Arrivals,
@@ -61,6 +59,7 @@ from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import lists
 from roles.frontend.drain import Drain
+from roles.frontend.estimates import Estimates
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -86,9 +85,9 @@ from roles.frontend.events import (
     UseScheduler,
     WorkerSaid,
 )
+from roles.frontend.grants import part_of
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
-from roles.frontend.preprocess_times import PreprocessTimes
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
@@ -113,17 +112,15 @@ class FrontendCore:
         make_margin: Callable[[], ReturnMargin] = ReturnPath,
     ) -> None:
         self._settings = settings
-        self._make_margin = make_margin
-        self._shards = Shards(settings.shards, now_ms)
+        self._shards = Shards(settings, now_ms)
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
-        self._returns: dict[ModelId, ReturnMargin] = {}
-        self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
+        self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
-        self._drain = Drain(settings.incarnation, settings.memory)
         self._ready_from_ms = now_ms + SHARDS_WAIT_MS
         """From then on it takes requests though not all shards are linked."""
+        self._drain = Drain(settings.incarnation, settings.memory)
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
         self._out: list[FrontendAction] = []
@@ -134,8 +131,7 @@ class FrontendCore:
         deadline_at_ms = self._pending.next_deadline_at_ms
         if self._shards.are_linked and not self._drain.has_begun:
             return deadline_at_ms
-        hellos_at_ms = [link.hello_at_ms for link in self._shards.links if not link.is_linked]
-        moments = (deadline_at_ms, *hellos_at_ms, self._drain.wake_at_ms(self._now_ms))
+        moments = (deadline_at_ms, self._shards.wake_at_ms, self._drain.wake_at_ms(self._now_ms))
         return min((moment for moment in moments if moment is not None), default=None)
 
     def is_drained(self, now_ms: float) -> bool:
@@ -160,7 +156,7 @@ class FrontendCore:
             "shards_linked": float(sum(link.is_linked for link in self._shards.links)),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
-            "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
+            "reserve_ms_max": self._estimates.reserve_ms_max,
         }
         return {**self._counts, **self.offences.counters, **gauges}
 
@@ -186,7 +182,7 @@ class FrontendCore:
         while (late := self._pending.expired(now_ms)) is not None:
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED:
-                self._note_end(late)
+                self._estimates.note_end(late, now_ms)
             self._refuse(late, DeadlineExceeded, _why_late(late))
         match event:
             case Asked(peer, message):
@@ -198,13 +194,16 @@ class FrontendCore:
                 self._announce()
             case SchedulerSaid(message, epoch, scheduler, shard):
                 link = self._shards.links[shard]
-                is_of_the_active_one = epoch == link.epoch or self._adopts(link, epoch, scheduler)
+                is_of_the_active_one = epoch == link.registration.epoch or self._adopts(
+                    link, epoch, scheduler
+                )
                 if is_of_the_active_one and self._checks.scheduler(message, now_ms) is None:
                     self._on_scheduler(message, link)
             case Computed():
                 self._on_computed(event)
             case Tick():
-                self._say_hello_if_due()
+                for link in self._shards.links:
+                    self._say(link.registration.hello_if_unlinked(now_ms), link)
             case ClientSaid(peer, message):
                 if self._is_clients(peer, message):
                     self._on_client(peer, message)
@@ -219,7 +218,7 @@ class FrontendCore:
                 self._on_unpushed(message, reason)
             case SchedulerLost(scheduler, shard):
                 link = self._shards.links[shard]
-                if scheduler == link.scheduler:
+                if scheduler == link.registration.scheduler:
                     self._unlink(link)
             case StopAsked():
                 out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
@@ -305,7 +304,7 @@ class FrontendCore:
             return
         request.is_ready = True
         request.preprocess_ms = self._now_ms - request.asked_at_ms
-        self._preprocess_times.setdefault(request.model_id, PreprocessTimes()).note(request.preprocess_ms)
+        self._estimates.note_preprocessed(request)
         if request.drop_reason:
             self._refuse(request, DeadlineExceeded, request.drop_reason)
         elif request.stage is RequestState.DECODING:
@@ -317,10 +316,6 @@ class FrontendCore:
         if request is not None:
             self._refuse(request, REQUEST_ERRORS.get(code, Internal), reason)
 
-    def _ready_in_ms(self, request: Request) -> float:
-        times = self._preprocess_times.setdefault(request.model_id, PreprocessTimes())
-        return max(0.0, times.p95_ms - (self._now_ms - request.asked_at_ms))
-
     # ------------------------------------------------------------ the scheduler
 
     def _gather(self, request: Request) -> None:
@@ -330,17 +325,11 @@ class FrontendCore:
 
     def _announce(self) -> None:
         for shard, arrivals in self._gatherer.announce(
-            self._pending, self._return_of, self._ready_in_ms, self._shards.open_to, self._now_ms
+            self._pending, self._estimates, self._shards.open_to, self._now_ms
         ):
             self._counts["runs_announced"] += 1
             self._counts["requests_announced"] += arrivals.count
             self._out.append(Tell(arrivals, shard))
-
-    def _return_of(self, model_id: ModelId) -> ReturnMargin:
-        path = self._returns.get(model_id)
-        if path is None:
-            path = self._returns[model_id] = self._make_margin()
-        return path
 
     def _on_scheduler(self, message: AnyMessage, link: ShardLink) -> None:
         match message:
@@ -352,33 +341,25 @@ class FrontendCore:
                     self._move(dropped)
                     return
                 if retry_after_ms is None:  # else no margin is to blame
-                    self._return_of(model_id).note_dropped(len(dropped))
+                    self._estimates.return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
                     self._refuse_dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs, link):
-                    if (
-                        request.returns_left > 0
-                    ):  # its budget ends that, and on a host that stands still the count
-                        request.returns_left -= 1
-                        request.tries_left += 1
-                    self._give_back(request, Overloaded, f"its batch did not run: {reason}")
+                    self._give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
             case Directory():
                 self._on_directory(message, link)
 
     def _adopts(self, link: ShardLink, epoch: int, scheduler: int) -> bool:
         """Whether that is a higher epoch than the one known: whoever has it is the active scheduler."""
-        if epoch < link.epoch:
+        if epoch < link.registration.epoch:
             self._counts["epochs_refused"] += 1
             return False
-        link.epoch = epoch
-        link.has_heard = False
         self._unlink(link)  # whoever begins an epoch may know nothing of what was announced before
-        link.hello_at_ms = self._now_ms
-        if scheduler != link.scheduler:
-            link.scheduler = scheduler
+        link.has_heard = False
+        if link.registration.follow(scheduler, epoch, self._now_ms):
             self._counts["schedulers_changed"] += 1
             self._out.append(UseScheduler(scheduler, link.number))
         return True
@@ -402,26 +383,14 @@ class FrontendCore:
                     request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
                 )
             return
-        live: list[Request] = []
-        size_bytes = 0
-        for request in queued:
-            if not request.is_ready:
-                self._counts["missed_grants"] += 1
-                self._leave_queue(request)
-                request.step(RequestTransition.MISS)
-            elif live and request.tensors != live[0].tensors:
-                # Only where a model declares no inputs. Frames are told apart by their number per request.
-                self._give_back(request, Overloaded, "its batch brought another number of tensors a request")
-            elif (len(live) + 1) * request.tensors > TENSORS_MAX or (
-                size_bytes + request.size_bytes > PAYLOAD_BYTES_MAX
-            ):  # only there too: a worker announces no batches that cannot be sent
-                self._give_back(
-                    request, TooLarge, f"its batch of {len(queued)} is over what one message may hold"
-                )
-            else:
-                live.append(request)
-                size_bytes += request.size_bytes
-        for request in live:
+        part = part_of(queued)
+        for request in part.missed:
+            self._counts["missed_grants"] += 1
+            self._leave_queue(request)
+            request.step(RequestTransition.MISS)
+        for request, error, reason in part.unfit:
+            self._give_back(request, error, reason)
+        for request in part.live:
             self._leave_queue(request)
             request.step(RequestTransition.GRANT)
             place = BatchSlot(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
@@ -433,11 +402,11 @@ class FrontendCore:
             grant.model_id,
             self._settings.frontend_id,
             grant.part,
-            live_seqs=tuple(request.seq for request in live),
+            live_seqs=tuple(request.seq for request in part.live),
         )
         info = link.known.models.get(grant.model_id)
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
-        self._out.append(PushInputs(inputs, tuple(request.payload for request in live), names))
+        self._out.append(PushInputs(inputs, tuple(request.payload for request in part.live), names))
 
     def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
@@ -458,8 +427,7 @@ class FrontendCore:
 
     def _on_directory(self, directory: Directory, link: ShardLink) -> None:
         was_linked = link.is_linked
-        own = self._settings.frontend_id, self._settings.incarnation
-        is_listed = lists(directory, *own)
+        is_listed = lists(directory, self._settings.frontend_id, self._settings.incarnation)
         change, rerouted = self._shards.heard(link, directory, is_listed=is_listed, now_ms=self._now_ms)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
@@ -474,16 +442,10 @@ class FrontendCore:
             for request in self._pending.on_slice(slice_.slice_id):
                 reason = f"slice {slice_.slice_id} was lost"
                 self._give_back(request, WorkerLost, reason, may_have_run=True)
-        removed = set(change.removed)
-        if removed:
-            self._move(
-                one
-                for one in self._pending
-                if one.stage is RequestState.ANNOUNCED
-                and one.shard == link.number
-                and one.model_id in removed
-                and self._shards.of(one.model_id) is not None
-            )
+        if change.removed:
+            removed = set(change.removed)
+            announced = (one for one in self._pending if one.shard == link.number and one.model_id in removed)
+            self._move(one for one in announced if self._shards.of(one.model_id) is not None)
         if rerouted.removed and not self._shards.unheard:  # else one that does not answer may have them
             self._refuse_removed(set(rerouted.removed))
 
@@ -513,8 +475,7 @@ class FrontendCore:
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
-            self._preprocess_times.pop(model_id, None)
-            self._returns.pop(model_id, None)
+            self._estimates.forget(model_id)
         # What a worker already has it may finish.
         for request in [
             one for one in self._pending if one.model_id in removed and one.stage is not RequestState.GRANTED
@@ -535,36 +496,29 @@ class FrontendCore:
             self._out.extend(Tell(Withdraw(model_id, runs), link.number) for runs in split_runs(coded(seqs)))
 
     def _unlink(self, link: ShardLink) -> None:
-        if link.unlink(self._now_ms):
+        if link.registration.unlink(self._now_ms):
             self._counts["scheduler_lost"] += 1
             self._gatherer.forget(one for one in link.known.models if self._shards.of(one) is link)
             self._follow(self._shards.reroute(link.known.models))
 
-    def _say_hello_if_due(self) -> None:
-        for link in self._shards.links:
-            if not link.is_linked and self._now_ms >= link.hello_at_ms:
-                self._say_hello(link)
-
     @property
     def hello(self) -> FrontendHello:
         """Who it is."""
-        settings = self._settings
-        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+        return self._shards.links[0].registration.hello
 
-    def _say_hello(self, link: ShardLink) -> None:
-        link.hello_at_ms = self._now_ms + self._settings.hello_every_ms
-        link.has_heard = False
-        self._out.append(Tell(self.hello, link.number))
+    def _say(self, hello: FrontendHello | None, link: ShardLink) -> None:
+        if hello is not None:
+            link.has_heard = False  # with a hello a scheduler begins anew with us
+            self._out.append(Tell(hello, link.number))
 
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.
 
-        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well. It answers a
-        hello with a directory.
+        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well.
         """
-        link = self._shards.links[late.shard]
-        if link.is_linked and late.stage is RequestState.ANNOUNCED and self._now_ms >= link.hello_at_ms:
-            self._say_hello(link)
+        if late.stage is RequestState.ANNOUNCED:
+            link = self._shards.links[late.shard]
+            self._say(link.registration.hello_if_doubted(self._now_ms), link)
 
     # ------------------------------------------------------------ workers
 
@@ -581,9 +535,9 @@ class FrontendCore:
             else:
                 ledger = settle(request, outputs, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
-                    self._return_of(request.model_id).note_batch(ledger.return_ms)
+                    self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
-                self._note_end(request)
+                self._estimates.note_end(request, self._now_ms)
                 self._finish(request)
                 self._counts["answers"] += 1
                 self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
@@ -622,7 +576,13 @@ class FrontendCore:
         return info is None or info.is_idempotent
 
     def _give_back(
-        self, request: Request, error: type[RequestError], reason: str, *, may_have_run: bool = False
+        self,
+        request: Request,
+        error: type[RequestError],
+        reason: str,
+        *,
+        may_have_run: bool = False,
+        was_late: bool = False,
     ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
@@ -632,14 +592,12 @@ class FrontendCore:
         request.has_lost_worker |= error is WorkerLost
         if may_have_run and not self._is_idempotent(request.model_id):
             self._refuse(request, error, f"{reason}, and its model must not run it twice")
-            return
-        if request.tries_left == 0:
+        elif request.may_try_again(was_late=was_late):
+            self._counts["announced_again"] += 1
+            request.step(RequestTransition.GIVE_BACK)
+            self._gather(request)
+        else:
             self._refuse(request, error, reason)
-            return
-        self._counts["announced_again"] += 1
-        request.tries_left -= 1
-        request.step(RequestTransition.GIVE_BACK)
-        self._gather(request)
 
     def _leave_queue(self, request: Request) -> None:
         if request.run is not None:
@@ -657,12 +615,6 @@ class FrontendCore:
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
-
-    def _note_end(self, request: Request) -> None:
-        """Granted, and its end has come: in time, or late."""
-        self._return_of(request.model_id).note_answer(
-            self._now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms
-        )
 
     def _finish(self, request: Request) -> None:
         """Its one final answer goes out with this step; the table has none after it."""

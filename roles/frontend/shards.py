@@ -14,35 +14,26 @@ from dataclasses import dataclass, field
 from fabric.ids import ModelId
 from fabric.messages import Directory, Left, ModelInfo
 from roles.frontend.directory import DirectoryChange, Known
+from roles.frontend.events import FrontendSettings
+from roles.frontend.registration import Registration
 
 
 @dataclass(slots=True, eq=False)
 class ShardLink:
-    """One shard: what it said last, and whether it knows this frontend.
-
-    It is *linked* while its directory lists this incarnation of the frontend; else it is told hello. Of several schedulers it goes
-    by the one with the highest epoch: a scheduler has one only while a majority of the shard's agents has granted it.
-    """
+    """One shard: how this frontend stands with its scheduler, and what that said last."""
 
     number: int
-    hello_at_ms: float
-    is_linked: bool = False
-    epoch: int = 0
-    scheduler: int = 0
-    """The number of the one that has it."""
+    registration: Registration
     known: Known = field(default_factory=Known)
     left: set[ModelId] = field(default_factory=set)
     """Models of its directory that it was told we announce elsewhere."""
     has_heard: bool = False
     """It knows what it was told: since then no other scheduler took over, and it was told no hello, which begins anew."""
 
-    def unlink(self, now_ms: float) -> bool:
-        """It knows us no more, and is to be told hello at once; False: it was so already."""
-        was_linked = self.is_linked
-        if was_linked:
-            self.is_linked = False
-            self.hello_at_ms = now_ms
-        return was_linked
+    @property
+    def is_linked(self) -> bool:
+        """Whether its scheduler knows us."""
+        return self.registration.is_linked
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,8 +50,10 @@ class Rerouted:
 class Shards:
     """All of them, and which one each model's requests go to."""
 
-    def __init__(self, count: int, now_ms: float) -> None:
-        self.links = tuple(ShardLink(number, now_ms) for number in range(count))
+    def __init__(self, settings: FrontendSettings, now_ms: float) -> None:
+        self.links = tuple(
+            ShardLink(number, Registration(settings, now_ms)) for number in range(settings.shards)
+        )
         self.models: dict[ModelId, ModelInfo] = {}
         """Of every model, as the shard has it that its requests go to."""
         self._routes: dict[ModelId, ShardLink] = {}
@@ -76,6 +69,12 @@ class Shards:
         if len(self.links) == 1:
             return ()
         return tuple(link.number for link in self.links if link.known.is_empty or not link.is_linked)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next hello; None: all are linked."""
+        moments = (link.registration.wake_at_ms for link in self.links)
+        return min((at_ms for at_ms in moments if at_ms is not None), default=None)
 
     @property
     def are_linked(self) -> bool:
@@ -101,7 +100,7 @@ class Shards:
     ) -> tuple[DirectoryChange, Rerouted]:
         """Take a shard's directory. `is_listed`: it links us. Where it does not the caller unlinks."""
         change = link.known.update(directory, now_ms)
-        link.is_linked = link.is_linked or is_listed
+        link.registration.is_linked = link.is_linked or is_listed
         rerouted = self.reroute((*link.known.models, *change.removed))
         return change, rerouted
 

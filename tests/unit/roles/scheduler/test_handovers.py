@@ -159,7 +159,7 @@ def test_a_model_comes_with_the_term_of_its_section() -> None:
     document = add("c").document.replace('"slo_ms"', '"term": 2, "slo_ms"')
     stage.hear(OPERATOR, type(add("c"))(1, document))
     stage.run(100)
-    assert {one.model_id: one.term for one in stage.status().models}["c"] == 2
+    assert {one.model_id: one.term for one in stage.status().models}[ModelId("c")] == 2
 
 
 def test_a_handover_is_replayed(tmp_path: Path) -> None:
