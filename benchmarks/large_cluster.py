@@ -1,11 +1,11 @@
 """A cluster of 1,000 hosts with 8 GPUs each, simulated shard by shard: what it serves, and what simulating it takes.
 
-Models have profiles between half and twice Symphony's ResNet50 (table 2), rates by Zipf's law, SLOs from 50 to 100 ms; the
+Models have profiles between half and twice Symphony's ResNet50 (table 2), rates by Zipf's law (`--zipf`), SLOs from 50 to 100 ms; the
 total is `--load` of what all GPUs could serve with batches that run for half the SLO. The network has 0.1 ms a control message,
 0.01 ms an input, 0.2 ms for results and 0.05 ms of jitter. Everything counts: reading the configuration with its partition, placing,
 arrivals, the run, the verdict. `--file FILE` writes the configuration, for `tenuto simulate FILE`.
 
-    python benchmarks/large_cluster.py [--hosts 1000] [--gpus 8] [--models 800] [--shards 16] [--load 0.7] [--seconds 1] [--json FILE]
+    python benchmarks/large_cluster.py [--hosts 1000] [--gpus 8] [--models 800] [--shards 16] [--load 0.7] [--zipf 0.9] [--seconds 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
 
 ALPHA_MS, BETA_MS = 1.053, 5.072
-ZIPF = 0.9
 WARMUP_MS = 500.0
 BAD_RATE_MAX = 0.01
 
 
-def configuration(hosts: int, gpus: int, models: int, shards: int, load: float) -> dict[str, Any]:
+def configuration(
+    hosts: int, gpus: int, models: int, shards: int, load: float, zipf: float
+) -> dict[str, Any]:
     """The file, as a document."""
     draws = random.Random(1)
     sections: list[dict[str, Any]] = []
     busy_ms = 0.0
-    weights = [number**-ZIPF for number in range(1, models + 1)]
+    weights = [number**-zipf for number in range(1, models + 1)]
     for number in range(models):
         factor = draws.uniform(0.5, 2.0)
         slo_ms = draws.choice([50, 60, 75, 100])
@@ -48,7 +49,7 @@ def configuration(hosts: int, gpus: int, models: int, shards: int, load: float) 
         sections.append({"name": f"m{number}", "slo_ms": slo_ms, "profile": profile})
     return {
         "rate_rps": round(load * hosts * gpus * 1000 / busy_ms),
-        "popularity": {"zipf": ZIPF},
+        "popularity": {"zipf": zipf},
         "models": sections,
         "cluster": {
             "shards": shards,
@@ -73,12 +74,15 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--models", type=int, default=800)
     parser.add_argument("--shards", type=int, default=16)
+    parser.add_argument("--zipf", type=float, default=0.9)
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--file", type=Path)
     add_json_option(parser)
     options = parser.parse_args()
-    document = configuration(options.hosts, options.gpus, options.models, options.shards, options.load)
+    document = configuration(
+        options.hosts, options.gpus, options.models, options.shards, options.load, options.zipf
+    )
     if options.file is not None:
         options.file.write_text(json.dumps(document), encoding="utf-8")
         return
