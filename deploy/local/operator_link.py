@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.local.core import RoleAsked, RoleReported
+from deploy.local.events import RoleAsked, RoleReported
 from deploy.local.rolling import health_of
 from fabric.errors import ConfigError, PeerLost
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local.core import (
+from deploy.local.core import SupervisorCore
+from deploy.local.events import (
     Announce,
     KillRole,
     Reply,
@@ -17,7 +18,6 @@ from deploy.local.core import (
     Settled,
     SpawnRole,
     SupervisorAction,
-    SupervisorCore,
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,

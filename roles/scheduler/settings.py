@@ -11,7 +11,7 @@ from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from roles.config.cluster import ClusterConfig, ModelConfig
 from roles.runtime.core import SCHEDULER_ID
 

@@ -30,7 +30,7 @@ from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
-from roles.scheduler.availability.replica import (
+from roles.scheduler.availability.standby import (
     CopyPlan,
     KeepPlan,
     ReplicaAction,

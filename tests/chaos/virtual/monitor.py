@@ -206,7 +206,7 @@ class Monitor:
         known = {(one.slice_id, one.incarnation) for one in core._shards.links[0].known._slices.values()}
         if known != ready:
             yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
-        if not core.counters["is_ready"]:
+        if not core._shards.are_linked:
             yield f"{frontend.place} is not linked"
         kept = [
             pending._by_client,

@@ -27,7 +27,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS

@@ -26,7 +26,7 @@ from roles.gpu_worker.executors.base import (
     Loaded,
     ModelLoaded,
 )
-from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.unit.roles.gpu_worker.executors import models_for_tests
@@ -153,7 +153,7 @@ def until(is_so: object) -> None:
 
 
 def test_an_emulated_slice_takes_a_model_more_and_a_model_less() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec(models=[model_spec("a")]))
     device.take(10, 0.0)
     device.load_model(slice_spec(models=[model_spec("b", (3.0, 4.0))]), 5)

@@ -26,7 +26,7 @@ from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
-from roles.scheduler.availability.replica import (
+from roles.scheduler.availability.standby import (
     GATHER_MS,
     NOT_ACTIVE,
     CopyPlan,
