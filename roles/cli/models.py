@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     Changed,
     DrainAsked,
-    GpuReport,
     ModelsAdd,
     ModelSet,
     ModelsRemove,
@@ -52,7 +51,7 @@ from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
-from roles.runtime.running_cluster import ActiveScheduler, active_schedulers
+from roles.runtime.running_cluster import ActiveScheduler
 from roles.runtime.shard_reports import combined, merged
 
 
@@ -176,7 +175,7 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None
 
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
-    if cluster.address is None and _is_role(where, cluster.run_dir):
+    if cluster.address is None and _is_role(where, cluster):
         _drain_role(where, cluster, is_back=is_back, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
@@ -197,18 +196,14 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None
     carry_out(drained, cluster, as_json=as_json)
 
 
-def _is_role(where: str, run_dir_option: Path | None) -> bool:
+def _is_role(where: str, cluster: Cluster) -> bool:
     """Whether it names a process that `tenuto up` keeps running, or kept before it was drained."""
-    home = chosen_run_dir(run_dir_option)
-    try:
-        is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
-    finally:
-        home.remove()
+    if "/" in where:
+        return False
+    with schedulers_of(cluster) as (schedulers, _):
+        gpus = [gpu for one in schedulers.values() for gpu in one.status.gpus]
+    is_node = any(where == report.node_id for report in gpus)
     return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
-
-
-def _gpus(run_dir: Path) -> Sequence[GpuReport]:
-    return [gpu for one in active_schedulers(run_dir).values() for gpu in one.status.gpus]
 
 
 def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool) -> None:

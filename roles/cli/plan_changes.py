@@ -78,7 +78,7 @@ def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveSchedul
             status = ask_status(cluster.address, server=SCHEDULER, keyring=keyring)
             yield {shard_of(status): ActiveScheduler([cluster.address], status)}, keyring
         else:
-            yield active_schedulers(home.path), keyring
+            yield active_schedulers(home.path, keyring), keyring
     finally:
         home.remove()
 

@@ -6,14 +6,15 @@ their TCP addresses are on loopback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, scheduler_id
+from fabric.ids import FRONTEND_NAME_BYTES_MAX, FRONTEND_PREFIX, frontend_id, scheduler_id
 from fabric.keys import FRONTEND, Keyring
+from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
 from roles.config.read_config import listen_config
@@ -25,6 +26,7 @@ from roles.runtime.process import read_run_file
 if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
+    from roles.scheduler.shell import SchedulerAddresses
 
 
 class Whereabouts:
@@ -41,12 +43,15 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, number: int) -> Sequence[str]:
-        """The control addresses of a scheduler beside the run directory's."""
+    def scheduler(self, number: int) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts."""
+        from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
+
         if not self._is_placed:
-            return ()
+            return SchedulerAddresses()
         place = self._places.schedulers[number]
-        return (f"tcp://{self._address(place.host)}:{place.port}",)
+        own = (f"tcp://{self._address(place.host)}:{place.port}",)
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host))
 
     def frontend(
         self,
@@ -54,11 +59,12 @@ class Whereabouts:
         scheduler_given: Sequence[str] = (),
         *,
         client: str | None = None,
+        name: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -68,7 +74,7 @@ class Whereabouts:
         heartbeats = self._config.heartbeats
         shards = tuple(place.shard for place in self._places.schedulers)
         own = FrontendOptions(
-            frontend_id(index),
+            frontend_id(index if name is None else name),
             self._run_dir,
             (),
             keyring=keyring,
@@ -106,12 +112,7 @@ class Whereabouts:
 
         if not self._is_placed:
             return AgentOptions()
-        elsewhere = {
-            scheduler_id(number): addresses
-            for number, addresses in enumerate(self._schedulers_seen_from(host))
-            if self._places.schedulers[number].host != host
-        }
-        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
+        return AgentOptions(address=self._address(host), scheduler_addresses=self._schedulers_elsewhere(host))
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
@@ -122,6 +123,13 @@ class Whereabouts:
             (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
             for number, place in enumerate(self._places.schedulers)
         ]
+
+    def _schedulers_elsewhere(self, host: str) -> Mapping[str, Sequence[str]]:
+        return {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
 
     def _by_ipc(self, number: int) -> str:
         return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")
@@ -173,6 +181,16 @@ def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: 
             f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
         )
     return number
+
+
+def check_frontend_name(name: str) -> None:
+    """Raises ConfigError for a name that a scheduler would refuse, or that another one's number is."""
+    name_like(name, "--name")
+    if name.isdigit():
+        raise ConfigError(f"--name: is {name}, the number of a frontend of the file: give --index")
+    if len(frontend_id(name)) > FRONTEND_NAME_BYTES_MAX:
+        most = FRONTEND_NAME_BYTES_MAX - len(FRONTEND_PREFIX)
+        raise ConfigError(f"--name: has {len(name)} letters; a frontend's name may have {most}")
 
 
 def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:

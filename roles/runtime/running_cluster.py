@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX
+from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -44,15 +44,18 @@ class ClusterReport:
     shards: Sequence[ShardReport] = ()
 
 
-def look(run_dir: Path) -> ClusterReport:
-    """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is."""
-    active = active_schedulers(run_dir)
+def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
+    """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is.
+
+    `keyring`: the operator's, for roles that are reached by TCP.
+    """
+    active = active_schedulers(run_dir, keyring)
     statuses = [one.status for one in active.values()]
     processes = processes_in(run_dir)
     counters: dict[str, Mapping[str, float]] = {one.role_id: one.counters for one in statuses}
     for process in processes:
         if process.alive and process.role_id not in counters:
-            counters |= _counters(process)
+            counters |= _counters(process, keyring)
     reports = [
         shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
         for shard in range(shards_of(statuses[0]))
@@ -72,13 +75,13 @@ def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
     return ClusterReport({"control": [address]}, (), scheduler, counters, [shard_report(scheduler)])
 
 
-def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
+def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:
     """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
     addresses = process.addresses.get("control") or process.addresses.get("client")
     if not addresses:
         return {}
     try:
-        listed = ask_status(addresses, ROLE_LIMIT_MS)
+        listed = ask_status(addresses, ROLE_LIMIT_MS, server=PeerId(process.role_id), keyring=keyring)
     except PeerLost:
         return {}
     counters: dict[str, dict[str, float]] = {process.role_id: {}}
@@ -101,10 +104,11 @@ def shards_of(status: StatusListed) -> int:
     return 1 if status.standing is None else status.standing.shards
 
 
-def active_schedulers(run_dir: Path) -> dict[int, ActiveScheduler]:
-    """By shard, the one with the highest epoch. PeerLost where no shard has one.
+def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int, ActiveScheduler]:
+    """By shard, the one with the highest epoch. PeerLost where no shard has one on this host.
 
-    While one takes over there is none: so they are asked again for a while. A shard none of whose schedulers lives is left out.
+    While one takes over there is none: so they are asked again for a while. A shard none of whose schedulers is alive here is left
+    out.
     """
     alive = [
         process.addresses.get("control", ())
@@ -114,9 +118,12 @@ def active_schedulers(run_dir: Path) -> dict[int, ActiveScheduler]:
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
+    answers: list[tuple[Sequence[str], StatusListed]] = []
     active: dict[int, ActiveScheduler] = {}
-    for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
-        answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
+    for _ in range(TAKE_OVER_TRIES):
+        answers = [
+            (addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms, keyring))
+        ]
         active = {
             shard_of(status): ActiveScheduler(addresses, status)
             for addresses, status in sorted(answers, key=lambda one: _epoch(one[1]))
@@ -124,19 +131,26 @@ def active_schedulers(run_dir: Path) -> dict[int, ActiveScheduler]:
         }
         if active and active.keys() >= {shard_of(status) for _, status in answers}:
             break
+        if len(alive) == 1 and not answers:
+            break
         select.select([], [], [], TAKE_OVER_LOOK_S)
-    if not active:
+    if active:
+        return dict(sorted(active.items()))
+    if not answers:
         raise PeerLost(f"no active scheduler answers in {run_dir}")
-    return dict(sorted(active.items()))
+    names = " and ".join(status.role_id for _, status in answers)
+    raise PeerLost(
+        f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
+    )
 
 
 def _epoch(status: StatusListed) -> int:
     return 0 if status.standing is None else status.standing.epoch
 
 
-def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:
+def _asked(addresses: Sequence[str], limit_ms: float, keyring: Keyring | None) -> StatusListed | None:
     try:
-        return ask_status(addresses, limit_ms)
+        return ask_status(addresses, limit_ms, server=SCHEDULER, keyring=keyring)
     except PeerLost:
         return None
 
