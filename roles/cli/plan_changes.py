@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId
 from fabric.keys import Keyring
@@ -29,10 +28,9 @@ from roles.cli.options import (
     via_option,
 )
 from roles.cli.restart import raise_refusal
-from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
-from roles.runtime.running_cluster import ActiveScheduler, active_schedulers
-from roles.runtime.shard_reports import combined, shard_of
+from roles.runtime.running_cluster import ActiveScheduler, active_at, active_schedulers
+from roles.runtime.shard_reports import combined
 
 Change = Callable[[int], PlanChange]
 """What to ask one shard for, as of a request's number."""
@@ -70,13 +68,12 @@ def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], Keyring | None]]:
-    """The active scheduler of each shard, and the key for them. The one at an address stands for its own shard alone."""
+    """The active scheduler of each shard, and the key for them. Those at given addresses stand for their own shards alone."""
     keyring = keyring_of(cluster.key_file)
     home = chosen_run_dir(cluster.run_dir)
     try:
         if cluster.address:
-            status = ask_status(cluster.address, server=SCHEDULER, keyring=keyring)
-            yield {shard_of(status): ActiveScheduler([cluster.address], status)}, keyring
+            yield active_at(cluster.address.split(","), keyring), keyring
         else:
             yield active_schedulers(home.path, keyring), keyring
     finally:

@@ -51,7 +51,7 @@ def status(
 ) -> None:
     """Show the cluster of this host, or what a scheduler elsewhere knows: what runs, and how its slices are."""
     if scheduler_address is not None:
-        report = look_from_afar(scheduler_address, keyring_of(key_file))
+        report = look_from_afar(scheduler_address.split(","), keyring_of(key_file))
     else:
         home = chosen_run_dir(run_dir_option)
         try:

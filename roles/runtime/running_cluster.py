@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fabric.client import ask_status
@@ -50,17 +50,13 @@ def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
     `keyring`: the operator's, for roles that are reached by TCP.
     """
     active = active_schedulers(run_dir, keyring)
-    statuses = [one.status for one in active.values()]
     processes = processes_in(run_dir)
-    counters: dict[str, Mapping[str, float]] = {one.role_id: one.counters for one in statuses}
+    report = _report(endpoints_in(run_dir), active)
+    counters = dict(report.counters)
     for process in processes:
         if process.alive and process.role_id not in counters:
             counters |= _counters(process, keyring)
-    reports = [
-        shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
-        for shard in range(shards_of(statuses[0]))
-    ]
-    return ClusterReport(endpoints_in(run_dir), processes, merged(statuses), counters, reports)
+    return replace(report, processes=processes, counters=counters)
 
 
 def is_active(scheduler: StatusListed) -> bool:
@@ -68,11 +64,21 @@ def is_active(scheduler: StatusListed) -> bool:
     return scheduler.standing is None or scheduler.standing.state == "active"
 
 
-def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
-    """What the scheduler at that control address knows. Raises PeerLost, and Unauthorised where the key does not permit it."""
-    scheduler = ask_status(address, server=SCHEDULER, keyring=keyring)
-    counters = {scheduler.role_id: scheduler.counters}
-    return ClusterReport({"control": [address]}, (), scheduler, counters, [shard_report(scheduler)])
+def look_from_afar(addresses: Sequence[str], keyring: Keyring | None) -> ClusterReport:
+    """What the schedulers at these control addresses know; see `active_at`."""
+    active = active_at(addresses, keyring)
+    report = _report({"control": list(addresses)}, active)
+    return replace(report, shards=[one for one in report.shards if one.shard in active])
+
+
+def _report(endpoints: Mapping[str, Sequence[str]], active: Mapping[int, ActiveScheduler]) -> ClusterReport:
+    statuses = [one.status for one in active.values()]
+    counters = {one.role_id: one.counters for one in statuses}
+    shards = [
+        shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
+        for shard in range(shards_of(statuses[0]))
+    ]
+    return ClusterReport(endpoints, (), merged(statuses), counters, shards)
 
 
 def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:
@@ -105,11 +111,7 @@ def shards_of(status: StatusListed) -> int:
 
 
 def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int, ActiveScheduler]:
-    """By shard, the one with the highest epoch. PeerLost where no shard has one on this host.
-
-    While one takes over there is none: so they are asked again for a while. A shard none of whose schedulers is alive here is left
-    out.
-    """
+    """Of a run directory, by shard. PeerLost where no shard has an active one on this host."""
     alive = [
         process.addresses.get("control", ())
         for process in processes_in(run_dir)
@@ -117,6 +119,27 @@ def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int
     ]
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
+    return _active_of(alive, keyring, str(run_dir))
+
+
+def active_at(addresses: Sequence[str], keyring: Keyring | None) -> dict[int, ActiveScheduler]:
+    """Those at these control addresses, by shard; a single one is meant whether it is active or not.
+
+    Raises PeerLost, and Unauthorised where the key does not permit it.
+    """
+    if len(addresses) == 1:
+        status = ask_status(addresses[0], server=SCHEDULER, keyring=keyring)
+        return {shard_of(status): ActiveScheduler(addresses, status)}
+    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses))
+
+
+def _active_of(
+    alive: Sequence[Sequence[str]], keyring: Keyring | None, where: str
+) -> dict[int, ActiveScheduler]:
+    """By shard, the one with the highest epoch; a shard none of whose schedulers is among these is left out.
+
+    While one takes over there is none: so they are asked again for a while.
+    """
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
     answers: list[tuple[Sequence[str], StatusListed]] = []
     active: dict[int, ActiveScheduler] = {}
@@ -137,7 +160,7 @@ def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int
     if active:
         return dict(sorted(active.items()))
     if not answers:
-        raise PeerLost(f"no active scheduler answers in {run_dir}")
+        raise PeerLost(f"no active scheduler answers in {where}")
     names = " and ".join(status.role_id for _, status in answers)
     raise PeerLost(
         f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
