@@ -86,24 +86,21 @@ def shard_of(laptop: Host, model: str) -> list[int]:
     return [one["shard"] for one in asked(laptop, "status")["shards"] if model in one["models"]]
 
 
+def answering(laptop: Host) -> list[int]:
+    return [one["shard"] for one in asked(laptop, "status").get("shards", ())]
+
+
 def test_a_model_moves_to_another_host_and_no_request_is_refused(placed: dict[str, Host]) -> None:
     laptop = placed["laptop"]
     with loaded(laptop, "m0", 20.0, BUDGET_MS, CLIENTS) as found:
         assert asked(laptop, "models", "move", "m0", "--to", "3")["status"] == "ok"
         assert shard_of(laptop, "m0") == [3]
-    assert found["answered"] > 20, found
-    assert not found["failed"], found
+    assert set(found["fates"]) == {"ok"}, found["fates"]
 
 
 def test_a_host_that_dies_takes_its_own_models_with_it_and_no_others(placed: dict[str, Host]) -> None:
     laptop = placed["laptop"]
     with loaded(laptop, "m3", 20.0, BUDGET_MS, CLIENTS) as found:
         placed["c"].kill()
-        until(
-            lambda: asked(laptop, "status").get("shards", [{}] * 4)[-1:] != [{}],
-            60_000.0,
-            "an answer of the others",
-        )
-        assert [one["shard"] for one in asked(laptop, "status")["shards"]] == [0, 1, 3]
-    assert found["answered"] > 20, found
-    assert not found["failed"], found
+        until(lambda: answering(laptop) == [0, 1, 3], 60_000.0, "an answer of the others alone")
+    assert set(found["fates"]) == {"ok"}, found["fates"]
