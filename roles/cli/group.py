@@ -39,6 +39,7 @@ COMMANDS = {
     "drain": "roles.cli.models:drain",
     "restart": "roles.cli.restart:restart",
     "frontend": "roles.cli.role_commands:frontend",
+    "gateway": "roles.cli.gateway:gateway",
     "goodput": "roles.cli.goodput:goodput",
     "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",

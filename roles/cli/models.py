@@ -23,7 +23,6 @@ from fabric.messages import (
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
@@ -36,8 +35,6 @@ from roles.cli.plan_changes import (
     Change,
     Cluster,
     carry_out,
-    crowd,
-    having,
     known_shard,
     of_cluster,
     plain_answer,
@@ -51,7 +48,8 @@ from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
-from roles.runtime.running_cluster import ActiveScheduler
+from roles.runtime.operator_request import ask_change, new_request_no
+from roles.runtime.running_cluster import ActiveScheduler, having, roomiest
 from roles.runtime.shard_reports import combined, merged
 
 
@@ -87,13 +85,12 @@ def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: Clus
 
     def added(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         parts: dict[int, list[dict[str, Any]]] = {}
-        models = {one: len(active.status.models) for one, active in schedulers.items()}
+        coming: list[int] = []
         for section in sections:
             said = section.pop("shard", None) if shard is None else shard
             section.pop("shard", None)
-            own = said if said is not None else min(models, key=lambda one: crowd(models, schedulers, one))
-            models[known_shard(own, schedulers)] += 1
-            parts.setdefault(own, []).append(section)
+            coming.append(known_shard(roomiest(schedulers, coming) if said is None else said, schedulers))
+            parts.setdefault(coming[-1], []).append(section)
         return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
 
     carry_out(added, cluster, as_json=as_json)
@@ -203,7 +200,7 @@ def _is_role(where: str, cluster: Cluster) -> bool:
     with schedulers_of(cluster) as (schedulers, _):
         gpus = [gpu for one in schedulers.values() for gpu in one.status.gpus]
     is_node = any(where == report.node_id for report in gpus)
-    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
+    return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
 
 
 def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 import click
 
 from fabric.errors import ConfigError, FabricError
-from fabric.ids import ModelId
 from fabric.keys import Keyring
 from fabric.messages import Changed, PlanChange
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     chosen_run_dir,
     echo_json,
@@ -29,6 +27,7 @@ from roles.cli.options import (
 )
 from roles.cli.restart import raise_refusal
 from roles.runtime.exit_codes import EXIT_PARTIAL
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, active_at, active_schedulers
 from roles.runtime.shard_reports import combined
 
@@ -80,29 +79,12 @@ def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveSchedul
         home.remove()
 
 
-def having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
-    """The shards that list a model, two while it moves; the first one, which says so, where none does."""
-    having = [
-        own
-        for own, active in schedulers.items()
-        if any(model.model_id == model_id for model in active.status.models)
-    ]
-    return having or [*schedulers][:1]
-
-
 def known_shard(shard: int, schedulers: Mapping[int, ActiveScheduler]) -> int:
     """The shard, if a scheduler of it answers; else ConfigError."""
     if shard not in schedulers:
         answering = ", ".join(map(str, schedulers))
         raise ConfigError(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
     return shard
-
-
-def crowd(
-    models: Mapping[int, int], schedulers: Mapping[int, ActiveScheduler], shard: int
-) -> tuple[float, int]:
-    """How many models a shard has for each of its GPUs."""
-    return models[shard] / max(1, len(schedulers[shard].status.gpus)), shard
 
 
 def carry_out(

@@ -28,7 +28,7 @@ from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptor
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
-_HERE = click.option(
+here_option = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
 
@@ -62,7 +62,7 @@ _HERE = click.option(
     type=IntRange(0, SCHEDULERS_MAX * SHARDS_MAX - 1),
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
-@_HERE
+@here_option
 def scheduler(
     file: Path,
     run_dir_option: Path | None,
@@ -85,7 +85,7 @@ def scheduler(
         raise click.UsageError(
             f"scheduler {number} is the active one at a start: it does not begin as a standby"
         )
-    with _role(scheduler_id(number), run_dir_option) as (home, stop):
+    with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
         addresses = where.scheduler(number)
@@ -113,7 +113,7 @@ def scheduler(
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_CLIENT
-@_HERE
+@here_option
 def frontend(
     file: Path,
     run_dir_option: Path | None,
@@ -133,7 +133,7 @@ def frontend(
     own = index_of_frontend(config, index, is_here=here)
     if name is not None:
         check_frontend_name(name)
-    with _role(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
+    with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
         run_frontend(where.frontend(own, scheduler_given, client=client, name=name), stop)
 
@@ -142,7 +142,7 @@ def frontend(
 @file_argument
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
-@_HERE
+@here_option
 def node_agent(
     file: Path,
     node: str | None,
@@ -154,7 +154,7 @@ def node_agent(
 
     config = load_config(file)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
-    with _role(role_id_of_node(host), run_dir_option) as (home, stop):
+    with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
         run_node_agent(config, host, home, stop, where.node(host))
 
@@ -172,7 +172,8 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 
 
 @contextmanager
-def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+    """The process of a role, from its start to its end: its run directory, and the signal that ends it."""
     die_with_parent()
     with StopSignal() as stop:
         set_up_descriptors()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX, PeerId
+from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, SCHEDULER_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -19,6 +19,12 @@ from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_rep
 
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
+_TOLD: Mapping[str, Sequence[str]] = {
+    FRONTEND_PREFIX: ("client", "metrics"),
+    GATEWAY_PREFIX: ("http", "grpc"),
+    SCHEDULER_PREFIX: ("control",),
+}
+"""By whose it is: what others may want to reach."""
 TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
 
 
@@ -130,15 +136,35 @@ def active_at(addresses: Sequence[str], keyring: Keyring | None) -> dict[int, Ac
     if len(addresses) == 1:
         status = ask_status(addresses[0], server=SCHEDULER, keyring=keyring)
         return {shard_of(status): ActiveScheduler(addresses, status)}
-    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses))
+    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses), is_afar=True)
+
+
+def having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
+    """The shards that list a model, two while it moves; the first one, which says so, where none does."""
+    having = [
+        own
+        for own, active in schedulers.items()
+        if any(model.model_id == model_id for model in active.status.models)
+    ]
+    return having or [*schedulers][:1]
+
+
+def roomiest(schedulers: Mapping[int, ActiveScheduler], coming: Sequence[int] = ()) -> int:
+    """The shard that has fewest models for its GPUs. `coming`: shards to which one more model each will come."""
+
+    def crowd(shard: int) -> tuple[float, int]:
+        status = schedulers[shard].status
+        return (len(status.models) + coming.count(shard)) / max(1, len(status.gpus)), shard
+
+    return min(schedulers, key=crowd)
 
 
 def _active_of(
-    alive: Sequence[Sequence[str]], keyring: Keyring | None, where: str
+    alive: Sequence[Sequence[str]], keyring: Keyring | None, where: str, *, is_afar: bool = False
 ) -> dict[int, ActiveScheduler]:
     """By shard, the one with the highest epoch; a shard none of whose schedulers is among these is left out.
 
-    While one takes over there is none: so they are asked again for a while.
+    While one takes over there is none: so they are asked again for a while, unless none of those that are `is_afar` answers.
     """
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
     answers: list[tuple[Sequence[str], StatusListed]] = []
@@ -154,7 +180,7 @@ def _active_of(
         }
         if active and active.keys() >= {shard_of(status) for _, status in answers}:
             break
-        if len(alive) == 1 and not answers:
+        if not answers and (is_afar or len(alive) == 1):
             break
         select.select([], [], [], TAKE_OVER_LOOK_S)
     if active:
@@ -188,14 +214,11 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
 
 
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
-    """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
+    """Where the living cluster can be reached: client, http, … of all frontends and gateways, control of the scheduler."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
-            is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
-            is_scheduler = run_file.role_id.startswith(SCHEDULER_PREFIX)
-            if (is_frontend and purpose in ("client", "http", "metrics")) or (
-                is_scheduler and purpose == "control"
-            ):
+            told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
+            if purpose in told:
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

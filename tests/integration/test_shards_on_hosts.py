@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fabric.keys import TRUSTED_FILE
 from tests.integration.hosts_stage import (
     NETWORK,
     TENUTO,
@@ -55,7 +56,8 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]
     file = with_keys(tmp_path_factory.mktemp("file"), yaml.safe_dump(CLUSTER))
     with hosts([*NAMES, "laptop"], tmp_path_factory.mktemp("hosts") / "home") as made:
         lay_out(file, made)
-        made["laptop"].put("operator.key", (file.parent / "keys" / "operator.key").read_bytes(), "600")
+        for name in ("operator.key", TRUSTED_FILE):
+            made["laptop"].put(f"keys/{name}", (file.parent / "keys" / name).read_bytes(), "600")
         for name in NAMES:
             start_role(made[name], "node-agent", "cluster.yaml", "--node", name)
             start_role(made[name], "scheduler", "cluster.yaml", "--index", str(NAMES.index(name)))
@@ -67,7 +69,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]
 
 def asked(laptop: Host, *words: str) -> dict[str, Any]:
     """What a command says that asks the schedulers of all hosts; empty where it says nothing."""
-    line = f"{' '.join(words)} --scheduler {CONTROL} --key {laptop.home}/operator.key --json"
+    line = f"{' '.join(words)} --scheduler {CONTROL} --key {laptop.home}/keys/operator.key --json"
     done = laptop.run(f"env {' '.join(TENUTO)} {line}", check=False)
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
     return found

@@ -95,6 +95,8 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "models.term": model(term=x),
         "nodes.shard": three_shards(node=x),
         "schedulers.shard": three_shards(scheduler=x),
+        "gateway.request_mb": cluster(gpus=1, gateway={"request_mb": x}),
+        "gateway.connections": cluster(gpus=1, gateway={"connections": x}),
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},
         **{f"network.{name}": cluster(gpus=1, network={name: x}) for name in network},
