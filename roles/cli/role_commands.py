@@ -21,6 +21,11 @@ from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptor
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
+_METRICS = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
+)
 _HERE = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
@@ -55,6 +60,7 @@ _HERE = click.option(
     type=IntRange(0, SCHEDULERS_MAX - 1),
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
+@_METRICS
 @_HERE
 def scheduler(
     file: Path,
@@ -65,6 +71,7 @@ def scheduler(
     client: str | None,
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
@@ -80,11 +87,12 @@ def scheduler(
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
         control = where.scheduler(number)
+        page = where.metrics(scheduler_id(number), metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
-            run_on_one_loop(written, options, stop, recording, control, number)
+            run_on_one_loop(written, options, stop, recording, control, number, page)
         else:
-            run_scheduler(written, home, stop, recording, control, number=number)
+            run_scheduler(written, home, stop, recording, control, number=number, metrics=page)
 
 
 @click.command()
@@ -100,6 +108,7 @@ def scheduler(
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_CLIENT
+@_METRICS
 @_HERE
 def frontend(
     file: Path,
@@ -107,6 +116,7 @@ def frontend(
     index: int | None,
     scheduler_given: tuple[str, ...],
     client: str | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
@@ -118,7 +128,9 @@ def frontend(
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
     with _role(frontend_id(own), run_dir_option) as (home, stop):
-        options = Whereabouts(config, home, is_here=here).frontend(own, scheduler_given, client=client)
+        options = Whereabouts(config, home, is_here=here).frontend(
+            own, scheduler_given, client=client, metrics=metrics
+        )
         run_frontend(options, stop)
 
 
@@ -126,11 +138,13 @@ def frontend(
 @file_argument
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
+@_METRICS
 @_HERE
 def node_agent(
     file: Path,
     node: str | None,
     run_dir_option: Path | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
@@ -140,7 +154,7 @@ def node_agent(
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
     with _role(role_id_of_node(host), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        run_node_agent(config, host, home, stop, where.node(host))
+        run_node_agent(config, host, home, stop, where.node(host, metrics))
 
 
 @click.command()

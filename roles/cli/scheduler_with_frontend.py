@@ -23,9 +23,15 @@ def run_on_one_loop(
     recording: Recording | None = None,
     control_addresses: Sequence[str] = (),
     number: int = 0,
+    metrics: str | None = None,
 ) -> None:
-    """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
+    """Serve until told to stop and all is answered; see both shells. Either's end is the other's.
+
+    `number`, `metrics`: the scheduler's.
+    """
+    scheduler_shell = SchedulerShell(
+        written, frontend.run_dir, recording, control_addresses, number=number, metrics=metrics
+    )
     try:
         try:
             frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)

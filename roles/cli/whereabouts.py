@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, scheduler_id
+from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, Keyring
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
+from roles.config.metrics_pages import metrics_pages
 from roles.config.read_config import listen_config
 from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
@@ -43,6 +44,21 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
+    def metrics(self, role_id: str, given: str | None) -> str | None:
+        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere.
+
+        Raises ConfigError for a `given` where nobody can listen.
+        """
+        if given is not None:
+            listen_config(ListenSection(metrics=given), has_keys=True)
+            return given
+        for page in metrics_pages(self._config):
+            if page.role_id == role_id:
+                if not self._is_placed or page.is_on_loopback:
+                    return page.address
+                return page.bound_at(self._address(page.host))
+        return None
+
     def scheduler(self, number: int) -> Sequence[str]:
         """The control addresses of a scheduler beside the run directory's."""
         if not self._is_placed:
@@ -56,11 +72,12 @@ class Whereabouts:
         scheduler_given: Sequence[str] = (),
         *,
         client: str | None = None,
+        metrics: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `client`, `metrics`: where clients come in and the page of metrics is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -68,7 +85,14 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        own = FrontendOptions(
+            frontend_id(index),
+            self._run_dir,
+            (),
+            keyring=keyring,
+            metrics=self.metrics(frontend_id(index), metrics),
+            heartbeats=heartbeats,
+        )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
@@ -87,18 +111,19 @@ class Whereabouts:
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 
-    def node(self, host: str) -> AgentOptions:
-        """How to run the agent of a node."""
+    def node(self, host: str, metrics: str | None = None) -> AgentOptions:
+        """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
 
+        metrics = self.metrics(role_id_of_node(host), metrics)
         if not self._is_placed:
-            return AgentOptions()
+            return AgentOptions(metrics=metrics)
         elsewhere = {
             scheduler_id(number): addresses
             for number, addresses in enumerate(self._schedulers_seen_from(host))
             if self._places.schedulers[number].host != host
         }
-        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
+        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere, metrics=metrics)
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)

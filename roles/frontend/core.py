@@ -89,6 +89,7 @@ from roles.frontend.events import (
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.preprocess_times import PreprocessTimes
+from roles.frontend.recorder import ABANDONED, RequestRecorder
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
@@ -115,6 +116,7 @@ class FrontendCore:
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
+        self.recorder = RequestRecorder()
         self._returns: dict[ModelId, ReturnMargin] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
@@ -162,6 +164,11 @@ class FrontendCore:
             "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
         }
         return {**self._counts, **self.offences.counters, **gauges}
+
+    @property
+    def margins_ms(self) -> Mapping[ModelId, float]:
+        """What is kept back of each model's budgets for the way back."""
+        return {model_id: path.reserve_ms for model_id, path in self._returns.items()}
 
     @property
     def offences(self) -> Offences:
@@ -232,11 +239,13 @@ class FrontendCore:
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1
+            self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
 
     def _on_asked(self, asked: Asked) -> None:
         admitted = admit(asked, self._known, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
+            self.recorder.turned_away(asked.message.model_id, admitted.error.code)
             self._out.append(Release(asked.payload))
             self._out.append(
                 _refusal(
@@ -443,6 +452,7 @@ class FrontendCore:
 
     def _on_directory(self, directory: Directory) -> None:
         change = self._known.update(directory, self._now_ms)
+        self.recorder.know(directory.models)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:
@@ -529,6 +539,7 @@ class FrontendCore:
                 )
             else:
                 ledger = settle(request, outputs, self._now_ms)
+                self.recorder.answered(request, ledger, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
                     self._return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
@@ -597,6 +608,7 @@ class FrontendCore:
         retry_after_ms: float | None = None,
     ) -> None:
         self._finish(request)
+        self.recorder.refused(request, error.code, reason, self._now_ms)
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))

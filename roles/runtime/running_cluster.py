@@ -123,14 +123,16 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
 
 
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
-    """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
+    """Where the living cluster can be reached: client, http of all frontends, control of the scheduler, metrics of all."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
             is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
             is_scheduler = run_file.role_id.startswith(SCHEDULER_PREFIX)
-            if (is_frontend and purpose in ("client", "http", "metrics")) or (
-                is_scheduler and purpose == "control"
+            if (
+                purpose == "metrics"
+                or (is_frontend and purpose in ("client", "http"))
+                or (is_scheduler and purpose == "control")
             ):
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

@@ -36,6 +36,7 @@ from fabric.messages import (
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -44,6 +45,7 @@ from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.measured import measured_batches
 from roles.scheduler.measured_rates import MeasuredRates
 from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
@@ -125,6 +127,11 @@ class SchedulerCore:
     def offences(self) -> Offences:
         """Of its peers."""
         return self._checks.offences
+
+    def measured(self, now_ms: float) -> Iterator[Measured]:
+        """Its figures, for a page of metrics."""
+        plan = None if self.controller is None else self.controller.report(now_ms)
+        return measured_batches(self._fleet, self._batches, self._discipline, plan)
 
     def settings(self) -> SchedulerSettings:
         """What a scheduler would start with that goes on from here."""

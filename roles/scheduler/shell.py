@@ -26,7 +26,9 @@ from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.sources import WatchedLinkSource
+from roles.runtime.loop.sources import Source, TranslatedSource, WatchedLinkSource
+from roles.runtime.metrics.common import about_process, about_role, other_events
+from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
@@ -39,6 +41,7 @@ from roles.scheduler.availability.replica import (
 )
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.measured import measured_standing
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import SavedPlan
@@ -74,7 +77,8 @@ class Written:
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. `metrics`: HOST:PORT of its page
+    of metrics; None: it has none. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -85,6 +89,7 @@ class SchedulerShell:
         recording: Recording | None = None,
         control_addresses: Sequence[str] = (),
         number: int = 0,
+        metrics: str | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._written = written
@@ -125,17 +130,27 @@ class SchedulerShell:
             ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),
             self._make_core,
         )
+        self._metrics = None if metrics is None else MetricsServer(metrics, role_id, clock)
+        asked: list[Source[ReplicaEvent]] = (
+            [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
+        )
         self.role = Role[ReplicaEvent, ReplicaAction](
             self._replica,
-            [WatchedLinkSource(self.link, clock, config.heartbeats), self._planner, *self._others.values()],
+            [
+                WatchedLinkSource(self.link, clock, config.heartbeats),
+                self._planner,
+                *self._others.values(),
+                *asked,
+            ],
             self._perform,
             self._end_turn,
         )
         journal = None if recording is None else kept_aside(recording.path)
         self.on_defect = DefectReport(role_id, run_dir, journal, self._keep_journal)
-        self._run_file = RunFile(
-            role_id, os.getpid(), self._incarnation, {"control": list(self.link.addresses)}
-        )
+        addresses = {"control": list(self.link.addresses)}
+        if self._metrics is not None:
+            addresses["metrics"] = [self._metrics.address]
+        self._run_file = RunFile(role_id, os.getpid(), self._incarnation, addresses)
 
     def announce(self) -> None:
         """Say where it is, and what has no place."""
@@ -145,6 +160,8 @@ class SchedulerShell:
     def close(self) -> None:
         """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
+        if self._metrics is not None:
+            self._metrics.close()
         self._planner.close()
         self._close_journal()
         for other in self._others.values():
@@ -209,6 +226,24 @@ class SchedulerShell:
         except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
             log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
 
+    def _show(self, asked: SnapshotAsked) -> None:
+        """Somebody wants its page of metrics."""
+        del asked
+        assert self._metrics is not None, "it asked"
+        core = self._core
+        measured = () if core is None else core.measured(self._clock.now_ms())
+        offences = self._replica.offences.counters
+        counted = offences if core is None else offences + core.offences.counters
+        self._metrics.publish(
+            [
+                about_role("scheduler"),
+                *about_process(self.role.stats),
+                *measured_standing(self._replica.standing()),
+                *measured,
+                *other_events({**counted, **self.link.counters, **self._lost()}),
+            ]
+        )
+
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""
         core, kept, epoch = self._core, self._kept, self._replica.epoch
@@ -272,9 +307,10 @@ def run_scheduler(
     recording: Recording | None = None,
     control_addresses: Sequence[str] = (),
     number: int = 0,
+    metrics: str | None = None,
 ) -> None:
     """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
+    shell = SchedulerShell(written, run_dir, recording, control_addresses, number, metrics)
     try:
         shell.announce()
         run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))

@@ -1,0 +1,69 @@
+"""What became of a scheduler's batches, counted by model and slice.
+
+`Batches` tells it of each dispatch, drop and end: so it costs per batch, never per request. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Final
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages import Done
+from policies.batching.base import Dispatch
+from roles.runtime.metrics.histogram import BATCH_SIZES, Histogram
+from roles.scheduler.fleet import Flight
+
+EXPIRED: Final = "expired"
+FOR_BATCH: Final = "batch"
+OVER_SHARE: Final = "share"
+SLICES_MAX: Final = 65_536
+
+
+class BatchRecorder:
+    """One scheduler's, since it became active."""
+
+    def __init__(self) -> None:
+        self.reasons: Counter[tuple[ModelId, str]] = Counter()
+        self.sizes: defaultdict[ModelId, Histogram] = defaultdict(lambda: Histogram(BATCH_SIZES))
+        self.drops: Counter[tuple[ModelId, str]] = Counter()
+        self.ends: Counter[tuple[SliceId, str]] = Counter()
+        self.busy_ms: defaultdict[tuple[SliceId, ModelId], float] = defaultdict(float)
+        self.gpu_busy_ms: defaultdict[tuple[str, int], float] = defaultdict(float)
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """A batch was sent."""
+        model_id = dispatch.model_id
+        self.reasons[model_id, dispatch.reason] += 1
+        self.sizes[model_id].note(dispatch.batch_size)
+
+    def dropped(self, model_id: ModelId, reason: str, count: int) -> None:
+        """Requests were given up."""
+        self.drops[model_id, reason] += count
+
+    def ended(self, message: Done, flight: Flight) -> None:
+        """A batch has ended, or was not launched."""
+        record = flight.record
+        spec = record.spec
+        if len(self.ends) > SLICES_MAX:  # of many slices that came and went, and nobody asked
+            self.ends.clear()
+            self.busy_ms.clear()
+        self.ends[spec.slice_id, message.status] += 1
+        if message.exec_ms:
+            self.busy_ms[spec.slice_id, flight.model_id] += message.exec_ms
+            share = 1.0 if spec.share_percent is None else spec.share_percent / 100
+            self.gpu_busy_ms[record.node_id, spec.gpu] += message.exec_ms * share
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """It is served no more."""
+        self.sizes.pop(model_id, None)
+        for counted in (self.reasons, self.drops):
+            for key in [key for key in counted if key[0] == model_id]:
+                del counted[key]
+
+    def keep_slices(self, slice_ids: set[SliceId]) -> None:
+        """Others are gone: their figures have been shown often enough."""
+        for end in [key for key in self.ends if key[0] not in slice_ids]:
+            del self.ends[end]
+        for busy in [key for key in self.busy_ms if key[0] not in slice_ids]:
+            del self.busy_ms[busy]
