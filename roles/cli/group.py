@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
     "config": "roles.cli.config:config",
+    "dashboards": "roles.cli.dashboards:dashboards",
     "deploy": "deploy.ssh.commands:deploy",
     "demo": "deploy.local.demo.command:demo",
     "doctor": "roles.cli.doctor:doctor",

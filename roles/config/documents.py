@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,12 @@ def read_value(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: cannot be parsed: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{where}: is nested too deeply") from error
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    """Plain values as a YAML file's text, keys in their order."""
+    text: str = yaml.safe_dump(dict(document), sort_keys=False, width=10_000, allow_unicode=True)
+    return text
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from operator import add
 from typing import Final
 
 from fabric.ids import ModelId
@@ -35,7 +34,7 @@ class ModelCounts:
         self.latency = of_slo(slo_ms, SLO_FRACTIONS)
         self.held = of_slo(slo_ms, SHORT_FRACTIONS)
         self.waited = of_slo(slo_ms, SHORT_FRACTIONS)
-        self.stages_ms: tuple[float, ...] = (0.0,) * len(STAGES)
+        self.stages_ms = [0.0] * len(STAGES)
         self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
 
 
@@ -64,21 +63,14 @@ class RequestRecorder:
         counts.latency.note(now_ms - request.asked_at_ms)
         counts.held.note(ledger.held_ms)
         counts.waited.note(ledger.waited_ms)
-        counts.stages_ms = tuple(
-            map(
-                add,
-                counts.stages_ms,
-                (
-                    ledger.preprocess_ms,
-                    ledger.held_ms,
-                    ledger.waited_ms,
-                    ledger.transfer_ms,
-                    ledger.queue_ms,
-                    ledger.gpu_ms,
-                    ledger.return_ms,
-                ),
-            )
-        )
+        stages_ms = counts.stages_ms
+        stages_ms[0] += ledger.preprocess_ms
+        stages_ms[1] += ledger.held_ms
+        stages_ms[2] += ledger.waited_ms
+        stages_ms[3] += ledger.transfer_ms
+        stages_ms[4] += ledger.queue_ms
+        stages_ms[5] += ledger.gpu_ms
+        stages_ms[6] += ledger.return_ms
         counts.outcomes[GOOD if now_ms <= request.due_at_ms else LATE] += 1
 
     def refused(self, request: Request, code: str, reason: str, now_ms: float) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LATENESS_BITS = range(
     4, 21
 )  # 16 us to 1 s, each twice the one before: edges that the driver's own buckets have
+_LATENESS_BOUNDS_MS = tuple(2.0**bits * 1e-3 for bits in _LATENESS_BITS)
 _NAMES_MAX = 256  # of a role's other counters
 
 
@@ -59,9 +60,7 @@ def _lateness(stats: DriverStats) -> Buckets:
     # The first 16 are a microsecond wide; then bucket 8 * shift + 15 is the last under 2 ** (shift + 4) us.
     upto = [running[8 * (bits - 4) + 15] for bits in _LATENESS_BITS]
     counts = [high - low for low, high in zip((0, *upto), (*upto, running[-1]), strict=True)]
-    return Buckets(
-        tuple(2.0**bits * 1e-6 for bits in _LATENESS_BITS), tuple(counts), stats.late_ms_total * MS
-    )
+    return Buckets(_LATENESS_BOUNDS_MS, tuple(counts), stats.late_ms_total)
 
 
 def other_events(counters: Mapping[str, float], shown: frozenset[str] = frozenset()) -> Iterator[Measured]:

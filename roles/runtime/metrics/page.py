@@ -70,5 +70,6 @@ def _number(one: Measured) -> float:
 
 
 def _cumulative(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
-    bounds = [*(f"{bound:.6g}" for bound in buckets.bounds), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(buckets.counts)), strict=True)), buckets.total
+    unit = buckets.unit
+    bounds = [*(f"{bound * unit:.6g}" for bound in buckets.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(buckets.counts)), strict=True)), buckets.total * unit

@@ -103,11 +103,15 @@ class MetricsServer:
         try:
             self._loop.run_forever()
         finally:
-            self._server.close()
-            for task in self._open:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*self._open, return_exceptions=True))
+            self._loop.run_until_complete(self._end())
             self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = [*self._open]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
