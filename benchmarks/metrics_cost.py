@@ -1,6 +1,6 @@
 """What counting costs a request at the frontend and a batch at the scheduler, and what a page costs the loop.
 
-    python -m benchmarks.metrics_cost
+python -m benchmarks.metrics_cost
 """
 
 from __future__ import annotations

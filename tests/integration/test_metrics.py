@@ -201,6 +201,13 @@ def test_those_who_say_nothing_keep_nobody_out_and_are_sent_away() -> None:
                 assert one.recv(1) == b""
 
 
+def test_one_who_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.05)
+    with serving() as opened, connected(opened.address) as silent:
+        silent.sendall(b"GET /metrics HT")
+        assert silent.recv(1) == b""
+
+
 def test_a_loop_that_does_not_answer_is_shown_as_it_was_with_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANSWER_S", 0.05)
     with serving(is_answering=False) as opened:
