@@ -31,7 +31,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
 from roles.runtime.loop.sources import Source
-from roles.runtime.metrics.common import cpu_ms, resident_bytes
+from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 from roles.runtime.process import wake_exactly
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond

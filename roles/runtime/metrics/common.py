@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from roles.runtime.loop.driver import DriverStats
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.snapshot import MS, Buckets, Measured
-
-if TYPE_CHECKING:
-    from roles.runtime.loop.driver import DriverStats
+from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 
 _LATENESS_BITS = range(
     4, 21
 )  # 16 us to 1 s, each twice the one before: edges that the driver's own buckets have
 _LATENESS_BOUNDS_MS = tuple(2.0**bits * 1e-3 for bits in _LATENESS_BITS)
 _NAMES_MAX = 256  # of a role's other counters
-
-
-def cpu_ms() -> float:
-    """CPU time of this process and its threads, in ms."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return (used.ru_utime + used.ru_stime) * 1e3
-
-
-def resident_bytes() -> float:
-    """Resident memory of this process; 0 where the kernel does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  no path object for every scrape
-            return float(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0.0
 
 
 @cache
