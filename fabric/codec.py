@@ -19,6 +19,7 @@ from fabric.messages import (
     WIRE_VERSION,
     Answer,
     AnyMessage,
+    BatchesRemembered,
     BatchFailed,
     Changed,
     DesiredSlices,
@@ -36,6 +37,7 @@ from fabric.messages import (
     PlanAsked,
     PlanCopy,
     PlanMade,
+    RequestsRemembered,
     SliceReady,
     StatusListed,
     Telemetry,
@@ -61,6 +63,8 @@ LONG: Final = (
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
 BULKY: Final = (
+    BatchesRemembered,
+    RequestsRemembered,
     Directory,
     Host,
     ModelsAdd,

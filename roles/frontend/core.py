@@ -50,6 +50,7 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Ping,
+    RecordsAsked,
     Refusal,
     Returned,
     SeqRun,
@@ -97,6 +98,10 @@ from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict
 from roles.runtime.process_events import StopAsked
 
+ID_DIGITS = (
+    6  # of an incarnation in a request's name: two frontends are told apart, and people can still type it
+)
+
 
 class FrontendCore:
     """One frontend, without its sockets, from `now_ms` on.
@@ -117,6 +122,7 @@ class FrontendCore:
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
         self.recorder = RequestRecorder()
+        self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._returns: dict[ModelId, ReturnMargin] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
         self._decoding: dict[int, Request] = {}  # by payload handle
@@ -258,6 +264,7 @@ class FrontendCore:
             )
             return
         self._counts["accepted"] += 1
+        self.recorder.asked(admitted.model_id, self._now_ms)
         info = admitted
         image = encoded_image(info, asked.specs)
         deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
@@ -273,6 +280,7 @@ class FrontendCore:
             deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
             priority=asked.message.priority,
+            request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
         )
         self._pending.add(request)
         if image is not None:
@@ -292,6 +300,8 @@ class FrontendCore:
                 self._out.append(Reply(peer, ModelsListed(self.models)))
             case StatusAsked():
                 self._out.append(Report(peer))
+            case RecordsAsked():
+                self._out.append(Reply(peer, self.recorder.remembered(message, self._now_ms)))
             case Ping(number):
                 self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_linked)))
 

@@ -24,6 +24,7 @@ from fabric.messages import (
     PlanChange,
     PlanMade,
     Pong,
+    RecordsAsked,
     ReplicaHint,
     SeqRun,
     SliceChanged,
@@ -106,6 +107,7 @@ class SchedulerCore:
             Ping: self._on_ping,
             Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
+            RecordsAsked: self._on_records_asked,
         }
         self.controller: Controller | None = None
         if planning is not None and names is not None and run_time_watch is not None:
@@ -440,6 +442,12 @@ class SchedulerCore:
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
+
+    def _on_records_asked(
+        self, peer: PeerId, message: RecordsAsked, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del late_ms
+        return [Send(peer, self._batches.recorder.remembered(message, now_ms))]
 
 
 def _records(

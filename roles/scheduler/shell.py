@@ -16,7 +16,7 @@ from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
-from fabric.messages import AnyMessage, PlanAsked, PlanCopy, StatusListed, replaced
+from fabric.messages import AnyMessage, BatchesRemembered, PlanAsked, PlanCopy, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
@@ -221,6 +221,8 @@ class SchedulerShell:
         if isinstance(message, StatusListed):
             message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
+        if isinstance(message, BatchesRemembered):
+            message = replaced(message, document=self._plan_document())
         try:
             self._outbox.put(peer, message)
         except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
@@ -243,6 +245,14 @@ class SchedulerShell:
                 *other_events({**counted, **self.link.counters, **self._lost()}),
             ]
         )
+
+    def _plan_document(self) -> str:
+        """The present plan, for whoever wants to play it in a simulator."""
+        core = self._core
+        assert core is not None, "it answered"
+        assert core.controller is not None, "it was made with one"
+        about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
+        return about.decode()
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""

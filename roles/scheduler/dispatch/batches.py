@@ -208,7 +208,16 @@ class Batches:
         self._next_batch = BatchId(batch_id + 1)
         granted = tuple(parts)
         flight = self.flights[batch_id] = Flight(
-            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs
+            batch_id,
+            record,
+            model_id,
+            granted,
+            batch_size,
+            exec_ms,
+            now_ms,
+            dispatch.runs,
+            dispatch.waited_ms,
+            dispatch.reason,
         )
         flights.append(flight)
         record.batches += 1
@@ -300,7 +309,7 @@ class Batches:
         flights = record.flights
         flights.remove(flight)
         self._note_run(message, flight)
-        self.recorder.ended(message, flight)
+        self.recorder.ended(message, flight, now_ms - late_ms)
         actions = self._give_back(message, flight) if message.missing else None
         if not record.takes_batches:
             return actions or _NOTHING

@@ -1,15 +1,15 @@
-"""What became of a scheduler's batches, counted by model and slice.
+"""What became of a scheduler's batches: counted by model and slice, and the newest ones remembered.
 
 `Batches` tells it of each dispatch, drop and end: so it costs per batch, never per request. Nothing here decides.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
-from fabric.messages import Done
+from fabric.messages import BatchEntry, BatchesRemembered, Done, RecordsAsked
 from policies.batching.base import Dispatch
 from roles.runtime.metrics.histogram import BATCH_SIZES, Histogram
 from roles.scheduler.fleet import Flight
@@ -18,6 +18,10 @@ EXPIRED: Final = "expired"
 FOR_BATCH: Final = "batch"
 OVER_SHARE: Final = "share"
 SLICES_MAX: Final = 65_536
+BATCHES_MAX: Final = 8_192
+"""Remembered. Each keeps its `Flight`: about a kilobyte."""
+RECORDS_MAX: Final = 2_048
+"""In one answer."""
 
 
 class BatchRecorder:
@@ -30,6 +34,8 @@ class BatchRecorder:
         self.ends: Counter[tuple[SliceId, str]] = Counter()
         self.busy_ms: defaultdict[tuple[SliceId, ModelId], float] = defaultdict(float)
         self.gpu_busy_ms: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._number = 0
+        self._ended: deque[tuple[int, Done, Flight, float]] = deque(maxlen=BATCHES_MAX)
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """A batch was sent."""
@@ -41,9 +47,11 @@ class BatchRecorder:
         """Requests were given up."""
         self.drops[model_id, reason] += count
 
-    def ended(self, message: Done, flight: Flight) -> None:
+    def ended(self, message: Done, flight: Flight, ended_at_ms: float) -> None:
         """A batch has ended, or was not launched."""
         record = flight.record
+        self._number += 1
+        self._ended.append((self._number, message, flight, ended_at_ms))
         spec = record.spec
         if len(self.ends) > SLICES_MAX:  # of many slices that came and went, and nobody asked
             self.ends.clear()
@@ -53,6 +61,15 @@ class BatchRecorder:
             self.busy_ms[spec.slice_id, flight.model_id] += message.exec_ms
             share = 1.0 if spec.share_percent is None else spec.share_percent / 100
             self.gpu_busy_ms[record.node_id, spec.gpu] += message.exec_ms * share
+
+    def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
+        """What an operator asks for, newest first: batches of all models, as they compete."""
+        found = [
+            _entry(number, done, flight, ended_at_ms, now_ms)
+            for number, done, flight, ended_at_ms in reversed(self._ended)
+            if number < asked.before
+        ]
+        return BatchesRemembered(tuple(found[:RECORDS_MAX]))
 
     def forget_model(self, model_id: ModelId) -> None:
         """It is served no more."""
@@ -67,3 +84,24 @@ class BatchRecorder:
             del self.ends[end]
         for busy in [key for key in self.busy_ms if key[0] not in slice_ids]:
             del self.busy_ms[busy]
+
+
+def _entry(number: int, done: Done, flight: Flight, ended_at_ms: float, now_ms: float) -> BatchEntry:
+    size = done.ran or flight.batch_size
+    return BatchEntry(
+        number,
+        flight.batch_id,
+        flight.model_id,
+        flight.record.spec.slice_id,
+        size,
+        done.status,
+        flight.reason,
+        max(0.0, now_ms - flight.sent_at_ms),
+        max(0.0, now_ms - ended_at_ms),
+        max(0.0, flight.exec_ms),
+        flight.record.exec_ms(flight.model_id, size) or 0.0,
+        done.exec_ms,
+        done.transfer_ms,
+        done.queue_ms,
+        max(0.0, flight.waited_ms),
+    )
