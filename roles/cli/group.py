@@ -39,6 +39,7 @@ COMMANDS = {
     "down": "deploy.local.commands:down",
     "drain": "roles.cli.models:drain",
     "restart": "roles.cli.restart:restart",
+    "explain": "roles.cli.explain:explain",
     "frontend": "roles.cli.role_commands:frontend",
     "goodput": "roles.cli.goodput:goodput",
     "infer": "roles.cli.infer:infer",
@@ -52,6 +53,7 @@ COMMANDS = {
     "scheduler": "roles.cli.role_commands:scheduler",
     "simulate": "roles.cli.simulate:simulate",
     "status": "roles.cli.status:status",
+    "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
     "worker": "roles.cli.role_commands:worker",
 }

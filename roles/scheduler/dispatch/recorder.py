@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from typing import Final
+from typing import Final, NamedTuple
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import BatchEntry, BatchesRemembered, Done, RecordsAsked
 from policies.batching.base import Dispatch
 from roles.runtime.metrics.histogram import BATCH_SIZES, Histogram
@@ -19,9 +19,27 @@ FOR_BATCH: Final = "batch"
 OVER_SHARE: Final = "share"
 SLICES_MAX: Final = 65_536
 BATCHES_MAX: Final = 8_192
-"""Remembered. Each keeps its `Flight`: about a kilobyte."""
+"""Remembered, each in some 400 bytes."""
 RECORDS_MAX: Final = 2_048
 """In one answer."""
+
+
+class _Ended(NamedTuple):
+    number: int
+    batch_id: BatchId
+    model_id: ModelId
+    slice_id: SliceId
+    batch_size: int
+    status: str
+    reason: str
+    sent_at_ms: float
+    ended_at_ms: float
+    planned_ms: float
+    table_ms: float
+    exec_ms: float
+    transfer_ms: float
+    queue_ms: float
+    waited_ms: float
 
 
 class BatchRecorder:
@@ -35,7 +53,7 @@ class BatchRecorder:
         self.busy_ms: defaultdict[tuple[SliceId, ModelId], float] = defaultdict(float)
         self.gpu_busy_ms: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._number = 0
-        self._ended: deque[tuple[int, Done, Flight, float]] = deque(maxlen=BATCHES_MAX)
+        self._ended: deque[_Ended] = deque(maxlen=BATCHES_MAX)
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """A batch was sent."""
@@ -51,7 +69,26 @@ class BatchRecorder:
         """A batch has ended, or was not launched."""
         record = flight.record
         self._number += 1
-        self._ended.append((self._number, message, flight, ended_at_ms))
+        size = message.ran or flight.batch_size
+        self._ended.append(
+            _Ended(
+                self._number,
+                flight.batch_id,
+                flight.model_id,
+                record.spec.slice_id,
+                size,
+                message.status,
+                flight.reason,
+                flight.sent_at_ms,
+                ended_at_ms,
+                flight.exec_ms,
+                record.exec_ms(flight.model_id, size) or 0.0,
+                message.exec_ms,
+                message.transfer_ms,
+                message.queue_ms,
+                flight.waited_ms,
+            )
+        )
         spec = record.spec
         if len(self.ends) > SLICES_MAX:  # of many slices that came and went, and nobody asked
             self.ends.clear()
@@ -64,11 +101,7 @@ class BatchRecorder:
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
         """What an operator asks for, newest first: batches of all models, as they compete."""
-        found = [
-            _entry(number, done, flight, ended_at_ms, now_ms)
-            for number, done, flight, ended_at_ms in reversed(self._ended)
-            if number < asked.before
-        ]
+        found = [_entry(one, now_ms) for one in reversed(self._ended) if one.number < asked.before]
         return BatchesRemembered(tuple(found[:RECORDS_MAX]))
 
     def forget_model(self, model_id: ModelId) -> None:
@@ -86,22 +119,7 @@ class BatchRecorder:
             del self.busy_ms[busy]
 
 
-def _entry(number: int, done: Done, flight: Flight, ended_at_ms: float, now_ms: float) -> BatchEntry:
-    size = done.ran or flight.batch_size
+def _entry(one: _Ended, now_ms: float) -> BatchEntry:
     return BatchEntry(
-        number,
-        flight.batch_id,
-        flight.model_id,
-        flight.record.spec.slice_id,
-        size,
-        done.status,
-        flight.reason,
-        max(0.0, now_ms - flight.sent_at_ms),
-        max(0.0, now_ms - ended_at_ms),
-        max(0.0, flight.exec_ms),
-        flight.record.exec_ms(flight.model_id, size) or 0.0,
-        done.exec_ms,
-        done.transfer_ms,
-        done.queue_ms,
-        max(0.0, flight.waited_ms),
+        *one[:7], max(0.0, now_ms - one.sent_at_ms), max(0.0, now_ms - one.ended_at_ms), *one[9:]
     )
