@@ -38,11 +38,15 @@ class RequestRecord(Value, frozen=True):
 
 
 class RequestsRemembered(Message, frozen=True, tag=81):
-    """Frontend -> operator. `arrivals`: of the model that was asked for, how many came in each `bin_ms`, the last bin ends now."""
+    """Frontend -> operator. `arrivals`: of the model that was asked for, how many came in each `bin_ms` of the last minute, the last bin is of now.
+
+    `bad`: how many of it were late or refused in that minute, through no fault of their client's.
+    """
 
     requests: Listed[RequestRecord]
     arrivals: Listed[int] = ()
     bin_ms: float = 0.0
+    bad: int = 0
 
 
 class BatchEntry(Value, frozen=True):

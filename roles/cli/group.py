@@ -55,6 +55,7 @@ COMMANDS = {
     "status": "roles.cli.status:status",
     "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
+    "why": "roles.cli.why:why",
     "worker": "roles.cli.role_commands:worker",
 }
 

@@ -23,13 +23,14 @@ PAGES_MAX: Final = 8
 
 @dataclass(slots=True)
 class Remembered:
-    """`arrivals`: by model, of each frontend's bins of `bin_ms` added up. `plan`: see `BatchesRemembered.document`."""
+    """`arrivals`: by model, of each frontend's bins of `bin_ms` added up, and `bad` ones of the last minute. `plan`: see `BatchesRemembered.document`."""
 
     report: ClusterReport
     requests: list[RequestSeen] = field(default_factory=list)
     batches: list[BatchSeen] = field(default_factory=list)
     arrivals: dict[ModelId, list[int]] = field(default_factory=dict)
     bin_ms: float = 0.0
+    bad: dict[ModelId, int] = field(default_factory=dict)
     plan: str = ""
     silent: list[str] = field(default_factory=list)
     """Frontends that did not answer."""
@@ -76,6 +77,7 @@ def _ask_frontend(
         found.requests += requests_seen(answer, MonotonicClock().now_ms())
         if page == 0 and answer.arrivals:
             found.bin_ms = answer.bin_ms
+            found.bad[model_id] = found.bad.get(model_id, 0) + answer.bad
             former = found.arrivals.get(model_id, [0] * len(answer.arrivals))
             found.arrivals[model_id] = [a + b for a, b in zip(former, answer.arrivals, strict=True)]
         oldest = answer.requests[-1] if answer.requests else None

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import Ledger, ModelInfo, RecordsAsked, RequestRecord, RequestsRemembered
-from roles.frontend.arrival_bins import BIN_MS, ArrivalBins
+from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, BAD_BIN_MS, MinuteBins
 from roles.frontend.requests import RETURNS_MAX, Request
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.histogram import SHORT_FRACTIONS, SLO_FRACTIONS, of_slo
@@ -53,6 +53,7 @@ class ModelCounts:
     __slots__ = (
         "arrivals",
         "bad",
+        "bad_lately",
         "good",
         "held",
         "latency",
@@ -70,7 +71,8 @@ class ModelCounts:
         self.waited = of_slo(slo_ms, SHORT_FRACTIONS)
         self.stages_ms = [0.0] * len(STAGES)
         self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
-        self.arrivals = ArrivalBins()
+        self.arrivals = MinuteBins(ARRIVAL_BIN_MS)
+        self.bad_lately = MinuteBins(BAD_BIN_MS)
         self.bad: deque[_Ended] = deque()
         self.good: deque[_Ended] = deque()
         self.sample_at_ms = -1e18
@@ -120,6 +122,7 @@ class RequestRecorder:
         stages_ms[6] += ledger.return_ms
         if now_ms > request.due_at_ms:
             counts.outcomes[LATE] += 1
+            counts.bad_lately.note(now_ms)
             self._keep(counts.bad, request, LATE, "", ledger, now_ms)
             return
         counts.outcomes[GOOD] += 1
@@ -133,6 +136,8 @@ class RequestRecorder:
         if counts is None:
             return
         counts.outcomes[code] += 1
+        if code not in catalog.CLIENT_FAULTS:
+            counts.bad_lately.note(now_ms)
         announced_at_ms = request.first_announced_at_ms
         granted_at_ms = now_ms if request.place is None else request.place.granted_at_ms
         ledger = Ledger(
@@ -196,7 +201,10 @@ class RequestRecorder:
             )
             for one in found
         )
-        return RequestsRemembered(requests, () if counts is None else counts.arrivals.listed(now_ms), BIN_MS)
+        if counts is None:
+            return RequestsRemembered(requests)
+        arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
+        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad))
 
     def _kept(self, asked: RecordsAsked) -> Iterator[_Ended]:
         models: Sequence[ModelCounts]

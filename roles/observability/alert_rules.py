@@ -15,15 +15,6 @@ from roles.observability.units import shown_ms
 from roles.runtime.metrics import catalog
 
 OBJECTIVE_PERCENT: Final = 99.0
-CLIENT_FAULTS: Final = (
-    "InvalidInput",
-    "TooLarge",
-    "ModelNotFound",
-    "Unauthorised",
-    "Cancelled",
-    "abandoned",
-)
-"""Outcomes that say nothing about how well a model is served."""
 BAD_MIN: Final = 10
 """Bad requests in the long window that an alarm needs: of a model that nobody uses one late answer is a large part."""
 
@@ -49,7 +40,7 @@ _WINDOWS: Final = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 
 def served(window: str, extra: str = "", by: str = "model") -> str:
     """Requests a second that count, as an expression."""
-    faults = "|".join(CLIENT_FAULTS)
+    faults = "|".join(catalog.CLIENT_FAULTS)
     return f'sum by ({by}) (rate({catalog.REQUESTS.name}{{outcome!~"{faults}"{extra}}}[{window}]))'
 
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import BatchEntry, BatchesRemembered, Ledger, RequestRecord, RequestsRemembered
-
-NOT_THE_SERVICE: Final = frozenset(
-    {"InvalidInput", "TooLarge", "ModelNotFound", "Unauthorised", "Cancelled", "abandoned"}
-)
-"""Outcomes that say nothing about how well a model is served."""
+from roles.runtime.metrics.catalog import CLIENT_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class RequestSeen:
     @property
     def is_bad(self) -> bool:
         """Whether the service is to blame."""
-        return not self.is_good and self.record.outcome not in NOT_THE_SERVICE
+        return not self.is_good and self.record.outcome not in CLIENT_FAULTS
 
     @property
     def has_run(self) -> bool:

@@ -125,6 +125,16 @@ FRONTEND_READY = _gauge(
     "frontend_ready", "", "1 while a scheduler lists this frontend, so that requests are served.", "frontend"
 )
 
+CLIENT_FAULTS: Final = (
+    "InvalidInput",
+    "TooLarge",
+    "ModelNotFound",
+    "Unauthorised",
+    "Cancelled",
+    "abandoned",
+)
+"""Outcomes of requests that say nothing about how well a model is served."""
+
 # ---------------------------------------------------------------- scheduler
 
 BATCHES = _counter(
