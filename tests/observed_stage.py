@@ -59,7 +59,6 @@ def observed(
     world = FullWorld(core, hardware_of(real, 1), traffic)
     world.run()
     now_ms = world.clock.now_ms()
-    (send,) = core.handle(Heard(OPERATOR, RecordsAsked(ModelId(""), NEWEST)), now_ms)
     batches = _batches(core, now_ms)
     requests: list[RequestSeen] = []
     arrivals: dict[ModelId, list[int]] = {}
@@ -67,7 +66,9 @@ def observed(
     bin_ms = 0.0
     for frontend in world._frontends:
         for model in config.models:
-            (reply,) = frontend._core.handle(ClientSaid(OPERATOR, RecordsAsked(model.model_id, NEWEST)), now_ms)
+            (reply,) = frontend._core.handle(
+                ClientSaid(OPERATOR, RecordsAsked(model.model_id, NEWEST)), now_ms
+            )
             remembered = reply.message  # type: ignore[union-attr]  # what else would it do
             assert isinstance(remembered, RequestsRemembered)
             requests += requests_seen(remembered, now_ms)
@@ -76,7 +77,9 @@ def observed(
             bad[model.model_id] = bad.get(model.model_id, 0) + remembered.bad
             bin_ms = remembered.bin_ms
     replicas = {
-        model.model_id: sum(model.model_id in {one.model_id for one in spec.models} for _, spec in settings.slices)
+        model.model_id: sum(
+            model.model_id in {one.model_id for one in spec.models} for _, spec in settings.slices
+        )
         for model in config.models
     }
     planned = {model.model_id: model.rate_rps for model in config.models if model.rate_rps}

@@ -10,6 +10,7 @@ is played again: the suspects whose absence mends it are to blame.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,14 +180,19 @@ def _interfered(
     beside: list[float] = []
     beside_ms: dict[ModelId, float] = defaultdict(float)
     gpu = its[0][0].gpu
-    neighbours = [one for one in evidence.batches if one.gpu == gpu and one.slice_id != its[0][0].slice_id]
+    neighbours = sorted(
+        (one for one in evidence.batches if one.gpu == gpu and one.slice_id != its[0][0].slice_id),
+        key=lambda one: one.started_at_ms,
+    )
+    starts = [one.started_at_ms for one in neighbours]
+    longest_ms = max((one.ended_at_ms - one.started_at_ms for one in neighbours), default=0.0)
     for batch, ratio in its:
-        overlaps = {
-            one.model_id: one.overlap_ms(batch.started_at_ms, batch.ended_at_ms) for one in neighbours
-        }
-        overlap_ms = sum(overlaps.values())
-        for model_id, ms in overlaps.items():
-            beside_ms[model_id] += ms
+        first = bisect_left(starts, batch.started_at_ms - longest_ms)
+        overlap_ms = 0.0
+        for one in neighbours[first : bisect_left(starts, batch.ended_at_ms)]:
+            ms = one.overlap_ms(batch.started_at_ms, batch.ended_at_ms)
+            overlap_ms += ms
+            beside_ms[one.model_id] += ms
         part = overlap_ms / max(1e-9, batch.entry.exec_ms)
         if part > 0.5:
             beside.append(ratio)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -20,13 +20,15 @@ from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.messages import SliceSpec, replaced
 from policies.batching import discipline_options
+from profiles.device import DeviceModel
 from profiles.model import ModelProfile
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice
 from roles.config.read_config import parse_config
 from roles.observability.seen import BatchSeen
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.settings import SchedulerSettings
-from roles.simulator.simulation import simulate
+from roles.simulator.hardware import SimulatedHardware
+from roles.simulator.simulation import hardware_of, simulate
 from roles.workload.arrivals import ArrivalSource, Trace, Workload
 from roles.workload.outcomes import Outcome, Window
 
@@ -36,19 +38,22 @@ SEED: Final = 1
 _NOT_RATES: Final = ("rate_rps", "weight", "arrival")
 
 Arrivals = Mapping[ModelId, NDArray[np.float64]]
+Slowdown = Mapping[tuple[str, int], Mapping[ModelId, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Minute:
     """A situation that can be played. `arrivals`: ascending, in ms from its beginning to `span_ms`.
 
-    `settings`: the slices that there are; None: the models are placed anew.
+    `settings`: the slices that there are; None: the models are placed anew. `slowdown`: by GPU (node and number), how many times
+    as long as their profiles models run there.
     """
 
     config: ClusterConfig
     settings: SchedulerSettings | None
     arrivals: Arrivals
     span_ms: float
+    slowdown: Slowdown = field(default_factory=dict)
 
     @property
     def rates_rps(self) -> Mapping[ModelId, float]:
@@ -66,7 +71,26 @@ class Minute:
             for model in self.config.models
         )
         window = Window(0.0, self.span_ms)
-        return simulate(self.config, Workload(SEED, sources), window, self.settings).outcome
+        workload = Workload(SEED, sources)
+        return simulate(self.config, workload, window, self.settings, hardware=self._hardware()).outcome
+
+    def _hardware(self) -> SimulatedHardware:
+        hardware = hardware_of(self.config, SEED)
+        nodes = [
+            replace(
+                node,
+                devices=tuple(
+                    self._device(self.slowdown.get((node.node_id, gpu), {}), node.gpus[gpu].gpu_type)
+                    for gpu in range(len(node.gpus))
+                ),
+            )
+            for node in hardware.nodes
+        ]
+        return replace(hardware, nodes=tuple(nodes))
+
+    def _device(self, factors: Mapping[ModelId, float], gpu_type: str) -> DeviceModel:
+        models = tuple(_slower(model, factors.get(model.model_id, 1.0)) for model in self.config.models)
+        return replace(self.config, models=models).device_model(gpu_type)
 
     def bad_rate(self, model_id: ModelId) -> float | None:
         """Of one model; None where this cannot be played."""
@@ -92,15 +116,10 @@ class Minute:
             arrivals[model_id] = _poisson(rates.get(model_id, 0.0), self.span_ms, model_id)
         return replace(self, arrivals=arrivals)
 
-    def like_live(self, slowdown: Mapping[ModelId, float], transfer_ms: float, return_ms: float) -> Minute:
+    def like_live(self, slowdown: Slowdown, transfer_ms: float, return_ms: float) -> Minute:
         """Run times and ways as they were measured."""
-        models = tuple(_slower(model, slowdown.get(model.model_id, 1.0)) for model in self.config.models)
         network = replace(self.config.network, control_ms=transfer_ms / 2, result_ms=return_ms)
-        settings = self.settings
-        if settings is not None:
-            slices = tuple((node, _slower_slice(spec, slowdown)) for node, spec in settings.slices)
-            settings = replace(settings, slices=slices)
-        return replace(self, config=replace(self.config, models=models, network=network), settings=settings)
+        return replace(self, config=replace(self.config, network=network), slowdown=slowdown)
 
     def with_slo(self, model_id: ModelId, slo_ms: float) -> Minute:
         """The model had another SLO."""
@@ -257,14 +276,6 @@ def _slower(model: ModelConfig, factor: float) -> ModelConfig:
     by_type = {kind: _Slower(profile, factor) for kind, profile in model.profiles_by_type.items()}
     profile = None if model.profile is None else _Slower(model.profile, factor)
     return replace(model, profile=profile, profiles_by_type=by_type)
-
-
-def _slower_slice(spec: SliceSpec, slowdown: Mapping[ModelId, float]) -> SliceSpec:
-    models = tuple(
-        replaced(one, exec_ms=tuple(ms * slowdown.get(one.model_id, 1.0) for ms in one.exec_ms))
-        for one in spec.models
-    )
-    return replaced(spec, models=models)
 
 
 def ways_ms(returns_ms: Sequence[float], batches: Sequence[BatchSeen]) -> tuple[float, float]:

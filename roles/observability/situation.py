@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -63,18 +64,19 @@ class Situation:
 
     def like_live(self) -> Minute:
         """The minute with run times and ways as they were measured."""
-        slowdown = {}
+        ratios: dict[tuple[str, int], dict[ModelId, list[float]]] = defaultdict(lambda: defaultdict(list))
+        assert self.minute.settings is not None, "of a running cluster"
+        places = {spec.slice_id: (str(node), spec.gpu) for node, spec in self.minute.settings.slices}
         for model_id in self.arrivals:
             table = self._profile_ms(model_id, self.batches)
-            ratios = [
-                one.entry.exec_ms / table[key]
-                for one in self.batches
-                if one.model_id == model_id
-                and one.has_run
-                and table.get(key := (one.slice_id, one.entry.batch_size), 0.0) > 0
-            ]
-            if len(ratios) >= BATCHES_MIN:
-                slowdown[model_id] = median(ratios)
+            for batch in self.batches:
+                promised_ms = table.get((batch.slice_id, batch.entry.batch_size), 0.0)
+                if batch.model_id == model_id and batch.has_run and promised_ms > 0:
+                    ratios[places[batch.slice_id]][model_id].append(batch.entry.exec_ms / promised_ms)
+        slowdown = {
+            gpu: {model_id: median(its) for model_id, its in models.items() if len(its) >= BATCHES_MIN}
+            for gpu, models in ratios.items()
+        }
         returns = [one.ledger.return_ms for one in self.requests if one.has_run]
         return self.minute.like_live(slowdown, *ways_ms(returns, self.batches))
 
