@@ -50,6 +50,7 @@ JOINED_HEADER_BYTES_MAX: Final = 32 << 10
 """Of several messages that travel as one: a list of 4,096 runs may take 12 KiB, and be read and checked in half a ms."""
 LONG_HEADER_BYTES_MAX: Final = 1 << 20
 LONG: Final = (
+    RequestsRemembered,
     Infer,
     Answer,
     Inputs,
@@ -64,7 +65,6 @@ BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
 BULKY: Final = (
     BatchesRemembered,
-    RequestsRemembered,
     Directory,
     Host,
     ModelsAdd,

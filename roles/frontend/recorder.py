@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
@@ -45,6 +47,9 @@ class _Ended(NamedTuple):
     ledger: Ledger
     batch_id: BatchId
     tries: int
+
+
+_number = attrgetter("number")
 
 
 class ModelCounts:
@@ -185,7 +190,7 @@ class RequestRecorder:
     def remembered(self, asked: RecordsAsked, now_ms: float) -> RequestsRemembered:
         """What an operator asks for, newest first."""
         counts = self._models.get(asked.model_id)
-        found = sorted(self._kept(asked), key=lambda one: -one.number)[:RECORDS_MAX]
+        found = nlargest(RECORDS_MAX, self._kept(asked), key=_number)
         requests = tuple(
             RequestRecord(
                 one.number,

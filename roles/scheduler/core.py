@@ -135,6 +135,11 @@ class SchedulerCore:
         plan = None if self.controller is None else self.controller.report(now_ms)
         return measured_batches(self._fleet, self._batches, self._discipline, plan)
 
+    @property
+    def batches_ended(self) -> int:
+        """The number of the newest batch that it remembers."""
+        return self._batches.recorder.number
+
     def settings(self) -> SchedulerSettings:
         """What a scheduler would start with that goes on from here."""
         fleet, started = self._fleet, self._settings

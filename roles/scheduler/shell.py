@@ -222,7 +222,7 @@ class SchedulerShell:
             message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
         if isinstance(message, BatchesRemembered):
-            message = replaced(message, document=self._plan_document())
+            message = self._with_plan(message)
         try:
             self._outbox.put(peer, message)
         except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
@@ -246,13 +246,15 @@ class SchedulerShell:
             ]
         )
 
-    def _plan_document(self) -> str:
-        """The present plan, for whoever wants to play it in a simulator."""
+    def _with_plan(self, remembered: BatchesRemembered) -> BatchesRemembered:
+        """With the newest batches goes the present plan, for whoever wants to play it in a simulator."""
         core = self._core
         assert core is not None, "it answered"
         assert core.controller is not None, "it was made with one"
+        if remembered.batches and remembered.batches[0].number != core.batches_ended:
+            return remembered
         about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
-        return about.decode()
+        return replaced(remembered, document=about.decode())
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""

@@ -52,7 +52,8 @@ class BatchRecorder:
         self.ends: Counter[tuple[SliceId, str]] = Counter()
         self.busy_ms: defaultdict[tuple[SliceId, ModelId], float] = defaultdict(float)
         self.gpu_busy_ms: defaultdict[tuple[str, int], float] = defaultdict(float)
-        self._number = 0
+        self.number = 0
+        """Of the newest batch that has ended."""
         self._ended: deque[_Ended] = deque(maxlen=BATCHES_MAX)
 
     def dispatched(self, dispatch: Dispatch) -> None:
@@ -68,11 +69,11 @@ class BatchRecorder:
     def ended(self, message: Done, flight: Flight, ended_at_ms: float) -> None:
         """A batch has ended, or was not launched."""
         record = flight.record
-        self._number += 1
+        self.number += 1
         size = message.ran or flight.batch_size
         self._ended.append(
             _Ended(
-                self._number,
+                self.number,
                 flight.batch_id,
                 flight.model_id,
                 record.spec.slice_id,
