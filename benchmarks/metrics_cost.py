@@ -35,15 +35,20 @@ def main() -> None:
     recorder.know([ModelInfo(model_id, 25.0) for model_id in models])
     request = Request(PeerId("client/1"), 1, models[0], Handle(1), 1, 1_000, 0.0, 24.0, 25.0, is_ready=True)
     ledger = Ledger(0.0, 0.0, 6.0, 0.5, 0.4, 0.1, 9.0, 0.6, 16.6, 8, SliceId("a/gpu0/0"), "frontrun")
-    per_request = best_us(lambda: recorder.answered(request, ledger, 16.6), 100_000)
+    per_request = best_us(
+        lambda: (recorder.asked(models[0], 0.0), recorder.answered(request, ledger, 16.6)), 100_000
+    )
     print(f"a request at the frontend   {per_request:8.2f} us")
+
+    per_late = best_us(lambda: recorder.answered(request, ledger, 26.0), 100_000)
+    print(f"a late one, remembered      {per_late:8.2f} us")
 
     batches = BatchRecorder()
     record = SliceRecord(SliceSpec(SliceId("a/gpu0/0"), 0, "emulated", None, ()), NodeId("a"), 0)
     dispatch = Dispatch(SliceId("a/gpu0/0"), models[0], [], 8, 5.0, 6.0, 9.0, 0.0, "frontrun")
     flight = Flight(BatchId(1), record, models[0], (), 8, 9.0, 0.0, ())
     done = Done(BatchId(1), SliceId("a/gpu0/0"), models[0], "ok", 8, (), 0.4, 0.1, 9.0)
-    per_batch = best_us(lambda: (batches.dispatched(dispatch), batches.ended(done, flight)), 100_000)
+    per_batch = best_us(lambda: (batches.dispatched(dispatch), batches.ended(done, flight, 16.0)), 100_000)
     print(f"a batch at the scheduler    {per_batch:8.2f} us")
 
     snapshot = best_us(lambda: list(recorder.measured({})), 100)

@@ -61,6 +61,7 @@ DOORS = {
     "highspy": ("policies/",),
     "yaml": ("roles/config/documents.py",),
     "matplotlib": ("roles/lab/plots/",),
+    "opentelemetry": ("roles/observability/spans.py",),
     "prometheus_client": ("roles/runtime/metrics/page.py",),
     "random": ("roles/", "fabric/loopback.py"),
 }

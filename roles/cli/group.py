@@ -52,6 +52,7 @@ COMMANDS = {
     "reproduce": "roles.cli.reproduce:reproduce",
     "scheduler": "roles.cli.role_commands:scheduler",
     "simulate": "roles.cli.simulate:simulate",
+    "spans": "roles.cli.spans:spans",
     "status": "roles.cli.status:status",
     "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",

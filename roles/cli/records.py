@@ -37,11 +37,17 @@ class Remembered:
 
 
 def remembered(
-    run_dir: Path, models: Sequence[ModelId] = (), *, request_id: str = "", last_ms: float | None = None
+    run_dir: Path,
+    models: Sequence[ModelId] = (),
+    *,
+    request_id: str = "",
+    last_ms: float | None = None,
+    is_with_batches: bool = True,
 ) -> Remembered:
     """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster."""
     found = Remembered(look(run_dir))
-    _ask_scheduler(found, run_dir, last_ms)
+    if is_with_batches:
+        _ask_scheduler(found, run_dir, last_ms)
     for process in found.report.processes:
         if process.role_id.startswith(FRONTEND_PREFIX) and process.alive:
             try:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from fabric.messages import CancelRequest, Dropped, SeqRun
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.ids import ModelId, PeerId
+from fabric.messages import CancelRequest, Dropped, RecordsAsked, RequestsRemembered, SeqRun
+from roles.frontend.arrival_bins import MinuteBins
 from roles.frontend.core import FrontendCore
-from roles.frontend.events import ClientSaid, SchedulerSaid, TurnEnded
-from roles.frontend.recorder import MODELS_MAX, RequestRecorder
+from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
+from roles.frontend.recorder import MODELS_MAX, RECORDS_MAX, REMEMBERED_MAX, RequestRecorder
 from roles.runtime.core import Lost, Tick
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.catalog import Metric
 from roles.runtime.metrics.snapshot import Buckets
-from tests.builders import CLIENT, DIGITS, asked, computed, directory, frontend_settings, grant, model_info
+from tests.builders import (
+    CLIENT,
+    DIGITS,
+    SLICE,
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+)
 
 
 def linked(slo_ms: float = 100.0) -> FrontendCore:
@@ -118,3 +134,102 @@ def test_there_is_a_limit_to_how_many_models_are_counted() -> None:
     recorder.turned_away(model_info(f"m{MODELS_MAX + 1}").model_id, "Overloaded")
     shown = {one.labels[0] for one in recorder.measured({})}
     assert len(shown) == MODELS_MAX
+
+
+# ---------------------------------------------------------------- what is remembered
+
+OPERATOR = PeerId("operator/00000000")
+NEWEST = 1 << 52
+
+
+def remembered(
+    core: FrontendCore, now_ms: float, model_id: str = DIGITS, before: int = NEWEST, request_id: str = ""
+) -> RequestsRemembered:
+    (reply,) = core.handle(ClientSaid(OPERATOR, RecordsAsked(ModelId(model_id), before, request_id)), now_ms)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, RequestsRemembered)
+    return reply.message
+
+
+def answered_at(core: FrontendCore, number: int, asked_at_ms: float, took_ms: float) -> None:
+    core.handle(asked(number), asked_at_ms)
+    core.handle(TurnEnded(), asked_at_ms)
+    core.handle(grant((number - 1, 1), batch_id=number), asked_at_ms + 1.0)
+    core.handle(computed(number - 1, batch_id=number), asked_at_ms + took_ms)
+
+
+def test_late_and_refused_requests_are_always_remembered_and_others_now_and_then() -> None:
+    core = linked()
+    for number in range(1, 101):
+        answered_at(core, number, 10.0 * number, 5.0)
+    core.handle(asked(101), 2_000.0)
+    core.handle(asked(102), 2_000.0)
+    core.handle(Tick(), 2_100.0)
+    kept = remembered(core, 2_100.0).requests
+    assert [one.outcome for one in kept[:2]] == ["DeadlineExceeded"] * 2
+    good = [one for one in kept if one.outcome == "good"]
+    assert len(good) == 50, "one every 20 ms, of one every 10"
+    assert kept[0].ended_ago_ms == 0.0
+    assert kept[0].ledger.total_ms == 100.0
+
+
+def test_one_request_is_found_by_the_name_in_its_ledger() -> None:
+    core = linked()
+    answered_at(core, 1, 0.0, 5.0)
+    core.handle(asked(2), 50.0)
+    core.handle(Tick(), 150.0)
+    (first,) = [one for one in remembered(core, 200.0).requests if one.outcome == "good"]
+    assert first.request_id == first.ledger.request_id
+    (found,) = remembered(core, 200.0, "", request_id=first.request_id).requests
+    assert (found.number, found.batch_id, found.ledger.slice_id) == (first.number, 1, SLICE)
+
+
+def test_a_flood_of_refusals_has_its_bound_and_leaves_what_was_good() -> None:
+    core = linked()
+    answered_at(core, 1, 0.0, 5.0)
+    refusals = REMEMBERED_MAX
+    for number in range(2, 2 + refusals):
+        core.handle(asked(number), 10.0)
+    core.handle(Tick(), 110.0)
+    found: list[str] = []
+    before = NEWEST
+    while page := remembered(core, 110.0, before=before).requests:
+        assert len(page) <= RECORDS_MAX
+        found += [one.outcome for one in page]
+        before = page[-1].number
+    assert Counter(found) == {"DeadlineExceeded": REMEMBERED_MAX // 2, "good": 1}
+
+
+def test_only_the_operator_may_ask() -> None:
+    core = linked()
+    assert core.handle(ClientSaid(CLIENT, RecordsAsked(DIGITS, NEWEST)), 0.0) == []
+    assert core.counters["offences_not_owner"] == 1
+
+
+def test_arrivals_and_bad_ones_of_the_last_minute_are_counted_where_they_were() -> None:
+    core = linked()
+    for number, at_ms in enumerate((0.0, 1.0, 7.0, 20_000.0, 61_000.0), 1):
+        core.handle(asked(number), at_ms)
+        core.handle(Tick(), at_ms + 100.0)
+    told = remembered(core, 61_100.0)
+    assert (len(told.arrivals), told.bin_ms) == (12_000, 5.0)
+    now = int(61_100.0 // 5.0)
+    at = {now - (11_999 - place): count for place, count in enumerate(told.arrivals) if count}
+    assert at == {20_000 // 5: 1, 61_000 // 5: 1}
+    assert told.bad == 2
+
+
+@given(
+    moments=st.lists(st.floats(0, 200_000), min_size=1, max_size=60).map(sorted),
+    wait_ms=st.floats(0, 130_000),
+)
+def test_bins_of_a_minute_hold_what_came_in_it(moments: list[float], wait_ms: float) -> None:
+    bins = MinuteBins(1_000.0)
+    for at_ms in moments:
+        bins.note(at_ms)
+    now_ms = moments[-1] + wait_ms
+    counts = bins.listed(now_ms)
+    newest = int(now_ms // 1_000.0)
+    expected = Counter(int(at_ms // 1_000.0) for at_ms in moments if int(at_ms // 1_000.0) > newest - 60)
+    assert len(counts) == 60
+    assert {newest - 59 + place: count for place, count in enumerate(counts) if count} == expected
