@@ -42,6 +42,7 @@ COMMANDS = {
     "explain": "roles.cli.explain:explain",
     "frontend": "roles.cli.role_commands:frontend",
     "goodput": "roles.cli.goodput:goodput",
+    "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",
     "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
@@ -61,7 +62,7 @@ COMMANDS = {
 }
 
 
-BESIDE_SERVING = ("drain", "models", "restart", "status")
+BESIDE_SERVING = ("drain", "health", "models", "restart", "status")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

@@ -11,7 +11,13 @@ import click
 
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
-from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, index_of_scheduler
+from roles.cli.whereabouts import (
+    Whereabouts,
+    check_frontend_name,
+    chosen_host,
+    index_of_frontend,
+    index_of_scheduler,
+)
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.read_config import load_config, parse_config
@@ -86,13 +92,12 @@ def scheduler(
     with _role(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
-        control = where.scheduler(number)
-        page = where.metrics(scheduler_id(number), metrics)
+        addresses = where.scheduler(number, metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
-            run_on_one_loop(written, options, stop, recording, control, number, page)
+            run_on_one_loop(written, options, stop, recording, addresses, number)
         else:
-            run_scheduler(written, home, stop, recording, control, number=number, metrics=page)
+            run_scheduler(written, home, stop, recording, addresses, number=number)
 
 
 @click.command()
@@ -100,6 +105,10 @@ def scheduler(
 @run_dir_flag
 @click.option(
     "--index", type=IntRange(0, FRONTENDS_MAX - 1), help="Which of cluster.frontends this one is, from 0."
+)
+@click.option(
+    "--name",
+    help="A name of its own instead of the number, for one of several at the same place of FILE: something else says how many.",
 )
 @click.option(
     "--scheduler",
@@ -114,6 +123,7 @@ def frontend(
     file: Path,
     run_dir_option: Path | None,
     index: int | None,
+    name: str | None,
     scheduler_given: tuple[str, ...],
     client: str | None,
     metrics: str | None,
@@ -127,10 +137,11 @@ def frontend(
 
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
-    with _role(frontend_id(own), run_dir_option) as (home, stop):
-        options = Whereabouts(config, home, is_here=here).frontend(
-            own, scheduler_given, client=client, metrics=metrics
-        )
+    if name is not None:
+        check_frontend_name(name)
+    with _role(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
+        where = Whereabouts(config, home, is_here=here)
+        options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
         run_frontend(options, stop)
 
 

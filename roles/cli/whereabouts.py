@@ -6,14 +6,21 @@ their TCP addresses are on loopback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, role_id_of_node, scheduler_id
+from fabric.ids import (
+    FRONTEND_NAME_BYTES_MAX,
+    FRONTEND_PREFIX,
+    frontend_id,
+    role_id_of_node,
+    scheduler_id,
+)
 from fabric.keys import FRONTEND, Keyring
+from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
 from roles.config.metrics_pages import metrics_pages
@@ -26,8 +33,7 @@ from roles.runtime.process import read_run_file
 if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
-
-LOOPBACK = "127.0.0.1"
+    from roles.scheduler.shell import SchedulerAddresses
 
 
 class Whereabouts:
@@ -44,11 +50,8 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def metrics(self, role_id: str, given: str | None) -> str | None:
-        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere.
-
-        Raises ConfigError for a `given` where nobody can listen.
-        """
+    def _metrics(self, role_id: str, given: str | None) -> str | None:
+        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere."""
         if given is not None:
             listen_config(ListenSection(metrics=given), has_keys=True)
             return given
@@ -59,12 +62,19 @@ class Whereabouts:
                 return page.bound_at(self._address(page.host))
         return None
 
-    def scheduler(self, number: int) -> Sequence[str]:
-        """The control addresses of a scheduler beside the run directory's."""
+    def scheduler(self, number: int, metrics: str | None = None) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts.
+
+        `metrics`: where its page of metrics is, instead of where the file says. Raises ConfigError where nobody can listen.
+        """
+        from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
+
+        page = self._metrics(scheduler_id(number), metrics)
         if not self._is_placed:
-            return ()
+            return SchedulerAddresses(metrics=page)
         place = self._places.schedulers[number]
-        return (f"tcp://{self._address(place.host)}:{place.port}",)
+        own = (f"tcp://{self._address(place.host)}:{place.port}",)
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host), page)
 
     def frontend(
         self,
@@ -72,12 +82,14 @@ class Whereabouts:
         scheduler_given: Sequence[str] = (),
         *,
         client: str | None = None,
+        name: str | None = None,
         metrics: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `client`, `metrics`: where clients come in and the page of metrics is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`, `metrics`: where clients come in and its page of metrics
+        is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -85,12 +97,13 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
+        role_id = frontend_id(index if name is None else name)
         own = FrontendOptions(
-            frontend_id(index),
+            role_id,
             self._run_dir,
             (),
             keyring=keyring,
-            metrics=self.metrics(frontend_id(index), metrics),
+            metrics=self._metrics(frontend_id(index), metrics),
             heartbeats=heartbeats,
         )
         if client is not None:
@@ -115,15 +128,14 @@ class Whereabouts:
         """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
 
-        metrics = self.metrics(role_id_of_node(host), metrics)
+        metrics = self._metrics(role_id_of_node(host), metrics)
         if not self._is_placed:
             return AgentOptions(metrics=metrics)
-        elsewhere = {
-            scheduler_id(number): addresses
-            for number, addresses in enumerate(self._schedulers_seen_from(host))
-            if self._places.schedulers[number].host != host
-        }
-        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere, metrics=metrics)
+        return AgentOptions(
+            address=self._address(host),
+            scheduler_addresses=self._schedulers_elsewhere(host),
+            metrics=metrics,
+        )
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
@@ -134,6 +146,13 @@ class Whereabouts:
             (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
             for number, place in enumerate(self._places.schedulers)
         ]
+
+    def _schedulers_elsewhere(self, host: str) -> Mapping[str, Sequence[str]]:
+        return {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
 
     def _by_ipc(self, number: int) -> str:
         return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")
@@ -185,6 +204,16 @@ def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: 
             f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
         )
     return number
+
+
+def check_frontend_name(name: str) -> None:
+    """Raises ConfigError for a name that a scheduler would refuse, or that another one's number is."""
+    name_like(name, "--name")
+    if name.isdigit():
+        raise ConfigError(f"--name: is {name}, the number of a frontend of the file: give --index")
+    if len(frontend_id(name)) > FRONTEND_NAME_BYTES_MAX:
+        most = FRONTEND_NAME_BYTES_MAX - len(FRONTEND_PREFIX)
+        raise ConfigError(f"--name: has {len(name)} letters; a frontend's name may have {most}")
 
 
 def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:

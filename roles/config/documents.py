@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,25 @@ def read_value(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: is nested too deeply") from error
 
 
-def as_yaml(document: Mapping[str, Any]) -> str:
-    """Plain values as a YAML file's text, keys in their order."""
-    text: str = yaml.safe_dump(dict(document), sort_keys=False, width=10_000, allow_unicode=True)
-    return text
+def as_yaml(value: Any) -> str:
+    """Plain values as YAML that a person likes to read: in the order of their keys, text of several lines as such."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without anchors: what is the same twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Of anything."""
+        del data
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 class _StrictLoader(yaml.SafeLoader):

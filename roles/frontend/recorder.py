@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import Ledger, ModelInfo, RecordsAsked, RequestRecord, RequestsRemembered
 from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, BAD_BIN_MS, MinuteBins
-from roles.frontend.requests import RETURNS_MAX, Request
+from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX, Request
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.histogram import SHORT_FRACTIONS, SLO_FRACTIONS, of_slo
 from roles.runtime.metrics.snapshot import MS, Measured, buckets_of
@@ -177,7 +177,7 @@ class RequestRecorder:
             request.due_at_ms - request.asked_at_ms,
             ledger,
             NO_BATCH if place is None else place.batch_id,
-            RETURNS_MAX - request.returns_left + 1 - request.tries_left,
+            LATE_RETURNS_MAX - request.late_returns_left + TRIES_MAX - request.tries_left,
         )
         kept.append(ended)
 

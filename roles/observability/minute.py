@@ -20,7 +20,7 @@ from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.messages import SliceSpec, replaced
 from policies.batching import discipline_options
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice
 from roles.config.read_config import parse_config
