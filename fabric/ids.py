@@ -25,6 +25,7 @@ FRONTEND_PREFIX: Final = "frontend-"
 SCHEDULER_PREFIX: Final = "scheduler-"
 AGENT_PREFIX: Final = "node-"
 WORKER_PREFIX: Final = "worker-"
+GATEWAY_PREFIX: Final = "gateway-"
 FRONTEND_NAME_BYTES_MAX: Final = 64
 """Of a frontend's role id, so that a batch of 4,096 runs from so many frontends fits into one header."""
 
@@ -37,6 +38,11 @@ def frontend_id(number: int | str) -> FrontendId:
 def scheduler_id(number: int) -> str:
     """The role id of a scheduler, from 0; the others stand by."""
     return f"{SCHEDULER_PREFIX}{number}"
+
+
+def gateway_id(number: int) -> str:
+    """The role id of a gateway, from 0."""
+    return f"{GATEWAY_PREFIX}{number}"
 
 
 def worker_prefix(node_id: NodeId) -> str:

@@ -104,8 +104,8 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         remarks.append(f"{image} has no tag: after a push, pods of one cluster may run different versions")
     if any(node.workers_outlive_agent for node in config.nodes):
         remarks.append("workers_outlive_agent: a container ends with its agent, and so do the workers in it")
-    if config.listen.http is not None:
-        remarks.append("listen.http: the manifests have no HTTP; their clients use the SDK")
+    if config.gateway.is_wanted:
+        remarks.append("listen.http, listen.grpc: the manifests have no gateway; their clients use the SDK")
     loaders = [model.get("loader") or {} for model in source.document["models"]]
     return Wanted(
         namespace=namespace,

@@ -41,6 +41,7 @@ COMMANDS = {
     "restart": "roles.cli.restart:restart",
     "explain": "roles.cli.explain:explain",
     "frontend": "roles.cli.role_commands:frontend",
+    "gateway": "roles.cli.gateway:gateway",
     "goodput": "roles.cli.goodput:goodput",
     "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",

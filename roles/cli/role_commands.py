@@ -32,7 +32,7 @@ _METRICS = click.option(
     metavar="HOST:PORT",
     help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
 )
-_HERE = click.option(
+here_option = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
 
@@ -67,7 +67,7 @@ _HERE = click.option(
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
 @_METRICS
-@_HERE
+@here_option
 def scheduler(
     file: Path,
     run_dir_option: Path | None,
@@ -89,7 +89,7 @@ def scheduler(
     number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
     if standby and number == 0:
         raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
-    with _role(scheduler_id(number), run_dir_option) as (home, stop):
+    with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
         addresses = where.scheduler(number, metrics)
@@ -118,7 +118,7 @@ def scheduler(
 )
 @_CLIENT
 @_METRICS
-@_HERE
+@here_option
 def frontend(
     file: Path,
     run_dir_option: Path | None,
@@ -139,7 +139,7 @@ def frontend(
     own = index_of_frontend(config, index, is_here=here)
     if name is not None:
         check_frontend_name(name)
-    with _role(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
+    with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
         options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
         run_frontend(options, stop)
@@ -150,7 +150,7 @@ def frontend(
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
 @_METRICS
-@_HERE
+@here_option
 def node_agent(
     file: Path,
     node: str | None,
@@ -163,7 +163,7 @@ def node_agent(
 
     config = load_config(file)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
-    with _role(role_id_of_node(host), run_dir_option) as (home, stop):
+    with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
         run_node_agent(config, host, home, stop, where.node(host, metrics))
 
@@ -181,7 +181,8 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 
 
 @contextmanager
-def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+    """The process of a role, from its start to its end: its run directory, and the signal that ends it."""
     die_with_parent()
     with StopSignal() as stop:
         set_up_descriptors()

@@ -124,6 +124,20 @@ class Whereabouts:
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 
+    def clients(self, host: str | None, *, is_everywhere: bool) -> Sequence[str]:
+        """The addresses of frontends as a client on that host reaches them: by ipc there, else by TCP.
+
+        `host` None: one without roles. `is_everywhere`: of those on other hosts too.
+        """
+        run_dir, places = RunDir(self._run_dir), self._places
+        found = []
+        for index, place in enumerate(places.frontends):
+            if not self._is_placed or place.host == host:
+                found.append(run_dir.ipc_address(f"{frontend_id(index)}.client"))
+            elif is_everywhere:
+                found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
+        return found
+
     def node(self, host: str, metrics: str | None = None) -> AgentOptions:
         """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise

@@ -59,7 +59,9 @@ def test_a_running_cluster_explains_itself(tmp_path: Path) -> None:
         late = printed("explain", "--last-late", "slow", *at)
         assert late["request"]["outcome"] in {"DeadlineExceeded", "Overloaded", "late"}
         assert late["request"]["model_id"] == "slow"
-        assert late["alone_ms"] is None or late["alone_ms"] > 300, "None where the host let no batch of it run"
+        assert late["alone_ms"] is None or late["alone_ms"] > 300, (
+            "None where the host let no batch of it run"
+        )
         told = printed("why", "slow", *at)
         # What is late on its way is the client's to see, or refused before it is taken on.
         assert 1 <= told["bad"] <= told["offered"] <= 12

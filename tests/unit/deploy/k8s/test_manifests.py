@@ -133,7 +133,7 @@ def test_what_the_file_says_of_hosts_is_not_the_pods(tmp_path: Path) -> None:
     config = read(objects, tmp_path)
     assert config.places.client_address(0, "10.1.2.3") == "tcp://10.1.2.3:5555"
     assert config.deploy.interface == "eth0"
-    assert (config.listen.http, config.listen.metrics) == (None, "eth0:9100")
+    assert (config.gateway.is_wanted, config.listen.metrics) == (False, "eth0:9100")
     assert [one["port"] for one in objects["Service", "tenuto-frontend"]["spec"]["ports"]] == [5555]
     for template in pod_templates(objects).values():
         assert {"name": "A", "value": "b"} in template["spec"]["containers"][0]["env"]
