@@ -131,6 +131,13 @@ from fabric.messages.planner import (
     PlanMade as PlanMade,
     ReplicaHint as ReplicaHint,
 )
+from fabric.messages.records import (
+    BatchEntry as BatchEntry,
+    BatchesRemembered as BatchesRemembered,
+    RecordsAsked as RecordsAsked,
+    RequestRecord as RequestRecord,
+    RequestsRemembered as RequestsRemembered,
+)
 from fabric.messages.tensors import (
     RANK_MAX as RANK_MAX,
     TENSORS_MAX as TENSORS_MAX,

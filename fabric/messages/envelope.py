@@ -45,6 +45,7 @@ from fabric.messages.operator import (
     StatusListed,
 )
 from fabric.messages.planner import PlanAsked, PlanMade
+from fabric.messages.records import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.messages.tensors import TENSORS_MAX, TensorSpec
 from fabric.messages.worker_scheduler import Done, PreemptBatch, RunBatch, SliceReady
 
@@ -101,6 +102,9 @@ AnyMessage = (
     | SchedulerHello
     | PlanCopy
     | EpochGranted
+    | RecordsAsked
+    | RequestsRemembered
+    | BatchesRemembered
 )
 
 

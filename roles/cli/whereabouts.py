@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import FRONTEND_NAME_BYTES_MAX, FRONTEND_PREFIX, frontend_id, scheduler_id
+from fabric.ids import (
+    FRONTEND_NAME_BYTES_MAX,
+    FRONTEND_PREFIX,
+    frontend_id,
+    role_id_of_node,
+    scheduler_id,
+)
 from fabric.keys import FRONTEND, Keyring
 from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
+from roles.config.metrics_pages import metrics_pages
 from roles.config.read_config import listen_config
 from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
@@ -43,15 +50,31 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, number: int) -> SchedulerAddresses:
-        """Where a scheduler serves beside the run directory, and where it finds those of other hosts."""
+    def _metrics(self, role_id: str, given: str | None) -> str | None:
+        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere."""
+        if given is not None:
+            listen_config(ListenSection(metrics=given), has_keys=True)
+            return given
+        for page in metrics_pages(self._config):
+            if page.role_id == role_id:
+                if not self._is_placed or page.is_on_loopback:
+                    return page.address
+                return page.bound_at(self._address(page.host))
+        return None
+
+    def scheduler(self, number: int, metrics: str | None = None) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts.
+
+        `metrics`: where its page of metrics is, instead of where the file says. Raises ConfigError where nobody can listen.
+        """
         from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
 
+        page = self._metrics(scheduler_id(number), metrics)
         if not self._is_placed:
-            return SchedulerAddresses()
+            return SchedulerAddresses(metrics=page)
         place = self._places.schedulers[number]
         own = (f"tcp://{self._address(place.host)}:{place.port}",)
-        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host))
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host), page)
 
     def frontend(
         self,
@@ -60,11 +83,13 @@ class Whereabouts:
         *,
         client: str | None = None,
         name: str | None = None,
+        metrics: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `name`: its own, where several are at that one place of the file. `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`, `metrics`: where clients come in and its page of metrics
+        is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -78,6 +103,7 @@ class Whereabouts:
             self._run_dir,
             (),
             keyring=keyring,
+            metrics=self._metrics(frontend_id(index), metrics),
             heartbeats=heartbeats,
             scheduler_shards=shards,
         )
@@ -120,13 +146,18 @@ class Whereabouts:
                 found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
         return found
 
-    def node(self, host: str) -> AgentOptions:
-        """How to run the agent of a node."""
+    def node(self, host: str, metrics: str | None = None) -> AgentOptions:
+        """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
 
+        metrics = self._metrics(role_id_of_node(host), metrics)
         if not self._is_placed:
-            return AgentOptions()
-        return AgentOptions(address=self._address(host), scheduler_addresses=self._schedulers_elsewhere(host))
+            return AgentOptions(metrics=metrics)
+        return AgentOptions(
+            address=self._address(host),
+            scheduler_addresses=self._schedulers_elsewhere(host),
+            metrics=metrics,
+        )
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)

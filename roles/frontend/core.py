@@ -48,6 +48,7 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Ping,
+    RecordsAsked,
     Refusal,
     Returned,
     SeqRun,
@@ -88,6 +89,7 @@ from roles.frontend.events import (
 from roles.frontend.grants import part_of
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
+from roles.frontend.recorder import ABANDONED, RequestRecorder
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
@@ -97,6 +99,9 @@ from roles.runtime.peer_checks import Offences, Verdict
 from roles.runtime.process_events import StopAsked
 
 SHARDS_WAIT_MS: Final = 1_000.0  # of a start: a shard that does not answer by then is down
+ID_DIGITS = (
+    6  # of an incarnation in a request's name: two frontends are told apart, and people can still type it
+)
 
 
 class FrontendCore:
@@ -116,6 +121,8 @@ class FrontendCore:
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
+        self.recorder = RequestRecorder()
+        self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._ready_from_ms = now_ms + SHARDS_WAIT_MS
@@ -159,6 +166,11 @@ class FrontendCore:
             "reserve_ms_max": self._estimates.reserve_ms_max,
         }
         return {**self._counts, **self.offences.counters, **gauges}
+
+    @property
+    def margins_ms(self) -> Mapping[ModelId, float]:
+        """What is kept back of each model's budgets for the way back."""
+        return self._estimates.reserves_ms
 
     @property
     def offences(self) -> Offences:
@@ -242,11 +254,13 @@ class FrontendCore:
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1
+            self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
 
     def _on_asked(self, asked: Asked) -> None:
         admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
+            self.recorder.turned_away(asked.message.model_id, admitted.error.code)
             self._out.append(Release(asked.payload))
             self._out.append(
                 _refusal(
@@ -259,6 +273,7 @@ class FrontendCore:
             )
             return
         self._counts["accepted"] += 1
+        self.recorder.asked(admitted.model_id, self._now_ms)
         info = admitted
         image = encoded_image(info, asked.specs)
         deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
@@ -274,6 +289,7 @@ class FrontendCore:
             deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
             priority=asked.message.priority,
+            request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
         )
         self._pending.add(request)
         if image is not None:
@@ -293,6 +309,8 @@ class FrontendCore:
                 self._out.append(Reply(peer, ModelsListed(self.models)))
             case StatusAsked():
                 self._out.append(Report(peer))
+            case RecordsAsked():
+                self._out.append(Reply(peer, self.recorder.remembered(message, self._now_ms)))
             case Ping(number):
                 self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_ready)))
 
@@ -429,6 +447,7 @@ class FrontendCore:
         was_linked = link.is_linked
         is_listed = lists(directory, self._settings.frontend_id, self._settings.incarnation)
         change, rerouted = self._shards.heard(link, directory, is_listed=is_listed, now_ms=self._now_ms)
+        self.recorder.know(self.models)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:
@@ -534,6 +553,7 @@ class FrontendCore:
                 )
             else:
                 ledger = settle(request, outputs, self._now_ms)
+                self.recorder.answered(request, ledger, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
                     self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
@@ -612,6 +632,7 @@ class FrontendCore:
         retry_after_ms: float | None = None,
     ) -> None:
         self._finish(request)
+        self.recorder.refused(request, error.code, reason, self._now_ms)
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))

@@ -19,6 +19,7 @@ from fabric.messages import (
     Outputs,
     Pong,
     Refusal,
+    RequestsRemembered,
     TensorSpec,
     Unready,
     Withdraw,
@@ -163,7 +164,7 @@ class Reply:
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
-    message: Answer | Refusal | ModelsListed | Pong | Unready
+    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered
     payload: Handle = NO_PAYLOAD
     row: int = 0
 

@@ -99,6 +99,7 @@ class Request:
     deadline_at_ms: float
     is_ready: bool
     priority: int | None = None
+    request_id: str = ""  # by which people ask what became of it
     stage: RequestState = RequestState.GATHERED
     seq: int = NO_SEQ
     former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come

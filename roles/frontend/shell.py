@@ -64,11 +64,16 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import CLOSED, LinkSource, Source
+from roles.runtime.loop.sources import CLOSED, LinkSource, Source, TranslatedSource
+from roles.runtime.metrics import catalog
+from roles.runtime.metrics.common import about_process, about_role, other_events
+from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
+from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.runtime.process_events import StopAsked
 
+_SHOWN = frozenset({"pending", "pending_bytes", "is_ready"})
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
 
@@ -76,7 +81,8 @@ _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is 
 class FrontendOptions:
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
-    `scheduler_addresses`: of each scheduler; `scheduler_shards`: the shard of each, empty: there is one. `host`: the interface of the TCP address at which workers leave outputs.
+    `metrics`: HOST:PORT of its page; None: it has none. `scheduler_addresses`: of each scheduler; `scheduler_shards`: the shard of
+    each, empty: there is one. `host`: the interface of the TCP address at which workers leave outputs.
     `incarnation`, `clock`, `transport`: a process has its own; tests may know better.
     """
 
@@ -90,6 +96,7 @@ class FrontendOptions:
     decode_threads: int = 2
     host: str = "127.0.0.1"
     keyring: Keyring | None = None
+    metrics: str | None = None
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     incarnation: Incarnation = field(default_factory=new_incarnation)
     clock: Clock = field(default_factory=MonotonicClock)
@@ -148,6 +155,13 @@ class FrontendShell:
         )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._decoding = Decoding(self._payloads, options.decode_threads)
+        self._is_alone = hub is None
+        self._metrics = (
+            None if options.metrics is None else MetricsServer(options.metrics, self._id, self._clock)
+        )
+        asked: list[Source[FrontendEvent]] = (
+            [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
+        )
         self._core = FrontendCore(
             FrontendSettings(
                 self._id,
@@ -170,11 +184,14 @@ class FrontendShell:
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
                 self._unsent,
+                *asked,
             ],
             self._perform,
             self._end_turn,
         )
         addresses = {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
+        if self._metrics is not None:
+            addresses["metrics"] = [self._metrics.address]
         self._run_file = RunFile(self._id, os.getpid(), incarnation, addresses)
 
     def announce(self) -> None:
@@ -190,6 +207,8 @@ class FrontendShell:
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
         remove_run_file(self._run_dir, self._run_file)
+        if self._metrics is not None:
+            self._metrics.close()
         links: tuple[Link, ...] = (self._clients, self._outputs, self._slices)
         for link in links:
             link.close()
@@ -305,7 +324,25 @@ class FrontendShell:
         if not is_sent:
             self._unsent.post(Unpushed(action.message))
 
-    def _status(self) -> StatusListed:
+    def _show(self, asked: SnapshotAsked) -> None:
+        """Somebody wants its page of metrics. What is about the process the scheduler in it shows, if there is one."""
+        del asked
+        assert self._metrics is not None, "it asked"
+        core, counters = self._core, self._counters()
+        process = about_process(self.role.stats) if self._is_alone else ()
+        self._metrics.publish(
+            [
+                about_role("frontend"),
+                *process,
+                *core.recorder.measured(core.margins_ms),
+                Measured(catalog.PENDING, (), counters["pending"]),
+                Measured(catalog.PENDING_BYTES, (), counters["pending_bytes"]),
+                Measured(catalog.FRONTEND_READY, (), counters["is_ready"]),
+                *other_events(counters, _SHOWN),
+            ]
+        )
+
+    def _counters(self) -> dict[str, float]:
         counters: dict[str, float] = {**self._core.counters, **self._counts}
         links: dict[str, Link] = {
             "client": self._clients,
@@ -315,6 +352,10 @@ class FrontendShell:
         }
         for name, link in links.items():
             counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
+        return counters
+
+    def _status(self) -> StatusListed:
+        counters = self._counters()
         return self.role.stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
 
 

@@ -20,7 +20,7 @@ from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_rep
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
 _TOLD: Mapping[str, Sequence[str]] = {
-    FRONTEND_PREFIX: ("client", "metrics"),
+    FRONTEND_PREFIX: ("client",),
     GATEWAY_PREFIX: ("http", "grpc"),
     SCHEDULER_PREFIX: ("control",),
 }
@@ -214,11 +214,11 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
 
 
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
-    """Where the living cluster can be reached: client, http, … of all frontends and gateways, control of the scheduler."""
+    """Where the living cluster can be reached: client, http, … of frontends and gateways, control of the scheduler, all metrics."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
             told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
-            if purpose in told:
+            if purpose in told or purpose == "metrics":
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

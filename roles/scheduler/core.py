@@ -25,6 +25,7 @@ from fabric.messages import (
     PlanChange,
     PlanMade,
     Pong,
+    RecordsAsked,
     ReplicaHint,
     SectionAsked,
     SeqRun,
@@ -38,6 +39,7 @@ from fabric.messages import (
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -46,6 +48,7 @@ from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.measured import measured_batches
 from roles.scheduler.measured_rates import MeasuredRates
 from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
@@ -108,6 +111,7 @@ class SchedulerCore:
             Ping: self._on_ping,
             Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
+            RecordsAsked: self._on_records_asked,
         }
         self.controller: Controller | None = None
         if planning is not None and names is not None and run_time_watch is not None:
@@ -130,6 +134,16 @@ class SchedulerCore:
     def offences(self) -> Offences:
         """Of its peers."""
         return self._checks.offences
+
+    def measured(self, now_ms: float) -> Iterator[Measured]:
+        """Its figures, for a page of metrics."""
+        plan = None if self.controller is None else self.controller.report(now_ms)
+        return measured_batches(self._fleet, self._batches, self._discipline, plan)
+
+    @property
+    def batches_ended(self) -> int:
+        """The number of the newest batch that it remembers."""
+        return self._batches.recorder.number
 
     def settings(self) -> SchedulerSettings:
         """What a scheduler would start with that goes on from here."""
@@ -458,6 +472,12 @@ class SchedulerCore:
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
+
+    def _on_records_asked(
+        self, peer: PeerId, message: RecordsAsked, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del late_ms
+        return [Send(peer, self._batches.recorder.remembered(message, now_ms))]
 
 
 def _records(

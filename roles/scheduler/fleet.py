@@ -68,6 +68,9 @@ class Flight:
     exec_ms: float
     sent_at_ms: float
     runs: Sequence[RequestRun]
+    waited_ms: float = 0.0
+    reason: str = ""
+    """Why it left then."""
 
 
 @dataclass(slots=True, eq=False)

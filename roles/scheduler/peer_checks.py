@@ -41,6 +41,7 @@ from fabric.messages import (
     PlanMade,
     PlanRequest,
     Pong,
+    RecordsAsked,
     ReplicaInfo,
     SliceChanged,
     SliceReady,
@@ -94,6 +95,7 @@ class SchedulerPeerChecks(PeerChecks):
             Ping: self._heartbeat,
             Pong: self._heartbeat,
             StatusAsked: anybody,
+            RecordsAsked: _change,
         }
         if nodes is not None:  # then there is a plan that can be changed
             rules |= dict.fromkeys(get_args(PlanRequest), _change)

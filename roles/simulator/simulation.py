@@ -60,11 +60,12 @@ def simulate(
     replanning: Replanning | None = None,
     *,
     is_full: bool = False,
+    hardware: SimulatedHardware | None = None,
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
     `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
-    `is_full`: with every real core, much slower (`FullWorld`).
+    `is_full`: with every real core, much slower (`FullWorld`). `hardware`: other devices than the configuration's.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
     slo_ms = max(model.slo_ms for model in config.models)
@@ -86,7 +87,7 @@ def simulate(
             config.models, workload.arrivals(until_ms), workload.priorities(until_ms), strict=True
         )
     ]
-    hardware = hardware_of(config, workload.seed)
+    hardware = hardware or hardware_of(config, workload.seed)
     if replanning is not None:
         hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
     planning = None if replanning is None else replanning.controller
