@@ -16,6 +16,8 @@ from roles.cli.options import (
     chosen_run_dir,
     echo_json,
     json_option,
+    key_option,
+    keyring_of,
     remark,
     run_dir_flag,
     via_option,
@@ -35,8 +37,16 @@ LAST_S_MAX = 600.0
 )
 @run_dir_flag
 @via_option
+@key_option
 @json_option
-def explain(*, request_id: str, late_model: str | None, run_dir_option: Path | None, as_json: bool) -> None:
+def explain(
+    *,
+    request_id: str,
+    late_model: str | None,
+    run_dir_option: Path | None,
+    key_file: Path | None,
+    as_json: bool,
+) -> None:
     """Say why the request ID was late, or answered when it was: where its time went, what else ran, what would have sufficed.
 
     ID is `request_id` in an answer's ledger. Frontends remember late and refused requests and some of the others, for as long as there is room.
@@ -44,7 +54,7 @@ def explain(*, request_id: str, late_model: str | None, run_dir_option: Path | N
     if bool(request_id) == (late_model is not None):
         raise click.UsageError("give either ID or --last-late MODEL")
     models = () if late_model is None else (ModelId(late_model),)
-    found = _remembered(run_dir_option, models, request_id=request_id)
+    found = _remembered(run_dir_option, key_file, models, request_id=request_id)
     if late_model is not None:
         _require_model(found.report.scheduler, late_model)
         request = next(newest_bad(found.requests, ModelId(late_model)), None)
@@ -82,11 +92,14 @@ def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
 )
 @run_dir_flag
 @via_option
+@key_option
 @json_option
-def trace(*, path: Path, last_s: float, run_dir_option: Path | None, as_json: bool) -> None:
+def trace(
+    *, path: Path, last_s: float, run_dir_option: Path | None, key_file: Path | None, as_json: bool
+) -> None:
     """Write the last seconds of the running cluster, batches and requests, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
     last_ms = last_s * 1e3
-    found = _remembered(run_dir_option, (), last_ms=last_ms)
+    found = _remembered(run_dir_option, key_file, (), last_ms=last_ms)
     batches = [one for one in found.batches if one.entry.ended_ago_ms <= last_ms]
     requests = [one for one in found.requests if one.record.ended_ago_ms <= last_ms]
     try:
@@ -103,6 +116,7 @@ def trace(*, path: Path, last_s: float, run_dir_option: Path | None, as_json: bo
 
 def _remembered(
     run_dir_option: Path | None,
+    key_file: Path | None,
     models: tuple[ModelId, ...],
     *,
     request_id: str = "",
@@ -110,7 +124,9 @@ def _remembered(
 ) -> Remembered:
     home = chosen_run_dir(run_dir_option)
     try:
-        found = remembered(home.path, models, request_id=request_id, last_ms=last_ms)
+        found = remembered(
+            home.path, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file)
+        )
     finally:
         home.remove()
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)

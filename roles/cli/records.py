@@ -10,9 +10,11 @@ from typing import Final
 from fabric.client.status import ask_role
 from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, ModelId
+from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
+from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.runtime.core import SCHEDULER
 from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, active_schedulers, having, look
 
 NEWEST: Final = 1 << 52
@@ -32,6 +34,7 @@ class Remembered:
     bin_ms: float = 0.0
     bad: dict[ModelId, int] = field(default_factory=dict)
     plan: str = ""
+    keyring: Keyring | None = None
     silent: list[str] = field(default_factory=list)
     """Frontends that did not answer."""
 
@@ -43,11 +46,12 @@ def remembered(
     request_id: str = "",
     last_ms: float | None = None,
     is_with_batches: bool = True,
+    keyring: Keyring | None = None,
 ) -> Remembered:
     """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster."""
-    found = Remembered(look(run_dir))
+    found = Remembered(look(run_dir, keyring), keyring=keyring)
     if is_with_batches:
-        active = active_schedulers(run_dir)
+        active = active_schedulers(run_dir, keyring)
         # Where models are asked about, their shard's plan is the one that counts.
         for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
             _ask_scheduler(found, active[shard], last_ms)
@@ -55,7 +59,9 @@ def remembered(
         if process.role_id.startswith(FRONTEND_PREFIX) and process.alive:
             try:
                 for model_id in models or (ModelId(""),):
-                    _ask_frontend(found, process.addresses["client"], model_id, request_id, last_ms)
+                    _ask_frontend(
+                        found, process.role_id, process.addresses["client"], model_id, request_id, last_ms
+                    )
             except PeerLost:
                 found.silent.append(process.role_id)
     return found
@@ -65,7 +71,12 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
     before = NEWEST
     for _ in range(PAGES_MAX):
         answer = ask_role(
-            scheduler.addresses, RecordsAsked(ModelId(""), before), BatchesRemembered, ANSWER_MS
+            scheduler.addresses,
+            RecordsAsked(ModelId(""), before),
+            BatchesRemembered,
+            ANSWER_MS,
+            server=SCHEDULER,
+            keyring=found.keyring,
         )
         now_ms = MonotonicClock().now_ms()
         found.plan = found.plan or answer.document
@@ -77,12 +88,22 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
 
 
 def _ask_frontend(
-    found: Remembered, addresses: Sequence[str], model_id: ModelId, request_id: str, last_ms: float | None
+    found: Remembered,
+    role_id: str,
+    addresses: Sequence[str],
+    model_id: ModelId,
+    request_id: str,
+    last_ms: float | None,
 ) -> None:
     before = NEWEST
     for page in range(PAGES_MAX):
         answer = ask_role(
-            addresses, RecordsAsked(model_id, before, request_id), RequestsRemembered, ANSWER_MS
+            addresses,
+            RecordsAsked(model_id, before, request_id),
+            RequestsRemembered,
+            ANSWER_MS,
+            server=PeerId(role_id),
+            keyring=found.keyring,
         )
         found.requests += requests_seen(answer, MonotonicClock().now_ms())
         if page == 0 and answer.arrivals:

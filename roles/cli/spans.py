@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fabric.clock import MonotonicClock, WallClock
-from roles.cli.options import FloatRange, chosen_run_dir, run_dir_flag, via_option
+from roles.cli.options import FloatRange, chosen_run_dir, key_option, keyring_of, run_dir_flag, via_option
 from roles.cli.records import remembered
 
 EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
@@ -31,7 +31,10 @@ EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
 @click.option("--once", "is_once", is_flag=True, help="Export what is remembered now, and end.")
 @run_dir_flag
 @via_option
-def spans(*, endpoint: str, every_s: float, is_once: bool, run_dir_option: Path | None) -> None:
+@key_option
+def spans(
+    *, endpoint: str, every_s: float, is_once: bool, run_dir_option: Path | None, key_file: Path | None
+) -> None:
     """Export requests of the running cluster as OpenTelemetry spans until interrupted: all late and refused ones, a sample of the others.
 
     It needs the extra 'otel'.
@@ -47,7 +50,9 @@ def spans(*, endpoint: str, every_s: float, is_once: bool, run_dir_option: Path 
     try:
         last_ms = None
         while True:
-            found = remembered(home.path, last_ms=last_ms, is_with_batches=False)
+            found = remembered(
+                home.path, last_ms=last_ms, is_with_batches=False, keyring=keyring_of(key_file)
+            )
             offset_ms = WallClock().now_ms() - MonotonicClock().now_ms()
             count = exported.export(found.requests, offset_ms)
             if is_once:

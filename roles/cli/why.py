@@ -13,6 +13,8 @@ from roles.cli.options import (
     chosen_run_dir,
     echo_json,
     json_option,
+    key_option,
+    keyring_of,
     remark,
     run_dir_flag,
     via_option,
@@ -32,19 +34,20 @@ LATE_TIMERS = "timer_late_p99_ms"
 @click.argument("model")
 @run_dir_flag
 @via_option
+@key_option
 @json_option
-def why(*, model: str, run_dir_option: Path | None, as_json: bool) -> None:
+def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_json: bool) -> None:
     """Say why MODEL misses its SLO: with evidence of the last minute, and what a simulation of that minute says would mend it."""
     model_id = ModelId(model)
     home = chosen_run_dir(run_dir_option)
     try:
-        report = remembered(home.path, (model_id,), last_ms=MINUTE_MS)
+        report = remembered(home.path, (model_id,), last_ms=MINUTE_MS, keyring=keyring_of(key_file))
         known = [one.model_id for one in report.report.scheduler.models]
         if model_id not in known:
             raise FabricError(f"no model {model!r} is served; there is {', '.join(known)}")
         others = tuple(other for other in known if other != model_id)
         if others:
-            beside = remembered(home.path, others, last_ms=MINUTE_MS)
+            beside = remembered(home.path, others, last_ms=MINUTE_MS, keyring=keyring_of(key_file))
             report.arrivals |= beside.arrivals
             report.bad |= beside.bad
     finally:
