@@ -186,7 +186,8 @@ def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
         node.pop("workers_outlive_agent", None)
     document["cluster"] |= {
         "schedulers": [
-            {"host": scheduler_host(at, namespace), "standby": one.is_standby, "shard": one.shard}
+            {"host": scheduler_host(at, namespace), "standby": one.is_standby}
+            | ({"shard": one.shard} if config.shards > 1 else {})
             for at, one in enumerate(config.places.schedulers)
         ],
         "frontends": [{"host": f"{FRONTEND_NAME}.{namespace}.svc"}],

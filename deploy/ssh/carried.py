@@ -78,7 +78,8 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     places = source.config.places
     document["cluster"] |= {
         "schedulers": [
-            {"host": one.host, "standby": one.is_standby, "port": one.port, "shard": one.shard}
+            {"host": one.host, "standby": one.is_standby, "port": one.port}
+            | ({"shard": one.shard} if source.config.shards > 1 else {})
             for one in places.schedulers
         ],
         "frontends": [
