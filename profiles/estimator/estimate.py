@@ -14,13 +14,13 @@ import numpy as np
 from fabric.errors import ProfileError
 from profiles.estimator.gpus import RECORDED, GpuSpec, gpu_spec
 from profiles.estimator.graph import OperatorGraph
-from profiles.estimator.launches import LaunchModel
+from profiles.estimator.launches import Launch, LaunchModel
 from profiles.estimator.memory import reserved_bytes
 from profiles.estimator.operators import Basis, OperatorWork, work_of
 from profiles.estimator.records import KernelRecord, shipped_records
-from profiles.estimator.regressors import SEED, Roofline, Sample, TimeRegressor, one_thread
+from profiles.estimator.regressors import SEED, Floors, Roofline, Sample, TimeRegressor, one_thread
 from profiles.estimator.timeline import Streams, Timed, starts_ms
-from profiles.estimator.work import ELEMENTWISE_OPS, OTHER, Work
+from profiles.estimator.work import ELEMENTWISE_OPS, OTHER, ROW_OPS, Work
 from profiles.occupancy import Kernel, requirements_of
 from profiles.requirements import Requirements
 
@@ -30,7 +30,8 @@ HIDDEN: Final = 1.3
 KERNEL_MIN_MS: Final = 0.002
 ALIKE_ERROR: Final = 0.3
 ROOFLINE_ERROR: Final = 0.5
-HOST_FACTOR: Final = 1.0
+EVENTS_MS: Final = 0.005
+"""What the two events around a measured operator cost the host; a model has none between its operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Estimator:
             self._errors = _errors(self._times, unseen)
         self._roofline = Roofline()
         self._roofline.fit(known, self._times.floors)
-        self._gap_ms = measuring_gap_ms(known)
+        self._gaps_ms = measuring_gaps_ms(known, self._times.floors)
+        self._gap_ms = float(np.median([self._gaps_ms[op] for op in ELEMENTWISE_OPS if op in self._gaps_ms]))
 
     def estimate(self, graph: OperatorGraph) -> BatchEstimate:
         """Raises ProfileError for a graph with arithmetic in half precision, or none at all."""
@@ -80,11 +82,15 @@ class Estimator:
             raise ProfileError("the model launches nothing: there is nothing to estimate")
         with one_thread():
             kernels_ms = self.kernels_ms(works)
-            kernels = self.kernels(works, kernels_ms, graph)
+            launches = self._launches.predict([work.pieces[0] for work in works], self.gpu)
+        kernels = self.kernels(works, kernels_ms, launches, graph)
         copies_ms = (sum(graph.inputs_bytes) + graph.output_bytes) / (self.gpu.copy_gbps * 1e6)
         exec_ms = copies_ms + max(kernel.start_ms + kernel.duration_ms for kernel in kernels)
         spread_ms = self._spread_ms(works, kernels_ms)
-        memory = reserved_bytes(graph)
+        memory = reserved_bytes(
+            graph,
+            {work.call: launch.workspace_bytes for work, launch in zip(works, launches, strict=True)},
+        )
         return BatchEstimate(
             graph.batch_size,
             exec_ms,
@@ -104,12 +110,18 @@ class Estimator:
         for work in works:
             total_ms = 0.0
             for piece in work.pieces:
-                total_ms += self._fallback_ms(piece) if piece.op == OTHER else self._busy_ms(piece, next(said))
+                total_ms += (
+                    self._fallback_ms(piece) if piece.op == OTHER else self._busy_ms(piece, next(said))
+                )
             found.append(total_ms)
         return found
 
     def kernels(
-        self, works: Sequence[OperatorWork], kernels_ms: Sequence[float], graph: OperatorGraph
+        self,
+        works: Sequence[OperatorWork],
+        kernels_ms: Sequence[float],
+        launches: Sequence[Launch],
+        graph: OperatorGraph,
     ) -> list[Kernel]:
         """In order, as a trace would have them."""
         place = {work.call: index for index, work in enumerate(works)}
@@ -121,7 +133,6 @@ class Estimator:
             )
             for work, duration_ms in zip(works, kernels_ms, strict=True)
         ]
-        launches = self._launches.predict([work.pieces[0] for work in works], self.gpu)
         return [
             Kernel(
                 graph.calls[work.call].name,
@@ -138,11 +149,11 @@ class Estimator:
 
     def host_ms(self, work: OperatorWork) -> float:
         """What launching it keeps the host."""
-        return HOST_FACTOR * self._times.floors.of(work.pieces[0].op, self.gpu)
+        return max(0.0, self._times.floors.of(work.pieces[0].op, self.gpu) - EVENTS_MS)
 
     def _busy_ms(self, work: Work, latency_ms: float) -> float:
         floor_ms = self._times.floors.of(work.op, self.gpu)
-        busy_ms = max(KERNEL_MIN_MS, latency_ms - self._gap_ms)
+        busy_ms = max(KERNEL_MIN_MS, latency_ms - self._gaps_ms.get(work.op, self._gap_ms))
         if latency_ms > HIDDEN * floor_ms:
             return busy_ms
         return min(busy_ms, KERNEL_MIN_MS + self._roofline.factor(work.op) * self.gpu.roofline_ms(work))
@@ -164,17 +175,32 @@ class Estimator:
         return math.sqrt(sum(value * value for value in by_class.values()))
 
 
-def measuring_gap_ms(samples: Sequence[Sample]) -> float:
-    """What a record has beside its kernel: where large elementwise operators' line of time over bytes meets zero."""
-    starts = []
-    for op in ELEMENTWISE_OPS:
-        points = sorted(
-            (one.record.work.size_bytes, one.record.latency_ms) for one in samples if one.record.work.op == op
-        )
-        largest = np.array(points[-max(2, len(points) // 5) :])
-        if len(points) >= 2 and largest[0, 0] < largest[-1, 0]:
-            starts.append(float(np.polyfit(largest[:, 0], largest[:, 1], 1)[1]))
-    return max(0.0, float(np.median(starts)) - KERNEL_MIN_MS) if starts else 0.0
+def measuring_gaps_ms(samples: Sequence[Sample], floors: Floors) -> dict[str, float]:
+    """By class, what a record has before its kernel starts: the host's way to the launch.
+
+    Where memory bounds a class, it is where the line of time over bytes of its largest operators meets zero. After
+    the launch the host takes some more time, which floors have and large operators hide; it is taken as
+    equal for all classes, so a class that arithmetic bounds has its floor without that.
+    """
+    gaps: dict[str, float] = {}
+    after: list[float] = []
+    by_class: dict[tuple[str, GpuSpec], list[tuple[float, float]]] = {}
+    for one in samples:
+        key = (one.record.work.op, one.gpu)
+        by_class.setdefault(key, []).append((one.record.work.size_bytes, one.record.latency_ms))
+    for (op, gpu), points in by_class.items():
+        largest = np.array(sorted(points)[-max(2, len(points) // 5) :])
+        if op in (*ELEMENTWISE_OPS, *ROW_OPS) and len(points) > 1 and largest[0, 0] < largest[-1, 0]:
+            start_ms = float(np.polyfit(largest[:, 0], largest[:, 1], 1)[1])
+            gap_ms = min(max(0.0, start_ms - KERNEL_MIN_MS), floors.of(op, gpu))
+            gaps[op] = min(gaps.get(op, gap_ms), gap_ms)
+            if op in ELEMENTWISE_OPS:
+                after.append(floors.of(op, gpu) - gap_ms)
+    tail_ms = float(np.median(after)) if after else 0.0
+    for op, gpu in by_class:
+        if op not in gaps:
+            gaps[op] = max(0.0, floors.of(op, gpu) - tail_ms)
+    return gaps
 
 
 def samples_of(gpu: GpuSpec, own: Sequence[KernelRecord] = ()) -> list[Sample]:

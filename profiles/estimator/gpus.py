@@ -38,9 +38,7 @@ def _limits(sm_count: int, threads: int, blocks: int, shared_kib: int) -> Device
 
 
 _SPECS: Final = (
-    GpuSpec(
-        "v100", "Tesla V100-PCIE-32GB", 32 * GIB, 900, 14_029, _limits(80, 2048, 32, 96), "v100"
-    ),
+    GpuSpec("v100", "Tesla V100-PCIE-32GB", 32 * GIB, 900, 14_029, _limits(80, 2048, 32, 96), "v100"),
     GpuSpec("v100-sxm2", "Tesla V100-SXM2-16GB", 16 * GIB, 900, 15_667, _limits(80, 2048, 32, 96), "v100"),
     GpuSpec("a100", "A100-PCIE-40GB", 40 * GIB, 1555, 19_492, _limits(108, 2048, 32, 164), "a100", 22.0),
     GpuSpec("p100", "Tesla P100-PCIE-16GB", 16 * GIB, 732, 9_519, _limits(56, 2048, 32, 64), "p100"),

@@ -18,7 +18,7 @@ from profiles.estimator.features import Array, ratio_features
 from profiles.estimator.gpus import GpuSpec
 from profiles.estimator.regressors import SEED, Floors, Sample, group_of
 from profiles.estimator.records import KernelRecord
-from profiles.estimator.work import OTHER, Work
+from profiles.estimator.work import ELEMENT_BYTES, OTHER, Work
 
 ELEMENTS_A_BLOCK: Final = 512  # torch's vectorised kernels: 128 threads of four elements
 THREADS: Final = 128
@@ -30,13 +30,20 @@ _NARROW: Final = ("128x32", "32x128", "32x32", "64x32")
 ROUNDS: Final = 150
 
 
+_Kind = tuple[int, int, bool]
+"""Threads a block, registers a thread, whether a tile-transforming convolution needs a work space."""
+WINOGRAD_INPUTS: Final = 2.25  # F(4 x 4, 3 x 3): 36 numbers for every 16 of input and of output …
+WINOGRAD_WEIGHTS: Final = 4.0  # … and for every 9 weights
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Of an operator's longest kernel."""
+    """Of an operator's longest kernel, and what its operator needs beside inputs and outputs."""
 
     blocks: int
     threads: int
     registers: int
+    workspace_bytes: int = 0
 
 
 def registers_of(record: KernelRecord) -> int:
@@ -47,15 +54,20 @@ def registers_of(record: KernelRecord) -> int:
     return NARROW_REGISTERS if any(word in tiled[-1] for word in _NARROW) else TILE_REGISTERS
 
 
+def needs_workspace(record: KernelRecord) -> bool:
+    """Winograd in several kernels writes the transformed tiles to memory; everything else keeps them on the SM."""
+    return any("winograd_nonfused" in name for name in record.kernels)
+
+
 class LaunchModel:
-    """For every group of classes a regressor of elements a block and a classifier of (threads, registers)."""
+    """For every group of classes a regressor of blocks an element and a classifier of the kind of kernel."""
 
     def __init__(self, samples: Sequence[Sample], floors: Floors) -> None:
         by_group: dict[str, list[Sample]] = {}
         for sample in samples:
             by_group.setdefault(group_of(sample.record.work.op), []).append(sample)
         self._floors = floors
-        self._models: dict[str, tuple[Any, Mapping[int, tuple[int, int]], Any]] = {
+        self._models: dict[str, tuple[Any, Mapping[int, _Kind], Any]] = {
             group: self._fit(members) for group, members in sorted(by_group.items()) if group != "elementwise"
         }
 
@@ -67,15 +79,17 @@ class LaunchModel:
             if work.op != OTHER and group_of(work.op) in self._models:
                 places.setdefault(group_of(work.op), []).append(place)
         for group, of_group in places.items():
-            blocks_of, pairs, pair_of = self._models[group]
+            blocks_of, kinds_of, kind_of = self._models[group]
             features = self._features([works[place] for place in of_group], gpu)
-            kinds = [0] * len(of_group) if pair_of is None else pair_of.predict(features)
-            for place, density, kind in zip(of_group, blocks_of.predict(features), kinds, strict=True):
+            numbers = [0] * len(of_group) if kind_of is None else kind_of.predict(features)
+            for place, density, kind in zip(of_group, blocks_of.predict(features), numbers, strict=True):
                 blocks = max(1, round(math.exp(min(float(density), 40.0)) * works[place].output_elements))
-                found[place] = Launch(blocks, *pairs[int(kind)])
+                threads, registers, has_workspace = kinds_of[int(kind)]
+                workspace = _winograd_bytes(works[place]) if has_workspace else 0
+                found[place] = Launch(blocks, threads, registers, workspace)
         return found
 
-    def _fit(self, samples: Sequence[Sample]) -> tuple[Any, Mapping[int, tuple[int, int]], Any]:
+    def _fit(self, samples: Sequence[Sample]) -> tuple[Any, Mapping[int, _Kind], Any]:
         from sklearn.ensemble import (  # noqa: PLC0415  an extra, and slow to import
             HistGradientBoostingClassifier,
             HistGradientBoostingRegressor,
@@ -86,19 +100,19 @@ class LaunchModel:
             records = [sample.record for sample in samples if sample.gpu == gpu]
             parts.append(self._features([record.work for record in records], gpu))
             target += [math.log(record.blocks / record.work.output_elements) for record in records]
-            said += [(record.threads, registers_of(record)) for record in records]
+            said += [(record.threads, registers_of(record), needs_workspace(record)) for record in records]
         features = np.concatenate(parts)
         blocks_of = HistGradientBoostingRegressor(
             loss="absolute_error", max_iter=ROUNDS, min_samples_leaf=8, random_state=SEED
         ).fit(features, target)
-        kinds = {pair: number for number, pair in enumerate(sorted(set(said)))}
-        pairs = {number: pair for pair, number in kinds.items()}
-        pair_of = None
+        kinds = {kind: number for number, kind in enumerate(sorted(set(said)))}
+        kinds_of = {number: kind for kind, number in kinds.items()}
+        kind_of = None
         if len(kinds) > 1:
-            pair_of = HistGradientBoostingClassifier(
+            kind_of = HistGradientBoostingClassifier(
                 max_iter=30, min_samples_leaf=8, random_state=SEED, early_stopping=False
-            ).fit(features, [kinds[pair] for pair in said])
-        return blocks_of, pairs, pair_of
+            ).fit(features, [kinds[kind] for kind in said])
+        return blocks_of, kinds_of, kind_of
 
     def _features(self, works: Sequence[Work], gpu: GpuSpec) -> Array:
         return ratio_features(works, gpu, [self._floors.of(work.op, gpu) for work in works])
@@ -107,3 +121,8 @@ class LaunchModel:
 def _elementwise(work: Work) -> Launch:
     """torch's rule; the records of elementwise operators follow it exactly."""
     return Launch(max(1, math.ceil(work.output_elements / ELEMENTS_A_BLOCK)), THREADS, FEW_REGISTERS)
+
+
+def _winograd_bytes(work: Work) -> int:
+    moved = WINOGRAD_INPUTS * (work.input_elements + work.output_elements)
+    return round(ELEMENT_BYTES * (moved + WINOGRAD_WEIGHTS * work.weight_elements))

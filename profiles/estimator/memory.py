@@ -9,7 +9,7 @@ come on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,8 +80,11 @@ class CachingAllocator:
         return _Block(self.reserved_bytes, 0, whole)
 
 
-def reserved_bytes(graph: OperatorGraph) -> int:
-    """What the allocator holds once batches of this graph run one after another."""
+def reserved_bytes(graph: OperatorGraph, workspaces: Mapping[int, int] | None = None) -> int:
+    """What the allocator holds once batches of this graph run one after another.
+
+    `workspaces`: bytes that a call (by index) takes beside its results while it runs.
+    """
     allocator = CachingAllocator()
     for size in graph.weights_bytes:
         allocator.allocate(size)
@@ -96,6 +99,9 @@ def reserved_bytes(graph: OperatorGraph) -> int:
         for call in range(len(graph.calls) + 1):
             for index in born.get(call, ()):
                 blocks[index] = allocator.allocate(graph.allocations[index].size_bytes)
+            workspace = (workspaces or {}).get(call, 0)
+            if workspace:
+                _give_back(allocator, allocator.allocate(workspace), workspace)
             for index in dying.get(call, ()):
                 _give_back(allocator, blocks[index], graph.allocations[index].size_bytes)
         for block, size in held:

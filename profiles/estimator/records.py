@@ -103,9 +103,7 @@ def _work(op: str, shape: Mapping[str, object]) -> Work:
     if op == "conv":
         if (size("Kernel_Size"), size("Stride"), size("Padding")) != (3, 1, 1):
             raise ProfileError("records of convolutions are 3 x 3, of stride 1 and padding 1")
-        return convolution_work(
-            size("B"), size("Input_Channel"), size("Output_Channel"), size("Input_Size")
-        )
+        return convolution_work(size("B"), size("Input_Channel"), size("Output_Channel"), size("Input_Size"))
     if op in ELEMENTWISE_OPS or op in ROW_OPS:
         return elementwise_work(op, size("B"), size("H"), 2 if op in _TWO_OPERANDS else 1)
     raise ProfileError(f"there are no records of operator {op[:40]!r}")

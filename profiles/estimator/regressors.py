@@ -27,7 +27,7 @@ from profiles.estimator.records import KernelRecord
 from profiles.estimator.work import ELEMENTWISE_OPS, ROW_OPS, Work
 
 SEED: Final = 1
-FLOOR_QUANTILE: Final = 0.02
+FLOOR_QUANTILE: Final = 0.002
 KERNEL_RIDGE_ROWS: Final = 1_500  # its cost grows with the cube
 FOLDS: Final = 3
 CONV_BOUND: Final = 0.25  # Winograd's F(4 x 4, 3 x 3) needs a quarter of the products
@@ -196,9 +196,7 @@ class Stacked(Regressor):
 
         self._ops = sorted({sample.record.work.op for sample in samples})
         self._gpus = sorted({sample.gpu.gpu_type for sample in samples})
-        features = np.concatenate(
-            [self._features([sample.record.work], sample.gpu) for sample in samples]
-        )
+        features = np.concatenate([self._features([sample.record.work], sample.gpu) for sample in samples])
         target = np.log([sample.record.latency_ms for sample in samples])
         out_of_fold = np.zeros((len(samples), len(_members())))
         with warnings.catch_warnings():
