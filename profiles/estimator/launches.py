@@ -16,8 +16,8 @@ import numpy as np
 
 from profiles.estimator.features import Array, ratio_features
 from profiles.estimator.gpus import GpuSpec
-from profiles.estimator.regressors import SEED, Floors, Sample, group_of
 from profiles.estimator.records import KernelRecord
+from profiles.estimator.regressors import SEED, Floors, Sample, group_of
 from profiles.estimator.work import ELEMENT_BYTES, OTHER, Work
 
 ELEMENTS_A_BLOCK: Final = 512  # torch's vectorised kernels: 128 threads of four elements
@@ -119,7 +119,7 @@ class LaunchModel:
 
 
 def _elementwise(work: Work) -> Launch:
-    """torch's rule; the records of elementwise operators follow it exactly."""
+    """Torch's rule; the records of elementwise operators follow it exactly."""
     return Launch(max(1, math.ceil(work.output_elements / ELEMENTS_A_BLOCK)), THREADS, FEW_REGISTERS)
 
 

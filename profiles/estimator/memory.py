@@ -80,14 +80,15 @@ class CachingAllocator:
         return _Block(self.reserved_bytes, 0, whole)
 
 
-def reserved_bytes(graph: OperatorGraph, workspaces: Mapping[int, int] | None = None) -> int:
-    """What the allocator holds once batches of this graph run one after another.
+def reserved_bytes(graph: OperatorGraph, workspaces: Mapping[int, int] | None = None) -> tuple[int, int]:
+    """What the allocator holds once batches of this graph run one after another; and for the weights alone.
 
     `workspaces`: bytes that a call (by index) takes beside its results while it runs.
     """
     allocator = CachingAllocator()
     for size in graph.weights_bytes:
         allocator.allocate(size)
+    weights_bytes = allocator.reserved_bytes
     born: dict[int, list[int]] = {}
     dying: dict[int, list[int]] = {}
     for index, one in enumerate(graph.allocations):
@@ -106,7 +107,7 @@ def reserved_bytes(graph: OperatorGraph, workspaces: Mapping[int, int] | None = 
                 _give_back(allocator, blocks[index], graph.allocations[index].size_bytes)
         for block, size in held:
             _give_back(allocator, block, size)
-    return allocator.reserved_bytes
+    return allocator.reserved_bytes, weights_bytes
 
 
 def live_peak_bytes(graph: OperatorGraph) -> int:

@@ -95,12 +95,11 @@ def _work_of(index: int, call: OperatorCall) -> OperatorWork:
 def _moved(call: OperatorCall, op: str) -> Work:
     out = math.prod(call.outputs[0])
     given = sum(math.prod(shape) for shape in call.inputs)
-    work = memory_work(given, out, call.size_bytes, op)
-    return work
+    return memory_work(given, out, call.size_bytes, op)
 
 
 def _linear(call: OperatorCall) -> tuple[tuple[Work, ...], Basis]:
-    """input [..., K], weight [N, K], bias [N] or nothing."""
+    """Input [..., K], weight [N, K], bias [N] or nothing."""
     *rows, inner = call.inputs[0]
     columns = call.inputs[1][0]
     bias = len(call.inputs) > 2
@@ -118,7 +117,7 @@ def _bmm(call: OperatorCall) -> tuple[tuple[Work, ...], Basis]:
 
 
 def _convolution(call: OperatorCall) -> tuple[tuple[Work, ...], Basis]:
-    """input [B, C, spatial ...], weight [out, in / groups, window ...], NCHW."""
+    """Input [B, C, spatial ...], weight [out, in / groups, window ...], NCHW."""
     (batch, channels_in, *space), (channels_out, _, *window) = call.inputs[:2]
     (groups,) = call.options.get("groups", (1,))
     _, _, *out_space = call.outputs[0]

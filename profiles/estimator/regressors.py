@@ -113,6 +113,11 @@ class Roofline(Regressor):
             for op, values in ratios.items()
         }
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Classes with records."""
+        return frozenset(self._factors)
+
     def factor(self, op: str) -> float:
         """Time over roofline of a class. Raises ProfileError for one without records."""
         if op not in self._factors:

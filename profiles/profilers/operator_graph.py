@@ -82,22 +82,21 @@ def operator_graph(
     return recorder.graph(batch_size, list(batch.values()), list(outputs.values()))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[OperatorCall] = []
         self._made: dict[int, int] = {}  # storage -> the call that wrote it last
-        self._alive: list[tuple[StorageWeakRef, int, int]] = []  # storage, bytes, born
+        self._alive: list[tuple[Any, int, int]] = []  # storage, bytes, born
         self._over: list[Allocation] = []
-        self._known: dict[int, StorageWeakRef] = {}
         self._weights: dict[int, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        if name not in _WHOLE and func._schema.name.startswith("aten::"):
+        space, _, name = _schema(func).name.partition("::")
+        if name not in _WHOLE and space == "aten":
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -122,7 +121,7 @@ class _Recorder(TorchDispatchMode):
             return
         index = len(self._calls)
         read = {_storage(one): one for one in inputs}
-        is_view = not func._schema.is_mutable and all(_storage(one) in read for one in outputs)
+        is_view = not _schema(func).is_mutable and all(_storage(one) in read for one in outputs)
         if is_view:
             return
         for key, one in read.items():
@@ -132,7 +131,7 @@ class _Recorder(TorchDispatchMode):
         for one in outputs:
             key = _storage(one)
             if key not in self._made and key not in read:
-                self._alive.append((StorageWeakRef(one.untyped_storage()), _bytes(one), index))
+                self._alive.append((_weak(one), _bytes(one), index))
             self._made[key] = index
         self._calls.append(
             OperatorCall(
@@ -174,7 +173,7 @@ class _Recorder(TorchDispatchMode):
 
 def _options(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Stride and groups of a convolution, by the names of its schema."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in _schema(func).arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     found: dict[str, tuple[int, ...]] = {}
     for name in ("stride", "groups"):
@@ -186,8 +185,16 @@ def _options(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     return found
 
 
+def _schema(func: Any) -> Any:
+    return func._schema  # noqa: SLF001  torch has no other word for what an operator takes and changes
+
+
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(_weak(tensor).cdata)
+
+
+def _weak(tensor: Tensor) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _bytes(tensor: Tensor) -> int:
