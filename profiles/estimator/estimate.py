@@ -18,7 +18,7 @@ from profiles.estimator.launches import Launch, LaunchModel
 from profiles.estimator.memory import reserved_bytes
 from profiles.estimator.operators import Basis, OperatorWork, work_of
 from profiles.estimator.records import KernelRecord, shipped_records
-from profiles.estimator.regressors import SEED, Floors, Roofline, Sample, TimeRegressor, one_thread
+from profiles.estimator.regressors import ROUNDS, SEED, Floors, Roofline, Sample, TimeRegressor, one_thread
 from profiles.estimator.timeline import Streams, Timed, starts_ms
 from profiles.estimator.work import ELEMENTWISE_OPS, OTHER, ROW_OPS, Work
 from profiles.occupancy import Kernel, occupancy_percent, requirements_of
@@ -82,15 +82,17 @@ class BatchEstimate:
 class Estimator:
     """Of one type of GPU, trained on records of it; of all GPUs with records where there is none of its own."""
 
-    def __init__(self, gpu: GpuSpec, samples: Sequence[Sample], streams: Streams = "one") -> None:
+    def __init__(
+        self, gpu: GpuSpec, samples: Sequence[Sample], streams: Streams = "one", rounds: int = ROUNDS
+    ) -> None:
         self.gpu = gpu
         self._streams = streams
         drawn = np.random.default_rng(SEED).random(len(samples)) < HELD_OUT
         known = [sample for sample, is_out in zip(samples, drawn, strict=True) if not is_out]
         unseen = [sample for sample, is_out in zip(samples, drawn, strict=True) if is_out]
         with one_thread():
-            self._times = TimeRegressor(known)
-            self._launches = LaunchModel(known, self._times.floors)
+            self._times = TimeRegressor(known, rounds=rounds)
+            self._launches = LaunchModel(known, self._times.floors, rounds)
             self._errors = _errors(self._times, unseen)
         self._roofline = Roofline()
         self._roofline.fit(known, self._times.floors)

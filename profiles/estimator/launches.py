@@ -17,7 +17,7 @@ import numpy as np
 from profiles.estimator.features import Array, ratio_features
 from profiles.estimator.gpus import GpuSpec
 from profiles.estimator.records import KernelRecord
-from profiles.estimator.regressors import SEED, Floors, Sample, group_of
+from profiles.estimator.regressors import ROUNDS, SEED, Floors, Sample, group_of
 from profiles.estimator.work import ELEMENT_BYTES, OTHER, Work
 
 ELEMENTS_A_BLOCK: Final = 512  # torch's vectorised kernels: 128 threads of four elements
@@ -27,7 +27,6 @@ TILE_REGISTERS: Final = 128
 NARROW_REGISTERS: Final = 64
 _TILED: Final = ("sgemm", "scudnn", "winograd", "convolve", "fft2d")
 _NARROW: Final = ("128x32", "32x128", "32x32", "64x32")
-ROUNDS: Final = 150
 
 
 _Kind = tuple[int, int, bool]
@@ -62,11 +61,12 @@ def needs_workspace(record: KernelRecord) -> bool:
 class LaunchModel:
     """For every group of classes a regressor of blocks an element and a classifier of the kind of kernel."""
 
-    def __init__(self, samples: Sequence[Sample], floors: Floors) -> None:
+    def __init__(self, samples: Sequence[Sample], floors: Floors, rounds: int = ROUNDS) -> None:
         by_group: dict[str, list[Sample]] = {}
         for sample in samples:
             by_group.setdefault(group_of(sample.record.work.op), []).append(sample)
         self._floors = floors
+        self._rounds = rounds
         self._models: dict[str, tuple[Any, Mapping[int, _Kind], Any]] = {
             group: self._fit(members) for group, members in sorted(by_group.items()) if group != "elementwise"
         }
@@ -103,14 +103,14 @@ class LaunchModel:
             said += [(record.threads, registers_of(record), needs_workspace(record)) for record in records]
         features = np.concatenate(parts)
         blocks_of = HistGradientBoostingRegressor(
-            loss="absolute_error", max_iter=ROUNDS, min_samples_leaf=8, random_state=SEED
+            loss="absolute_error", max_iter=self._rounds // 2, min_samples_leaf=8, random_state=SEED
         ).fit(features, target)
         kinds = {kind: number for number, kind in enumerate(sorted(set(said)))}
         kinds_of = {number: kind for kind, number in kinds.items()}
         kind_of = None
         if len(kinds) > 1:
             kind_of = HistGradientBoostingClassifier(
-                max_iter=30, min_samples_leaf=8, random_state=SEED, early_stopping=False
+                max_iter=self._rounds // 10, min_samples_leaf=8, random_state=SEED, early_stopping=False
             ).fit(features, [kinds[kind] for kind in said])
         return blocks_of, kinds_of, kind_of
 

@@ -32,6 +32,7 @@ KERNEL_RIDGE_ROWS: Final = 1_500  # its cost grows with the cube
 FOLDS: Final = 3
 CONV_BOUND: Final = 0.25  # Winograd's F(4 x 4, 3 x 3) needs a quarter of the products
 RATIO_MAX: Final = 1e3
+ROUNDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Roofline(Regressor):
 class Bounded(Regressor):
     """Boosted trees of log(time / (roofline + floor))."""
 
-    def __init__(self, rounds: int = 300) -> None:
+    def __init__(self, rounds: int = ROUNDS) -> None:
         self._rounds = rounds
         self._floors: Floors | None = None
         self._trees: Any = None
@@ -261,8 +262,8 @@ VARIANTS: Final[Mapping[str, type[Regressor]]] = {
 class TimeRegressor:
     """A regressor of one variant for every group of classes, trained on records of one or more GPUs."""
 
-    def __init__(self, samples: Sequence[Sample], variant: str = "bounded") -> None:
-        make = VARIANTS[variant]
+    def __init__(self, samples: Sequence[Sample], variant: str = "bounded", rounds: int = ROUNDS) -> None:
+        make = (lambda: Bounded(rounds)) if variant == "bounded" else VARIANTS[variant]
         self.floors = Floors(samples)
         by_group: dict[str, list[Sample]] = {}
         for sample in samples:

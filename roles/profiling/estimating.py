@@ -15,7 +15,7 @@ from profiles.estimator.check import checked
 from profiles.estimator.estimate import BatchEstimate, Estimator, samples_of
 from profiles.estimator.gpus import RECORDED, GpuSpec, gpu_spec
 from profiles.estimator.operators import Basis
-from profiles.estimator.records import read_records
+from profiles.estimator.records import KernelRecord, read_records
 from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
 from profiles.model import WHOLE_GPU_PERCENT
 from profiles.profilers.torch import versions
@@ -38,8 +38,16 @@ class EstimateAsk:
     records: Path | None = None
 
 
+def trained(gpu: GpuSpec, own: Sequence[KernelRecord]) -> Estimator:
+    """On the user's own records and on what is shipped; takes seconds."""
+    return Estimator(gpu, samples_of(gpu, own))
+
+
 def estimated(
-    ask: EstimateAsk, progress: Callable[[float], None], warn: Callable[[str], None]
+    ask: EstimateAsk,
+    progress: Callable[[float], None],
+    warn: Callable[[str], None],
+    train: Callable[[GpuSpec, Sequence[KernelRecord]], Estimator] = trained,
 ) -> MeasuredProfile:
     """Loads the model on the CPU, follows a batch of every size by its shapes, and runs none of them.
 
@@ -52,7 +60,7 @@ def estimated(
     model = ProfiledModel(ask.loader, device)
     sizes = sorted({1, *ask.batch_sizes})
     graphs = [model.graph(size) for size in sizes]  # what cannot be followed is said before the training
-    estimator = Estimator(gpu, samples_of(gpu, own))
+    estimator = train(gpu, own)
     found: list[BatchEstimate] = []
     notes = _notes_of_records(gpu, len(own))
     for size, graph in zip(sizes, graphs, strict=True):

@@ -1,0 +1,5 @@
+PAGE = None
+
+
+def written(a, b):
+    return a
