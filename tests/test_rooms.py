@@ -60,6 +60,7 @@ DOORS = {
     "highspy": ("policies/",),
     "yaml": ("roles/config/documents.py",),
     "matplotlib": ("roles/lab/plots/",),
+    "sklearn": ("profiles/estimator/",),
     "random": ("roles/", "fabric/loopback.py"),
 }
 

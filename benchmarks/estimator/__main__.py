@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.estimator.models import Key, on_table_a1, table_a1
 from benchmarks.estimator.orion import on_orions_models
 from benchmarks.estimator.placements import on_thesis_settings
-from benchmarks.estimator.records import VARIANTS, on_splits, on_unseen_gpus
+from benchmarks.estimator.records import SPLITS, on_split, on_unseen_gpus
 from benchmarks.estimator.report import PAGE, written
 from benchmarks.estimator.zoo import graphs
 from profiles.estimator.gpus import RECORDED
@@ -40,9 +40,8 @@ def table_graphs() -> dict[Key, OperatorGraph]:
     return found
 
 
-def _splits(gpu_type: str) -> Callable[[dict[str, Any]], Any]:
-    variants = VARIANTS if gpu_type == STACKED_ON else QUICK
-    return lambda _: on_splits(gpu_type, table_graphs().values(), variants)
+def _split(gpu_type: str, name: str, variants: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
+    return lambda _: on_split(gpu_type, name, lambda: table_graphs().values(), variants)
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -50,7 +49,8 @@ PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "orion": lambda _: on_orions_models(),
     "placements": lambda results: on_thesis_settings(results["models"]["rows"]),
     "gpus": lambda _: on_unseen_gpus(QUICK),
-    **{f"splits-{gpu_type}": _splits(gpu_type) for gpu_type in RECORDED},
+    **{f"{name}-{gpu_type}": _split(gpu_type, name, QUICK) for gpu_type in RECORDED for name in SPLITS},
+    **{f"stack-{name}": _split(STACKED_ON, name, ("stacked",)) for name in SPLITS},
 }
 
 

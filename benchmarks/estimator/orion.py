@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -76,12 +75,7 @@ def _compared(
     traced: Sequence[Sequence[Any]],
 ) -> dict[str, Any]:
     limits = shipped_estimator("v100-sxm2").gpu.limits
-    match = SequenceMatcher(None, [one[0] for one in of_trace], [one[0] for one in ours], autojunk=False)
-    pairs = [
-        (block.a + step, block.b + step)
-        for block in match.get_matching_blocks()
-        for step in range(block.size)
-    ]
+    pairs = longest_common([one[0] for one in of_trace], [one[0] for one in ours])
     needed = [(traced[a][2], sms_needed(kernels[b], limits)) for a, b in pairs]
     return {
         "kernels": len(of_trace),
@@ -94,6 +88,26 @@ def _compared(
         "measured_ms": sum(one[2] for one in of_trace) / 1e6,
         "ms": sum(one[2] for one in ours),
     }
+
+
+def longest_common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs of places of a longest sequence that both have in this order."""
+    best = np.zeros((len(left) + 1, len(right) + 1), dtype=int)
+    for a in reversed(range(len(left))):
+        for b in reversed(range(len(right))):
+            same = left[a] == right[b]
+            best[a, b] = best[a + 1, b + 1] + 1 if same else max(best[a + 1, b], best[a, b + 1])
+    pairs = []
+    a = b = 0
+    while a < len(left) and b < len(right):
+        if left[a] == right[b]:
+            pairs.append((a, b))
+            a, b = a + 1, b + 1
+        elif best[a + 1, b] >= best[a, b + 1]:
+            a += 1
+        else:
+            b += 1
+    return pairs
 
 
 def kind_of(name: str) -> str:

@@ -54,8 +54,10 @@ def estimated_profiles(rows: list[dict[str, Any]]) -> dict[str, TableProfile]:
 
 
 def on_thesis_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each setting and policy: goodput of the plan from Table A.1 and of the plan from estimates, both played
-    with Table A.1's run times, `sm` interference and the same arrivals."""
+    """For each setting and policy: goodput of the plan from Table A.1 and of the plan from estimates.
+
+    Both are played with Table A.1's run times, `sm` interference and the same arrivals.
+    """
     estimates = estimated_profiles(rows)
     found = []
     for setting in SETTINGS:

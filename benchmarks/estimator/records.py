@@ -14,13 +14,15 @@ from profiles.estimator.records import shipped_records
 from profiles.estimator.regressors import Sample, TimeRegressor, one_thread
 from profiles.estimator.work import ELEMENTWISE_OPS, Work
 
-VARIANTS = ("roofline", "stacked", "bounded")
+SPLITS = ("random", "sizes", "models")
 SEED = 1
 TEST_PART = 0.2
 UNSEEN_RANKS = ((0.45, 0.55), (0.85, 1.0))
 """Of each class's records by roofline time: a gap in the middle, and everything that is larger."""
 NEAR = 1.25
-"""A record is like a model's operator if each of its sizes is within this factor."""
+"""A record is like a model's operator if each of its sizes is within this factor …"""
+NEAR_ELEMENTWISE = 1.01
+"""… and, where only the number of elements counts, within this one: models have nearly every number."""
 Mask = Any
 
 
@@ -55,7 +57,8 @@ def models_split(graphs: Iterable[OperatorGraph]) -> Callable[[Sequence[Sample]]
     for graph in graphs:
         for work in work_of(graph.calls):
             for piece in work.pieces:
-                known.setdefault(piece.op, set()).add(_sizes(piece))
+                for op in ELEMENTWISE_OPS if piece.op in ELEMENTWISE_OPS else (piece.op,):
+                    known.setdefault(op, set()).add(_sizes(piece))
     logs = {op: np.log(np.array(sorted(sizes), dtype=float)) for op, sizes in known.items()}
 
     def split(samples: Sequence[Sample]) -> Mask:
@@ -63,8 +66,9 @@ def models_split(graphs: Iterable[OperatorGraph]) -> Callable[[Sequence[Sample]]
         for one in samples:
             of_models = logs.get(one.record.work.op)
             sizes = np.log(np.array(_sizes(one.record.work), dtype=float))
+            near = NEAR_ELEMENTWISE if one.record.work.op in ELEMENTWISE_OPS else NEAR
             is_near = of_models is not None and bool(
-                np.any(np.all(np.abs(of_models - sizes) <= np.log(NEAR), axis=1))
+                np.any(np.all(np.abs(of_models - sizes) <= np.log(near), axis=1))
             )
             held.append(is_near)
         return np.array(held)
@@ -94,17 +98,19 @@ def compared(known: Sequence[Sample], unseen: Sequence[Sample], variants: Sequen
     return found
 
 
-def on_splits(gpu_type: str, graphs: Iterable[OperatorGraph], variants: Sequence[str]) -> dict[str, Any]:
-    """The three splits of one GPU."""
+def on_split(
+    gpu_type: str, name: str, graphs: Callable[[], Iterable[OperatorGraph]], variants: Sequence[str]
+) -> dict[str, Any]:
+    """One of SPLITS on one GPU's records."""
     samples = samples_of(gpu_type)
-    splits = {"random": random_split, "sizes": size_split, "models": models_split(graphs)}
-    found = {}
-    for name, split in splits.items():
-        held = split(samples)
-        known = [one for one, is_out in zip(samples, held, strict=True) if not is_out]
-        unseen = [one for one, is_out in zip(samples, held, strict=True) if is_out]
-        found[name] = compared(known, unseen, variants)
-        print(gpu_type, name, {variant: rows["all"] for variant, rows in found[name].items()}, flush=True)
+    split = (
+        models_split(graphs()) if name == "models" else {"random": random_split, "sizes": size_split}[name]
+    )
+    held = split(samples)
+    known = [one for one, is_out in zip(samples, held, strict=True) if not is_out]
+    unseen = [one for one, is_out in zip(samples, held, strict=True) if is_out]
+    found = compared(known, unseen, variants)
+    print(gpu_type, name, {variant: rows["all"] for variant, rows in found.items()}, flush=True)
     return found
 
 
