@@ -36,11 +36,17 @@ def test_a_small_net_is_its_operators_in_order() -> None:
     graph = traced(lambda batch: {"out": net(batch["image"])}, IMAGE)
     assert launched(graph) == ["conv2d", "batch_norm", "relu_", "linear"]
     assert graph.calls[0].inputs[:2] == ((4, 3, 16, 16), (8, 3, 3, 3))
-    assert graph.calls[0].options["groups"] == (1,)
     assert graph.output_bytes == 4 * 4 * 10
     assert graph.inputs_bytes == [4 * 4 * 3 * 16 * 16]
     parameters = [*net.parameters(), *(one for name, one in net.named_buffers() if "batches" not in name)]
     assert sorted(graph.weights_bytes) == sorted(4 * one.numel() for one in parameters)
+
+
+def test_stride_and_groups_of_a_convolution_are_seen() -> None:
+    net = nn.Conv2d(3, 6, 3, stride=2, groups=3).eval()
+    (call,) = traced(lambda batch: {"out": net(batch["image"])}, IMAGE).calls
+    assert set(call.options["stride"]) == {2}
+    assert call.options["groups"] == (3,)
 
 
 def test_a_graph_grows_with_its_batch_and_its_weights_do_not() -> None:
