@@ -18,35 +18,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from figures import Figures, Line, add_json_option, tell
+from steady_load import CLOCK, Fate, Load, sending
 
-from fabric.client import Client
-from fabric.clock import MonotonicClock
-from fabric.errors import RequestError
 from fabric.ids import ModelId
 from fabric.messages import ModelsAdd, ModelsRemove
-from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.cli.operator import ask_change, new_request_no
-from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 
-CLOCK = MonotonicClock()
 WINDOW_MS = 1_000.0
 LAST_S = 3.0  # watched after a change
 PROFILE = (
@@ -54,17 +43,6 @@ PROFILE = (
 )
 ADDED = f"{{name: added, slo_ms: 1000, rate_rps: 1, {PROFILE}}}"
 MODELS = ("one", "two", "three")
-context = multiprocessing.get_context("spawn")
-
-
-@dataclass(slots=True, frozen=True)
-class Fate:
-    """One request: when it was to be sent, how late it was, how long that took, `ok` or the code of the refusal."""
-
-    at_ms: float
-    late_ms: float
-    latency_ms: float
-    code: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,56 +52,6 @@ class Change:
     kind: str
     from_ms: float
     until_ms: float
-
-
-# ---------------------------------------------------------------- load
-
-
-def _send(addresses: Sequence[str], rate_rps: float, out: Connection) -> None:
-    """The sender's process: until something comes through the pipe, then the fates go back through it."""
-    die_with_parent()
-    out.send(run_precisely(_play(addresses, rate_rps, out)))
-
-
-async def _play(addresses: Sequence[str], rate_rps: float, out: Connection) -> list[Fate]:
-    fates: list[Fate] = []
-    began_at_ms = CLOCK.now_ms() + 100.0
-    inputs = {"input": np.zeros(4, np.float32)}
-
-    def plan() -> Iterator[PlannedRequest]:
-        draw = random.Random(1)
-        at_ms = 0.0
-        while not out.poll():
-            at_ms += draw.expovariate(rate_rps / 1e3)
-            yield PlannedRequest(at_ms, draw.choice(MODELS), inputs)
-
-    def note(played: PlayedRequest) -> None:
-        error = played.error
-        code = "ok" if error is None else error.code if isinstance(error, RequestError) else "PeerLost"
-        fates.append(Fate(began_at_ms + played.planned.at_ms, played.late_ms, played.latency_ms, code))
-
-    async with Client(addresses) as client:
-        out.send(None)
-        await play(client, plan(), began_at_ms, CLOCK, note)
-    return fates
-
-
-@contextmanager
-def load(addresses: Sequence[str], rate_rps: float, fates: list[Fate]) -> Iterator[None]:
-    """Send for as long as the block lasts; `fates` are there after it."""
-    ours, theirs = context.Pipe()
-    os.environ.update(child_environment())
-    sender = context.Process(target=_send, args=(addresses, rate_rps, theirs), daemon=True)
-    sender.start()
-    os.environ.pop(PARENT_VARIABLE, None)
-    try:
-        ours.recv()
-        yield
-        ours.send(None)
-        fates.extend(ours.recv())
-    finally:
-        sender.join(10.0)
-        sender.kill()
 
 
 # ---------------------------------------------------------------- changes
@@ -170,7 +98,7 @@ def play_changes(options: argparse.Namespace) -> tuple[list[Fate], list[Change]]
         )
         with (
             temporary_cluster(file) as cluster,
-            load(cluster.endpoints["client"], options.rate, fates),
+            sending(cluster.endpoints["client"], Load(options.rate, MODELS), fates),
         ):
             for kind in ("add", "remove") * options.repeat:
                 _wait(options.quiet)

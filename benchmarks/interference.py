@@ -15,7 +15,7 @@ import numpy as np
 from figures import Figures, add_json_option, tell
 
 from fabric.ids import ModelId
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.fit import batch_interpolation_error, share_interpolation_error
 from profiles.interference import Running, interference_named
 from profiles.model import TableProfile

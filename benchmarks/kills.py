@@ -15,9 +15,7 @@ worker, when the scheduler's own status showed its slice as lost. There is no ri
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -28,21 +26,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 from figures import Figures, Line, add_json_option, tell
+from steady_load import CLOCK, Fate, Load, sending
 
-from fabric.client import Client, ask_status
-from fabric.clock import MonotonicClock
-from fabric.errors import PeerLost, RequestError
+from fabric.client import ask_status
+from fabric.errors import PeerLost
 from fabric.messages import SliceState
-from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent, read_run_file
+from roles.runtime.process import read_run_file
 
-CLOCK = MonotonicClock()
 ROOM_MS = 10.0 + 6.1  # the way, and l(1)
 GRACE_MS = 50.0
 WATCHED_MS = 2_000.0
@@ -55,16 +49,6 @@ cluster:
   nodes:
 """
 NODES = ("a", "b", "c", "d")
-context = multiprocessing.get_context("spawn")
-
-
-@dataclass(slots=True, frozen=True)
-class Fate:
-    """One request: when it was to be sent, how long its fate took from then, `ok` or the code of the refusal."""
-
-    at_ms: float
-    took_ms: float
-    code: str
 
 
 @dataclass(slots=True)
@@ -83,56 +67,6 @@ class Played:
     fates: list[Fate] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     remark: str = ""
-
-
-# ---------------------------------------------------------------- load
-
-
-def _send(addresses: Sequence[str], rate_rps: float, budget_ms: float, out: Connection) -> None:
-    """The sender's process: until something comes through the pipe, then the fates go back through it."""
-    die_with_parent()
-    out.send(run_precisely(_play(addresses, rate_rps, budget_ms, out)))
-
-
-async def _play(addresses: Sequence[str], rate_rps: float, budget_ms: float, out: Connection) -> list[Fate]:
-    fates: list[Fate] = []
-    began_at_ms = CLOCK.now_ms() + 300.0
-    inputs = {"input": np.zeros(4, np.float32)}
-
-    def plan() -> Iterator[PlannedRequest]:
-        draw = random.Random(1)
-        at_ms = 0.0
-        while not out.poll():
-            at_ms += draw.expovariate(rate_rps / 1e3)
-            yield PlannedRequest(at_ms, "resnet50", inputs, budget_ms)
-
-    def note(played: PlayedRequest) -> None:
-        error = played.error
-        code = "ok" if error is None else error.code if isinstance(error, RequestError) else "PeerLost"
-        fates.append(Fate(began_at_ms + played.planned.at_ms, played.latency_ms, code))
-
-    async with Client(addresses) as client:
-        out.send(None)
-        await play(client, plan(), began_at_ms, CLOCK, note)
-    return fates
-
-
-@contextmanager
-def load(addresses: Sequence[str], rate_rps: float, budget_ms: float, fates: list[Fate]) -> Iterator[None]:
-    """Send for as long as the block lasts; `fates` are there after it."""
-    ours, theirs = context.Pipe()
-    os.environ.update(child_environment())
-    sender = context.Process(target=_send, args=(addresses, rate_rps, budget_ms, theirs), daemon=True)
-    sender.start()
-    os.environ.pop(PARENT_VARIABLE, None)
-    try:
-        ours.recv()
-        yield
-        ours.send(None)
-        fates.extend(ours.recv())
-    finally:
-        sender.join(10.0)
-        sender.kill()
 
 
 # ---------------------------------------------------------------- kills
@@ -227,10 +161,11 @@ def loaded_cluster(options: argparse.Namespace, fates: list[Fate]) -> Iterator[T
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "cluster.yaml"
         nodes = "".join(f"   - {{host: {node}, gpus: 1, workers_outlive_agent: true}}\n" for node in NODES)
+        load = Load(options.rate, ["resnet50"], options.budget)
         file.write_text(f"{CONFIG}{nodes}  schedulers: {options.schedulers}\n", encoding="utf-8")
         with (
             temporary_cluster(file) as cluster,
-            load(cluster.endpoints["client"], options.rate, options.budget, fates),
+            sending(cluster.endpoints["client"], load, fates),
         ):
             time.sleep(QUIET_S)
             yield cluster
@@ -264,7 +199,7 @@ def play_rolling(options: argparse.Namespace) -> Played:
 def by_second(fates: Sequence[Fate], kill: Kill) -> dict[int, int]:
     """When requests failed, in seconds after the beginning."""
     return dict(
-        sorted(Counter(int((fate.at_ms + fate.took_ms - kill.at_ms) // 1e3) for fate in fates).items())
+        sorted(Counter(int((fate.at_ms + fate.latency_ms - kill.at_ms) // 1e3) for fate in fates).items())
     )
 
 
@@ -274,7 +209,7 @@ def by_second(fates: Sequence[Fate], kill: Kill) -> dict[int, int]:
 def gap_ms(fates: Sequence[Fate], kill: Kill) -> float:
     """The longest time without an answer, from the kill on."""
     until_ms = kill.at_ms + WATCHED_MS
-    answered = sorted(fate.at_ms + fate.took_ms for fate in fates if fate.code == "ok")
+    answered = sorted(fate.at_ms + fate.latency_ms for fate in fates if fate.code == "ok")
     moments = [kill.at_ms, *(moment for moment in answered if kill.at_ms < moment < until_ms), until_ms]
     return max(later - earlier for earlier, later in pairwise(moments))
 
@@ -291,9 +226,9 @@ def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figur
     )
     for played in all_played:
         refused = [fate for fate in played.fates if fate.code != "ok"]
-        with_room = sum(fate.took_ms < options.budget - ROOM_MS for fate in refused)
-        late = sum(fate.code == "ok" and fate.took_ms > options.budget for fate in played.fates)
-        unanswered = sum(fate.took_ms > options.budget + GRACE_MS for fate in played.fates)
+        with_room = sum(fate.latency_ms < options.budget - ROOM_MS for fate in refused)
+        late = sum(fate.code == "ok" and fate.latency_ms > options.budget for fate in played.fates)
+        unanswered = sum(fate.latency_ms > options.budget + GRACE_MS for fate in played.fates)
         gaps = sorted(gap_ms(played.fates, kill) for kill in played.kills)
         detected = sorted(kill.detected_ms for kill in played.kills if kill.detected_ms is not None)
         table.rows.append(

@@ -13,22 +13,19 @@ start of the process that takes the lost one's place.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
 import os
 import signal
 import tempfile
 import time
 from collections import Counter
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import yaml
 from figures import Figures, Line, add_json_option, tell
+from steady_load import CLOCK, Fate, Load, sending
 
-from fabric.client import Client
-from fabric.errors import PeerLost, RequestError
+from fabric.errors import PeerLost
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
@@ -64,28 +61,20 @@ def main() -> None:
     tell(found_in(moments, fates, options), options.json)
 
 
-def play(
-    cluster: TemporaryCluster, options: argparse.Namespace
-) -> tuple[list[float], list[tuple[float, float, str]]]:
-    """When the schedulers were killed; when each request was asked, answered, and how (s, of the monotonic clock)."""
-    ours, theirs = multiprocessing.Pipe()
-    client = multiprocessing.get_context("spawn").Process(
-        target=send, args=(cluster.endpoints["client"], options.rate, theirs)
-    )
-    client.start()
-    moments = []
-    time.sleep(2.0)
-    for _ in range(options.kills):
-        pid = until_ready(cluster)
-        moments.append(time.monotonic())
-        os.kill(pid, signal.SIGSTOP if options.stop else signal.SIGKILL)
-        if options.stop:
-            time.sleep(STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(AFTER_S + SPACED_S)
-    ours.send("end")
-    fates = ours.recv()
-    client.join()
+def play(cluster: TemporaryCluster, options: argparse.Namespace) -> tuple[list[float], list[Fate]]:
+    """When the schedulers were killed, in ms, and what became of each request."""
+    moments: list[float] = []
+    fates: list[Fate] = []
+    with sending(cluster.endpoints["client"], Load(options.rate, ["m"], is_even=True), fates):
+        time.sleep(2.0)
+        for _ in range(options.kills):
+            pid = until_ready(cluster)
+            moments.append(CLOCK.now_ms())
+            os.kill(pid, signal.SIGSTOP if options.stop else signal.SIGKILL)
+            if options.stop:
+                time.sleep(STOPPED_S)
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(AFTER_S + SPACED_S)
     return moments, fates
 
 
@@ -103,42 +92,7 @@ def until_ready(cluster: TemporaryCluster) -> int:
         time.sleep(0.1)
 
 
-def send(addresses: list[str], rate_rps: float, pipe: Connection) -> None:
-    """The client's process."""
-    asyncio.run(_send(addresses, rate_rps, pipe))
-
-
-async def _send(addresses: list[str], rate_rps: float, pipe: Connection) -> None:
-    fates: list[tuple[float, float, str]] = []
-    inputs = {"input": np.zeros(16, np.float32)}
-    async with Client(addresses) as client:
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def ask() -> None:
-            asked_s = time.monotonic()
-            try:
-                await client.infer("m", inputs)
-                fate = "ok"
-            except RequestError as error:
-                fate = error.code
-            except PeerLost:
-                fate = "PeerLost"
-            fates.append((asked_s, time.monotonic(), fate))
-
-        due_s = time.monotonic()
-        while not pipe.poll():
-            task = asyncio.create_task(ask())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            due_s = max(due_s + 1 / rate_rps, time.monotonic() - 0.5)
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        await asyncio.gather(*tasks)
-    pipe.send(fates)
-
-
-def found_in(
-    moments: list[float], fates: list[tuple[float, float, str]], options: argparse.Namespace
-) -> Figures:
+def found_in(moments: list[float], fates: list[Fate], options: argparse.Namespace) -> Figures:
     """A row for each kill."""
     how = "stopped" if options.stop else "killed"
     figures = Figures(
@@ -146,11 +100,11 @@ def found_in(
     )
     table = figures.table(f"each time, of the requests of {AFTER_S:g} s after it", "gap ms", "ok", "not ok")
     gaps_ms = []
-    for at_s in moments:
-        after = [fate for fate in fates if at_s < fate[0] < at_s + AFTER_S]
-        answered = [end_s for _, end_s, fate in after if fate == "ok"]
-        gaps_ms.append(1e3 * (min(answered) - at_s) if answered else float("nan"))
-        codes = Counter(fate for _, _, fate in after)
+    for at_ms in moments:
+        after = [fate for fate in fates if at_ms < fate.at_ms < at_ms + AFTER_S * 1e3]
+        answered = [fate.at_ms + fate.latency_ms for fate in after if fate.code == "ok"]
+        gaps_ms.append(min(answered) - at_ms if answered else float("nan"))
+        codes = Counter(fate.code for fate in after)
         ok = codes.pop("ok", 0)
         table.rows.append((gaps_ms[-1], ok, ", ".join(f"{count} {code}" for code, count in codes.items())))
     quantiles = figures.table("the gap, ms", "p50", "p99", "longest")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from deploy.local.core import SupervisorOutcome
 from deploy.local.detached import start_detached, stop_running
+from deploy.local.events import SupervisorOutcome
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError

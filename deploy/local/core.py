@@ -13,18 +13,33 @@ what they have accepted can still be answered, then the agents with their worker
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from deploy.local.rolling import Health, RollingRestart
-from fabric.ids import PeerId
+from deploy.local.events import (
+    Announce,
+    KillRole,
+    Reply,
+    RoleAsked,
+    RolePlan,
+    RoleReported,
+    RoleServes,
+    Settled,
+    SpawnRole,
+    SupervisorAction,
+    SupervisorEvent,
+    SupervisorLimits,
+    SupervisorOutcome,
+    TerminateRole,
+)
+from deploy.local.rolling import RollingRestart
 from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain
 from fabric.policy_options import suggestion
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines
-from roles.runtime.restarts import RestartRule, Restarts
+from roles.runtime.restarts import Restarts
 
 
 class RoleState(Enum):
@@ -73,110 +88,6 @@ NEXT: Final[Mapping[tuple[RoleState, RoleTransition], RoleState]] = {
     ): RoleState.GONE,  # stuck in the kernel: nothing more can be done
     (RoleState.GONE, RoleTransition.EXITED): RoleState.GONE,
 }
-
-
-@dataclass(slots=True, frozen=True)
-class RolePlan:
-    """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL.
-
-    `restart_rank`: lower ones first in a rolling restart. What another one of its kind stands in for goes first: node
-    agents, frontends, then standby schedulers, so that one of them is new when the active one ends, and that one last.
-    """
-
-    role_id: str
-    command: tuple[str, ...]
-    start_rank: int
-    stop_rank: int
-    stop_limit_ms: float
-    restart_rank: int = 0
-    kind: str = ""
-    """Roles of one kind stand in for one another; empty: this one does not matter to clients."""
-
-
-@dataclass(slots=True, frozen=True)
-class SupervisorLimits:
-    """Bounds, in ms."""
-
-    serve_ms: float = 60_000.0  # from spawn to run file
-    kill_ms: float = 2_000.0
-    restart: RestartRule = field(default_factory=RestartRule)
-
-
-@dataclass(slots=True, frozen=True)
-class RoleServes:
-    """The living process of that role has written its run file."""
-
-    role_id: str
-
-
-@dataclass(slots=True, frozen=True)
-class Settled:
-    """Every slice is ready or has failed. `nothing_serves`: why no model is served, where none is."""
-
-    nothing_serves: str = ""
-
-
-@dataclass(slots=True, frozen=True)
-class SpawnRole:
-    """Start that role's process."""
-
-    role_id: str
-    command: tuple[str, ...]
-
-
-@dataclass(slots=True, frozen=True)
-class TerminateRole:
-    """SIGTERM."""
-
-    role_id: str
-
-
-@dataclass(slots=True, frozen=True)
-class KillRole:
-    """SIGKILL."""
-
-    role_id: str
-
-
-@dataclass(slots=True, frozen=True)
-class Announce:
-    """Everything serves: say so, once."""
-
-
-@dataclass(slots=True, frozen=True)
-class SupervisorOutcome:
-    """How it ended. `reason` is empty for a stop that was asked for."""
-
-    exit_code: int
-    reason: str
-
-
-@dataclass(slots=True, frozen=True)
-class RoleAsked:
-    """An operator asks for a change of the processes."""
-
-    peer: PeerId
-    change: RoleChange
-
-
-@dataclass(slots=True, frozen=True)
-class RoleReported:
-    """A role says how it is."""
-
-    role_id: str
-    health: Health
-
-
-@dataclass(slots=True, frozen=True)
-class Reply:
-    """To an operator: what became of what was asked for."""
-
-    peer: PeerId
-    message: Changed
-
-
-SupervisorEvent = ProcessExited | RoleServes | RoleAsked | RoleReported | Settled | StopAsked | Tick
-SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | Reply | Warn
 
 
 @dataclass(slots=True)

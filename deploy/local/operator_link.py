@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.local.core import RoleAsked, RoleReported
+from deploy.local.events import RoleAsked, RoleReported
 from deploy.local.rolling import health_of
 from fabric.errors import ConfigError, PeerLost
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
@@ -14,7 +14,7 @@ from fabric.link import Received
 from fabric.messages import Ping, Pong, RestartRoles, RoleDrain, StatusAsked, StatusListed
 from fabric.sockets import DealerLink, RouterLink
 from roles.runtime.environment import RunDir
-from roles.runtime.loop.sources import LinkSource
+from roles.runtime.loop.sources import LinkSource, TimedSource
 from roles.runtime.process import read_run_file
 from roles.runtime.run_directory import UP_SOCKET
 
@@ -44,10 +44,10 @@ def operator_source(link: RouterLink, status: Callable[[], StatusListed]) -> Lin
     return LinkSource(link, translate)
 
 
-class RoleHealth:
-    """A source: asks one role how it is, again and again, for as long as `asks` names it.
+class RoleHealth(TimedSource[RoleReported]):
+    """Asks one role how it is, again and again, for as long as `asks` names it.
 
-    No descriptor of its own: roles come and go, and a look every 20 ms is soon enough.
+    Roles come and go, and a look every 20 ms is soon enough.
     """
 
     def __init__(self, run_dir: Path, asks: Callable[[], str]) -> None:
@@ -63,15 +63,6 @@ class RoleHealth:
         if self._link is not None:
             self._link.close()
         self._link, self._asked = None, ""
-
-    def fileno(self) -> int:
-        """None."""
-        return -1
-
-    @property
-    def has_more(self) -> bool:
-        """Never without its moment."""
-        return False
 
     @property
     def wake_at_ms(self) -> float | None:

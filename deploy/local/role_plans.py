@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from deploy.local.core import RolePlan
+from deploy.local.events import RolePlan
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from roles.config.cluster import ClusterConfig
 

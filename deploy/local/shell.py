@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local.core import (
+from deploy.local.core import SupervisorCore
+from deploy.local.events import (
     Announce,
     KillRole,
     Reply,
@@ -17,7 +18,6 @@ from deploy.local.core import (
     Settled,
     SpawnRole,
     SupervisorAction,
-    SupervisorCore,
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,
@@ -31,7 +31,7 @@ from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.sources import SourceOver
+from roles.runtime.loop.sources import SourceOver, TimedSource
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
@@ -79,8 +79,8 @@ def problems_of(slices: Sequence[SliceReport]) -> list[str]:
     ]
 
 
-class _RunFileWatch:
-    """A source: tells of a role when the living process of that name has written its run file."""
+class _RunFileWatch(TimedSource[RoleServes]):
+    """Tells of a role when the living process of that name has written its run file."""
 
     def __init__(self, role_ids: Sequence[str], run_dir: Path, processes: Processes) -> None:
         self._role_ids = role_ids
@@ -94,13 +94,6 @@ class _RunFileWatch:
         """Flags with which its next process listens where clients know it; none after one that never served."""
         address = self._clients.pop(role_id, None)
         return () if address is None else ("--client", address)
-
-    def fileno(self) -> int:
-        return -1
-
-    @property
-    def has_more(self) -> bool:
-        return False
 
     @property
     def wake_at_ms(self) -> float | None:

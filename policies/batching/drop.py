@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import deque
 
 from policies.batching.base import RequestRun
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 
 
 def suffix_size(runs: deque[RequestRun], cost: Table, now_ms: float, target: int) -> int:

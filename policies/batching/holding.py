@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.batching.base import BatchModel
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 from policies.batching.drop import target_size
 
 SPARE = 0.003  # of the slices may be busy beyond full deferral while nobody loses requests: idle GPUs can be released

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from fabric.ids import FrontendId
 from policies.batching.base import RequestRun
+from policies.batching.priorities import by_priority
 
 
 class RunQueue:
@@ -79,17 +80,17 @@ class RunQueue:
         self.count += skipped_count
         return taken
 
-    def pop_important(self, skip_runs: int, count: int, usual: int) -> list[RequestRun]:
-        """As `pop_after`, but the most important ones, the tightest of them first. Costs a look at every run.
+    def pop_by_priority(self, skip_runs: int, count: int, usual: int) -> list[RequestRun]:
+        """As `pop_after`, but those of the highest priority, the tightest of them first. Costs a look at every run.
 
-        `usual`: the priority of runs that have none of their own. What waits behind the tightest deadline is no tighter, so
-        any batch of `count` is in time if the first `count` are.
+        `usual`: see `by_priority`. What waits behind the tightest deadline is no tighter, so any batch of `count` is in
+        time if the first `count` are.
         """
         waiting = list(self.runs)
         kept = waiting[:skip_runs]
         taken: list[RequestRun] = []
         left = count
-        for run in sorted(waiting[skip_runs:], key=lambda run: usual - _priority_of(run, usual)):
+        for run in by_priority(waiting[skip_runs:], usual):
             if not left:
                 kept.append(run)
             elif run.count <= left:
@@ -213,10 +214,6 @@ def tight_count(run: RequestRun, deadline_at_ms: float) -> int:
     if run.span_ms < missing_ms:
         return run.count
     return min(run.count, max(1, math.ceil(missing_ms * (run.count - 1) / run.span_ms)))
-
-
-def _priority_of(run: RequestRun, usual: int) -> int:
-    return usual if run.priority is None else run.priority
 
 
 def _disjoint(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

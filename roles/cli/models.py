@@ -90,7 +90,7 @@ def _addresses(cluster: _Cluster) -> Iterator[tuple[Sequence[str], Keyring | Non
     keyring = keyring_of(cluster.key_file)
     home = chosen_run_dir(cluster.run_dir)
     try:
-        yield [cluster.address] if cluster.address else scheduler_addresses(home.path), keyring
+        yield [cluster.address] if cluster.address else scheduler_addresses(home.path, keyring), keyring
     finally:
         home.remove()
 
@@ -157,7 +157,7 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
 
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
-    if cluster.address is None and _is_role(where, cluster.run_dir):
+    if cluster.address is None and _is_role(where, cluster):
         _carry_out(lambda no: RoleDrain(no, where, is_back), cluster, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
@@ -167,18 +167,14 @@ def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> Non
     _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), cluster, as_json=as_json)
 
 
-def _is_role(where: str, run_dir_option: Path | None) -> bool:
+def _is_role(where: str, cluster: _Cluster) -> bool:
     """Whether it names a process that `tenuto up` keeps running, or kept before it was drained."""
-    home = chosen_run_dir(run_dir_option)
-    try:
-        is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
-    finally:
-        home.remove()
+    if "/" in where:
+        return False
+    with _addresses(cluster) as (addresses, keyring):
+        gpus: Sequence[GpuReport] = ask_status(addresses, server=SCHEDULER, keyring=keyring).gpus
+    is_node = any(where == report.node_id for report in gpus)
     return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
-
-
-def _gpus(run_dir: Path) -> Sequence[GpuReport]:
-    return ask_status(scheduler_addresses(run_dir)).gpus
 
 
 def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:

@@ -54,6 +54,7 @@ def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:
 def raise_refusal(answer: Changed) -> None:
     """Raise what ends the command, unless all went well."""
     if answer.status == "refused":
-        raise (FabricError if answer.code == "Busy" else ConfigError)(f"{answer.code}: {answer.reason}")
+        is_passing = answer.code in ("Busy", "NotActive")
+        raise (FabricError if is_passing else ConfigError)(f"{answer.code}: {answer.reason}")
     if answer.status == "failed":
         raise FabricError(answer.reason)

@@ -79,12 +79,12 @@ def scheduler(
     with _role(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
-        control = where.scheduler(number)
+        addresses = where.scheduler(number)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
-            run_on_one_loop(written, options, stop, recording, control, number)
+            run_on_one_loop(written, options, stop, recording, addresses, number)
         else:
-            run_scheduler(written, home, stop, recording, control, number=number)
+            run_scheduler(written, home, stop, recording, addresses, number=number)
 
 
 @click.command()

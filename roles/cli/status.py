@@ -54,7 +54,7 @@ def status(
     else:
         home = chosen_run_dir(run_dir_option)
         try:
-            report = look(home.path)
+            report = look(home.path, keyring_of(key_file))
         finally:
             home.remove()
     if as_json:

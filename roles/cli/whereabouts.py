@@ -6,7 +6,7 @@ their TCP addresses are on loopback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,7 @@ from roles.runtime.process import read_run_file
 if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
-
-LOOPBACK = "127.0.0.1"
+    from roles.scheduler.shell import SchedulerAddresses
 
 
 class Whereabouts:
@@ -43,12 +42,15 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, number: int) -> Sequence[str]:
-        """The control addresses of a scheduler beside the run directory's."""
+    def scheduler(self, number: int) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts."""
+        from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
+
         if not self._is_placed:
-            return ()
+            return SchedulerAddresses()
         place = self._places.schedulers[number]
-        return (f"tcp://{self._address(place.host)}:{place.port}",)
+        own = (f"tcp://{self._address(place.host)}:{place.port}",)
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host))
 
     def frontend(
         self,
@@ -93,12 +95,7 @@ class Whereabouts:
 
         if not self._is_placed:
             return AgentOptions()
-        elsewhere = {
-            scheduler_id(number): addresses
-            for number, addresses in enumerate(self._schedulers_seen_from(host))
-            if self._places.schedulers[number].host != host
-        }
-        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
+        return AgentOptions(address=self._address(host), scheduler_addresses=self._schedulers_elsewhere(host))
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
@@ -109,6 +106,13 @@ class Whereabouts:
             (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
             for number, place in enumerate(self._places.schedulers)
         ]
+
+    def _schedulers_elsewhere(self, host: str) -> Mapping[str, Sequence[str]]:
+        return {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
 
     def _by_ipc(self, number: int) -> str:
         return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")

@@ -18,7 +18,7 @@ from fabric.messages import LoaderSpec
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
 from fabric.messages import RUN_REQUESTS_MAX, Arrivals
+from roles.frontend.estimates import Estimates
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin
 from roles.frontend.runs import AnnouncedRun
@@ -32,18 +33,12 @@ class Gatherer:
         """Announce nothing: there is nobody to tell."""
         self._gathered.clear()
 
-    def announce(
-        self,
-        pending: Pending,
-        return_of: Callable[[ModelId], ReturnMargin],
-        ready_in_ms: Callable[[Request], float],
-        now_ms: float,
-    ) -> Iterator[Arrivals]:
+    def announce(self, pending: Pending, estimates: Estimates, now_ms: float) -> Iterator[Arrivals]:
         """Number all that was gathered and is still unanswered."""
         gathered, self._gathered = self._gathered, {}
         for model_id, requests in gathered.items():
             live = [request for request in requests if request.stage is RequestState.GATHERED]
-            path = return_of(model_id)
+            path = estimates.return_of(model_id)
             # A run has one priority and one ready moment, and whoever is ready need not wait for who is not.
             kinds: dict[tuple[bool, int | None], list[Request]] = {}
             for request in live:
@@ -51,7 +46,9 @@ class Gatherer:
             for (is_ready, priority), alike in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
                 for run, tightest_ms, span_ms in cut_runs(alike, path, now_ms):
                     first_seq = self._number(model_id, run, pending, now_ms)
-                    ready_ms = 0.0 if is_ready else max(ready_in_ms(request) for request in run)
+                    ready_ms = (
+                        0.0 if is_ready else max(estimates.ready_in_ms(request, now_ms) for request in run)
+                    )
                     slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
                     yield Arrivals(
                         model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms, priority

@@ -32,10 +32,8 @@ from fabric.errors import (
     TooLarge,
     WorkerLost,
 )
-from fabric.frames import PAYLOAD_BYTES_MAX
 from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import (
-    TENSORS_MAX,
     Answer,
     AnyMessage,
     Arrivals,
@@ -61,6 +59,7 @@ from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import Known, lists
 from roles.frontend.drain import Drain
+from roles.frontend.estimates import Estimates
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -86,9 +85,9 @@ from roles.frontend.events import (
     UseScheduler,
     WorkerSaid,
 )
+from roles.frontend.grants import part_of
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
-from roles.frontend.preprocess_times import PreprocessTimes
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
@@ -110,13 +109,11 @@ class FrontendCore:
         make_margin: Callable[[], ReturnMargin] = ReturnPath,
     ) -> None:
         self._settings = settings
-        self._make_margin = make_margin
         self._known = Known()
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
-        self._returns: dict[ModelId, ReturnMargin] = {}
-        self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
+        self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._is_linked = False
         self._drain = Drain(settings.incarnation, settings.memory)
@@ -159,7 +156,7 @@ class FrontendCore:
             "is_ready": float(self._is_linked),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
-            "reserve_ms_max": max((path.reserve_ms for path in self._returns.values()), default=0.0),
+            "reserve_ms_max": self._estimates.reserve_ms_max,
         }
         return {**self._counts, **self.offences.counters, **gauges}
 
@@ -177,7 +174,7 @@ class FrontendCore:
         while (late := self._pending.expired(now_ms)) is not None:
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED:
-                self._note_end(late)
+                self._estimates.note_end(late, now_ms)
             self._refuse(late, DeadlineExceeded, _why_late(late))
         match event:
             case Asked(peer, message):
@@ -294,7 +291,7 @@ class FrontendCore:
             return
         request.is_ready = True
         request.preprocess_ms = self._now_ms - request.asked_at_ms
-        self._preprocess_times.setdefault(request.model_id, PreprocessTimes()).note(request.preprocess_ms)
+        self._estimates.note_preprocessed(request)
         if request.drop_reason:
             self._refuse(request, DeadlineExceeded, request.drop_reason)
         elif request.stage is RequestState.DECODING:
@@ -306,10 +303,6 @@ class FrontendCore:
         if request is not None:
             self._refuse(request, REQUEST_ERRORS.get(code, Internal), reason)
 
-    def _ready_in_ms(self, request: Request) -> float:
-        times = self._preprocess_times.setdefault(request.model_id, PreprocessTimes())
-        return max(0.0, times.p95_ms - (self._now_ms - request.asked_at_ms))
-
     # ------------------------------------------------------------ the scheduler
 
     def _gather(self, request: Request) -> None:
@@ -318,18 +311,10 @@ class FrontendCore:
             self._gatherer.add(request)
 
     def _announce(self) -> None:
-        for arrivals in self._gatherer.announce(
-            self._pending, self._return_of, self._ready_in_ms, self._now_ms
-        ):
+        for arrivals in self._gatherer.announce(self._pending, self._estimates, self._now_ms):
             self._counts["runs_announced"] += 1
             self._counts["requests_announced"] += arrivals.count
             self._out.append(Tell(arrivals))
-
-    def _return_of(self, model_id: ModelId) -> ReturnMargin:
-        path = self._returns.get(model_id)
-        if path is None:
-            path = self._returns[model_id] = self._make_margin()
-        return path
 
     def _on_scheduler(self, message: AnyMessage) -> None:
         match message:
@@ -338,19 +323,14 @@ class FrontendCore:
             case Dropped(model_id, runs, code, reason, retry_after_ms):
                 dropped = self._queued(model_id, runs)
                 if retry_after_ms is None:  # else no margin is to blame
-                    self._return_of(model_id).note_dropped(len(dropped))
+                    self._estimates.return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._leave_queue(request)
                     self._refuse_dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._granted(batch_id, model_id, runs):
-                    if (
-                        request.returns_left > 0
-                    ):  # its budget ends that, and on a host that stands still the count
-                        request.returns_left -= 1
-                        request.tries_left += 1
-                    self._give_back(request, Overloaded, f"its batch did not run: {reason}")
+                    self._give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
             case Directory():
                 self._on_directory(message)
 
@@ -387,26 +367,14 @@ class FrontendCore:
                     request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
                 )
             return
-        live: list[Request] = []
-        size_bytes = 0
-        for request in queued:
-            if not request.is_ready:
-                self._counts["missed_grants"] += 1
-                self._leave_queue(request)
-                request.step(RequestTransition.MISS)
-            elif live and request.tensors != live[0].tensors:
-                # Only where a model declares no inputs. Frames are told apart by their number per request.
-                self._give_back(request, Overloaded, "its batch brought another number of tensors a request")
-            elif (len(live) + 1) * request.tensors > TENSORS_MAX or (
-                size_bytes + request.size_bytes > PAYLOAD_BYTES_MAX
-            ):  # only there too: a worker announces no batches that cannot be sent
-                self._give_back(
-                    request, TooLarge, f"its batch of {len(queued)} is over what one message may hold"
-                )
-            else:
-                live.append(request)
-                size_bytes += request.size_bytes
-        for request in live:
+        part = part_of(queued)
+        for request in part.missed:
+            self._counts["missed_grants"] += 1
+            self._leave_queue(request)
+            request.step(RequestTransition.MISS)
+        for request, error, reason in part.unfit:
+            self._give_back(request, error, reason)
+        for request in part.live:
             self._leave_queue(request)
             request.step(RequestTransition.GRANT)
             place = BatchSlot(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
@@ -418,11 +386,11 @@ class FrontendCore:
             grant.model_id,
             self._settings.frontend_id,
             grant.part,
-            live_seqs=tuple(request.seq for request in live),
+            live_seqs=tuple(request.seq for request in part.live),
         )
         info = self._known.models.get(grant.model_id)
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
-        self._out.append(PushInputs(inputs, tuple(request.payload for request in live), names))
+        self._out.append(PushInputs(inputs, tuple(request.payload for request in part.live), names))
 
     def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
@@ -457,8 +425,7 @@ class FrontendCore:
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
-            self._preprocess_times.pop(model_id, None)
-            self._returns.pop(model_id, None)
+            self._estimates.forget(model_id)
         # What a worker already has it may finish.
         for request in [
             one for one in self._pending if one.model_id in removed and one.stage is not RequestState.GRANTED
@@ -530,9 +497,9 @@ class FrontendCore:
             else:
                 ledger = settle(request, outputs, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
-                    self._return_of(request.model_id).note_batch(ledger.return_ms)
+                    self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
-                self._note_end(request)
+                self._estimates.note_end(request, self._now_ms)
                 self._finish(request)
                 self._counts["answers"] += 1
                 self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
@@ -565,7 +532,13 @@ class FrontendCore:
         return info is None or info.is_idempotent
 
     def _give_back(
-        self, request: Request, error: type[RequestError], reason: str, *, may_have_run: bool = False
+        self,
+        request: Request,
+        error: type[RequestError],
+        reason: str,
+        *,
+        may_have_run: bool = False,
+        was_late: bool = False,
     ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self._leave_queue(request)
@@ -575,14 +548,12 @@ class FrontendCore:
         request.has_lost_worker |= error is WorkerLost
         if may_have_run and not self._is_idempotent(request.model_id):
             self._refuse(request, error, f"{reason}, and its model must not run it twice")
-            return
-        if request.tries_left == 0:
+        elif request.may_try_again(was_late=was_late):
+            self._counts["announced_again"] += 1
+            request.step(RequestTransition.GIVE_BACK)
+            self._gather(request)
+        else:
             self._refuse(request, error, reason)
-            return
-        self._counts["announced_again"] += 1
-        request.tries_left -= 1
-        request.step(RequestTransition.GIVE_BACK)
-        self._gather(request)
 
     def _leave_queue(self, request: Request) -> None:
         if request.run is not None:
@@ -600,12 +571,6 @@ class FrontendCore:
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
-
-    def _note_end(self, request: Request) -> None:
-        """Granted, and its end has come: in time, or late."""
-        self._return_of(request.model_id).note_answer(
-            self._now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms
-        )
 
     def _finish(self, request: Request) -> None:
         """Its one final answer goes out with this step; the table has none after it."""

@@ -54,7 +54,9 @@ class RequestTransition(enum.IntEnum):
     ANSWER = enum.auto()
 
 
-RETURNS_MAX: Final = 15
+TRIES_MAX: Final = 1
+LATE_RETURNS_MAX: Final = 15
+"""Of a request whose slice was late, beyond `TRIES_MAX`. Its budget ends that first, but on a host that stands still."""
 
 NEXT: Final[Mapping[tuple[RequestState, RequestTransition], RequestState]] = {
     (RequestState.GATHERED, RequestTransition.ANNOUNCE): RequestState.ANNOUNCED,
@@ -107,14 +109,24 @@ class Request:
     run: AnnouncedRun | None = None  # while the scheduler has it queued
     place: BatchSlot | None = None  # while granted
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
-    tries_left: int = 1  # how often it may be announced again after a grant that came to nothing
-    returns_left: int = RETURNS_MAX  # and after a batch that did not run, because its slice was late
+    tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing
+    late_returns_left: int = LATE_RETURNS_MAX  # and before that, where its batch did not run for being late
     has_lost_worker: bool = False
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
     def step(self, step: RequestTransition) -> None:
         """Go to the next stage; a step the table does not have is a bug of ours."""
         self.stage = NEXT[self.stage, step]
+
+    def may_try_again(self, *, was_late: bool) -> bool:
+        """Whether it may be announced once more, which counts. `was_late`: its batch did not run, as it was late."""
+        if was_late and self.late_returns_left:
+            self.late_returns_left -= 1
+        elif self.tries_left:
+            self.tries_left -= 1
+        else:
+            return False
+        return True
 
 
 class Pending:

@@ -11,13 +11,12 @@ A run that takes many times what was promised has hung, and with it the device's
 and ends, to be started again. A model that cannot be loaded, or that the agent leaves out, leaves only itself out.
 
 A slice's life is the table in `slices.py`; all slices of a process share its incarnation. How models come and go while
-their slice serves is in `model_changes.py`.
+their slice serves is in `model_changes.py`, how a batch starts and ends in `runs.py`, how an agent is found in `adoption.py`.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +29,6 @@ from fabric.messages import (
     Directory,
     EpochGranted,
     Host,
-    Inputs,
     Loading,
     Ping,
     Pong,
@@ -42,14 +40,13 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Stop,
-    WorkerHello,
     replaced,
 )
+from roles.gpu_worker.adoption import HELLO_FOR_MS, LAST_GRACE_MS, Adoption
 from roles.gpu_worker.answers import (
     answer_failure,
     answer_rows,
     done_of,
-    preempted,
     release,
     unlaunched,
 )
@@ -60,13 +57,11 @@ from roles.gpu_worker.events import (
     AgentGone,
     BatchRan,
     End,
-    Execute,
     InputsCame,
     JoinScheduler,
     KnowFrontends,
     LoadSlice,
     SchedulerAnswers,
-    StageInputs,
     UnloadSlice,
     WatchAgent,
     WorkerAction,
@@ -85,24 +80,19 @@ from roles.gpu_worker.executors.base import (
 from roles.gpu_worker.model_changes import ModelChanges
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
+from roles.gpu_worker.runs import Runs
 from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
-from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
+from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
 
 NO_MODEL: Final = ModelId("")
 
-HELLO_EVERY_MS: Final = (
-    25.0  # the first one always comes before the connection: it costs this much at a start
-)
-HELLO_FOR_MS: Final = 30_000.0  # an agent that has not said what to host by then never will
-LAST_GRACE_MS: Final = 2_000.0  # for the batch that runs, when no agent came in time
 SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
-WARMING_MS: Final = 30_000.0  # a run of another model, which warms up, may be before it on the device
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
@@ -117,16 +107,14 @@ class WorkerCore:
         self._registration = Registration(identity, self._slices)
         self._changes = ModelChanges(self._registration, self._slices)
         self._early = EarlyInputs()
+        self._runs = Runs(self.counters)
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
         self._heartbeats = HeartbeatTiming()
         self._epoch = NO_EPOCH
         """The agent's: commands of any other are refused."""
-        self._hello_at_ms: float | None = -math.inf
-        self._hello_until_ms: float | None = None
-        self._outlive_ms = outlive_ms
-        self._orphan_until_ms: float | None = None
+        self._adoption = Adoption(identity, outlive_ms)
         self._stop_by_ms: float | None = None
         self._has_ended = False
 
@@ -190,9 +178,9 @@ class WorkerCore:
         while self._alarms and not self._is_alarm(*self._alarms[0]):
             heapq.heappop(self._alarms)
         moments = (
-            self._hello_at_ms,
+            self._adoption.hello_at_ms,
             self._registration.wake_at_ms,
-            self._orphan_until_ms,
+            self._adoption.orphan_until_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
             self._changes.due_at_ms,
@@ -221,7 +209,6 @@ class WorkerCore:
         """Host these slices and no others; one that is here already, but for its models, serves on."""
         if self._stop_by_ms is not None:
             return []
-        self._hello_at_ms = None
         self._registration.node_id = host.node_id
         actions = self._follow_agent(host.agent_pid)
         self._heartbeats = HeartbeatTiming(host.heartbeat_interval_ms, host.heartbeat_patience_ms)
@@ -259,12 +246,10 @@ class WorkerCore:
 
     def _follow_agent(self, agent_pid: int) -> list[WorkerAction]:
         """Whoever says what to host is the agent; a new one hears how the slices are."""
-        if not self._outlive_ms:
-            return []
-        actions: list[WorkerAction] = [WatchAgent(agent_pid)]
-        if self._orphan_until_ms is None:
+        was_orphan = self._adoption.adopted()
+        actions: list[WorkerAction] = [WatchAgent(agent_pid)] if self._adoption.may_outlive else []
+        if not was_orphan:
             return actions
-        self._orphan_until_ms = None
         self.counters["adopted"] += 1
         for slice_id, slice_ in self._slices.items():
             if slice_.state is HostedState.READY:
@@ -278,8 +263,7 @@ class WorkerCore:
             return []
         if not self._wanted:
             return [self._end(1, "its agent is gone, and it hosts nothing")]
-        self._orphan_until_ms = now_ms + self._outlive_ms
-        self._hello_until_ms = self._orphan_until_ms + LAST_GRACE_MS
+        self._adoption.orphaned(now_ms)
         return self._hello(now_ms)
 
     def _load(self, spec: SliceSpec) -> list[WorkerAction]:
@@ -294,13 +278,13 @@ class WorkerCore:
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:
         """Give back what has not started, let the rest finish."""
-        self._hello_at_ms = self._orphan_until_ms = None
+        self._adoption.stop()
         self._stop_by_ms = stop_by_ms
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
             slice_.go_on(HostedTransition.UNWANTED)
             for batch in slice_.queue.take_waiting():
-                actions += self._end_unlaunched(batch)
+                actions += self._runs.end_unlaunched(batch)
         return actions + self._end_if_stopped(now_ms)
 
     def _loaded(self, event: Loaded, now_ms: float) -> list[WorkerAction]:
@@ -347,9 +331,9 @@ class WorkerCore:
             loading = slice_.loading
             if slice_.queue.running is not None:
                 loading = None  # what loads beside a batch need not be what broke the device
-                actions += self._end_broken(slice_, slice_.queue.running, reason)
+                actions += self._runs.end_broken(slice_, slice_.queue.running, reason)
             for batch in slice_.queue.take_waiting():
-                actions += self._end_unlaunched(batch)
+                actions += self._runs.end_unlaunched(batch)
             slice_id = slice_.spec.slice_id
             guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
             failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
@@ -386,7 +370,7 @@ class WorkerCore:
         batch = granted(run, late_ms, now_ms)
         actions: list[WorkerAction] = []
         for early in self._early.take(run.slice_id, run.batch_id, len(run.parts)):
-            actions += self._fit(batch, early.inputs, early.payload, now_ms)
+            actions += self._runs.fit(batch, early.inputs, early.payload, now_ms)
         slice_.queue.add(batch)
         return actions + self._advance(slice_, now_ms)
 
@@ -399,7 +383,7 @@ class WorkerCore:
         if batch is slice_.queue.running:
             return [Abort(preempt.slice_id, preempt.batch_id)]
         slice_.queue.remove(batch)
-        return self._end_preempted(batch) + self._advance(slice_, now_ms)
+        return self._runs.end_preempted(batch) + self._advance(slice_, now_ms)
 
     def _accepts(self, slice_: HostedSlice, run: RunBatch) -> bool:
         return (
@@ -419,7 +403,7 @@ class WorkerCore:
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
             return release(event.payload)
         if slice_ is not None and batch is not None:
-            actions = self._fit(batch, inputs, event.payload, now_ms)
+            actions = self._runs.fit(batch, inputs, event.payload, now_ms)
             # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
             after = self._advance(slice_, now_ms) if batch.is_complete else self._look_ahead(slice_, now_ms)
             return actions + after
@@ -428,21 +412,14 @@ class WorkerCore:
         self.counters["inputs_over_pool"] += 1
         return release(event.payload)
 
-    def _fit(self, batch: Batch, inputs: Inputs, payload: Handle, now_ms: float) -> list[WorkerAction]:
-        if batch.wants(inputs):
-            batch.accept(inputs, payload, now_ms)
-            return []
-        self.counters["inputs_unfit"] += 1
-        return release(payload)
-
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may, and look ahead."""
         running = slice_.queue.running
         if running is not None and running.overdue_at_ms <= now_ms:
             if now_ms - running.overdue_at_ms < OWN_GAP_MS:
                 return self._hung(slice_, running)
-            self._expect(slice_, running, now_ms)
-        return self._launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)
+            self._runs.expect(slice_, running, now_ms)
+        return self._runs.launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)
 
     def _hung(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
@@ -452,37 +429,9 @@ class WorkerCore:
         self.counters["runs_hung"] += 1
         return self._break(reason, EXIT_HUNG, (slice_.spec.slice_id, model_id))
 
-    def _launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
-        """End what cannot run, start what may."""
-        actions: list[WorkerAction] = []
-        for batch in slice_.queue.take_ended(now_ms):
-            if batch.is_dead:
-                actions += self._end_dead(batch)
-            elif batch.inputs:
-                actions += self._end_unlaunched(batch)
-            else:
-                batch.started_at_ms = now_ms
-                actions += self._end_empty(batch)
-        while (batch_ := slice_.queue.start_next(now_ms)) is not None:
-            if batch_.rows:
-                actions.append(self._execute(slice_, batch_, now_ms))
-                break
-            slice_.queue.running = None
-            actions += self._end_empty(batch_)
-        return actions
-
-    def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
-        self._expect(slice_, batch, now_ms)
-        return Execute(batch.run, tuple(part for _, part in batch.running()))
-
-    def _expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
-        """What runs ends within its limit from now on, or has hung."""
-        limit_ms = slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
-        batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if slice_.side_load is not None else 0.0)
-
     def _look_ahead(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """Put the next batch in place, set the slice's alarm, and let go what nobody wants any more."""
-        actions = self._stage(slice_)
+        actions = self._runs.stage(slice_)
         alarm_at_ms = slice_.queue.wake_at_ms
         if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
             heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
@@ -490,16 +439,6 @@ class WorkerCore:
         if slice_.is_letting_go:
             actions += self._changes.adapt(slice_, now_ms)
         return actions + self._forget_if_drained(slice_)
-
-    def _stage(self, slice_: HostedSlice) -> list[WorkerAction]:
-        """While a batch runs, the next one's inputs can be put in place."""
-        batch = slice_.queue.next_complete
-        if batch is None or slice_.queue.running is None or not slice_.has_device:
-            return []
-        if slice_.staged == batch.run.batch_id:
-            return []
-        slice_.staged = batch.run.batch_id
-        return [StageInputs(batch.run, tuple(part for _, part in batch.live()))]
 
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
@@ -516,7 +455,8 @@ class WorkerCore:
             batch.exec_ms += event.exec_ms
             return [*answers, *release(event.outputs), *self._run_apart(slice_, batch, now_ms)]
         slice_.queue.running = None
-        actions = self._launch(slice_, now_ms)  # before the answers: the device has nothing to do meanwhile
+        # Before the answers: the device has nothing to do meanwhile.
+        actions = self._runs.launch(slice_, now_ms)
         actions += [*answers, *release(event.outputs, *batch.payloads())]
         actions.append(Send(SCHEDULER, done_of(batch, "ok", ran, event.exec_ms)))
         return actions + self._look_ahead(slice_, now_ms) + self._end_if_stopped(now_ms)
@@ -531,22 +471,9 @@ class WorkerCore:
         return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)
 
     def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
-        """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
-
-        Rows whose loosest deadline another run would miss are not run.
-        """
-        model_id = batch.run.model_id
-        granted = sum(run.count for part in batch.run.parts for run in part.runs)
-        lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
-        actions: list[WorkerAction] = []
-        while batch.rest:
-            batch.rows = batch.rest.pop(0)
-            if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
-                self.counters["runs_apart"] += 1
-                return [*actions, self._execute(slice_, batch, now_ms), *self._look_ahead(slice_, now_ms)]
-            reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
-            actions += answer_failure(batch, "DeadlineExceeded", reason)
-        actions += self._end_failed(slice_, batch)
+        actions = self._runs.run_apart(slice_, batch, now_ms)
+        if slice_.queue.running is batch:
+            return actions + self._look_ahead(slice_, now_ms)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
@@ -554,52 +481,18 @@ class WorkerCore:
         batch = slice_.queue.running
         assert batch is not None, "an executor runs only what it was given"
         slice_.queue.running = None
-        actions = self._end_preempted(batch)
+        actions = self._runs.end_preempted(batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
-
-    def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
-        self.counters["batches_failed"] += 1
-        slice_.queue.running = None
-        done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
-        return [*release(*batch.payloads()), done]
-
-    def _end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
-        """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
-        actions: list[WorkerAction] = []
-        code = "Internal" if len(batch.rows) == 1 else "WorkerLost"
-        for rows in (batch.rows, *batch.rest):
-            batch.rows = rows
-            actions += answer_failure(batch, code, reason)
-            code = "WorkerLost"
-        return actions + self._end_failed(slice_, batch)
-
-    def _end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
-        """Too late, or stopping: everything goes back, what had come as well."""
-        self.counters["batches_expired"] += 1
-        return [*release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
-
-    def _end_preempted(self, batch: Batch) -> list[WorkerAction]:
-        self.counters["batches_preempted"] += 1
-        return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
-
-    def _end_empty(self, batch: Batch) -> list[WorkerAction]:
-        """Its last moment has come, and no live request has."""
-        self.counters["batches_expired"] += 1
-        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired"))]
-
-    def _end_dead(self, batch: Batch) -> list[WorkerAction]:
-        """All its requests were cancelled or had expired before."""
-        batch.started_at_ms = batch.complete_at_ms
-        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok"))]
 
     # ------------------------------------------------ time
 
     def _tick(self, now_ms: float) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
-        if self._orphan_until_ms is not None and self._orphan_until_ms <= now_ms:
+        orphan_until_ms, hello_at_ms = self._adoption.orphan_until_ms, self._adoption.hello_at_ms
+        if orphan_until_ms is not None and orphan_until_ms <= now_ms:
             self.counters["orphaned_to_the_end"] += 1
             return self._stop(now_ms + LAST_GRACE_MS, now_ms)
-        if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
+        if hello_at_ms is not None and hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
         repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
@@ -623,15 +516,11 @@ class WorkerCore:
         return slice_ is not None and slice_.alarm_at_ms == at_ms
 
     def _hello(self, now_ms: float) -> list[WorkerAction]:
-        """Ask what to host, again and again: the agent may not have been there for the first one."""
-        if self._hello_until_ms is None:
-            self._hello_until_ms = now_ms + HELLO_FOR_MS
-        if now_ms >= self._hello_until_ms:
+        """Ask what to host."""
+        hello = self._adoption.hello(self._wanted.values(), now_ms)
+        if hello is None:
             return [self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")]
-        self._hello_at_ms = now_ms + HELLO_EVERY_MS
-        identity = self._identity
-        slices = tuple(self._wanted.values())
-        return [Send(AGENT, WorkerHello(identity.worker_id, identity.incarnation, identity.pid, slices))]
+        return [Send(AGENT, hello)]
 
     # ------------------------------------------------ ends
 
@@ -658,7 +547,7 @@ class WorkerCore:
         actions: list[WorkerAction] = []
         for slice_ in running:
             assert slice_.queue.running is not None
-            actions += self._end_unlaunched(slice_.queue.running)
+            actions += self._runs.end_unlaunched(slice_.queue.running)
             slice_.queue.running = None
         return [*actions, self._end(0, "stopped with batches running: the grace is over")]
 

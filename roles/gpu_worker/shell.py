@@ -51,7 +51,7 @@ from roles.gpu_worker.events import (
     WorkerEvent,
 )
 from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded, ModelLoaded
-from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.registration import WorkerIdentity
@@ -92,7 +92,7 @@ class WorkerOptions:
     keyring: Keyring | None = None
     incarnation: Incarnation = field(default_factory=new_incarnation)
     transport: Transport = ZMQ
-    make_emulated: Callable[[], SleepExecutor] = SleepExecutor
+    make_emulated: Callable[[], EmulatedExecutor] = EmulatedExecutor
 
 
 def run_worker(

@@ -2,7 +2,7 @@
 
 The scheduler says which slices should exist (`DesiredSlices`); the agent makes it so and reports every change. A slice
 of a real device gets a process of its own, so that a fault stays there; emulated slices cost a timer each and
-share processes, up to `EMULATED_PER_PROCESS` in one.
+share processes, up to 64 in one (`wanted.py`).
 
 - A slice whose specification changes in its models only serves on: its worker is told, and loads and lets go.
 - Any other change of a specification under the same slice id is an end and a start; the new process waits for the
@@ -18,7 +18,7 @@ share processes, up to `EMULATED_PER_PROCESS` in one.
 - The scheduler is greeted until it answers with a `DesiredSlices`: what is sent without a connection is lost.
 - Of several schedulers the one that holds this agent's lease (`lease.py`) is listened to; the others are greeted once,
   and hear when the lease is free.
-- Workers of a former agent of this host (`orphans`) are adopted when they say hello with what they host, under the
+- Workers of a former agent of this host (`workers/orphans.py`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
 - Where a GPU is shared through MPS, its daemon comes first: no worker starts there before it answers, and every
@@ -30,7 +30,6 @@ Here wanted and running are compared; `workers/processes.py` brings processes th
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +61,6 @@ from roles.node_agent.events import (
     DaemonChecked,
     FollowScheduler,
     GpusSampled,
-    Kill,
     Orphan,
     SharingPlan,
 )
@@ -72,14 +70,15 @@ from roles.node_agent.peer_checks import AgentPeerChecks
 from roles.node_agent.slice_reports import SliceReports
 from roles.node_agent.status_requests import StatusRequests
 from roles.node_agent.telemetry import GpuWatch
+from roles.node_agent.wanted import by_process, problem_of, shares_percent
 from roles.node_agent.workers.lifecycle import WorkerState
+from roles.node_agent.workers.orphans import Orphans
 from roles.node_agent.workers.processes import Worker, Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
-EMULATED_PER_PROCESS = 64
 HELLO_EVERY_MS = 250.0
 STOPS = "its node agent stops"
 
@@ -128,19 +127,15 @@ class NodeAgentCore:
             HeartbeatTiming(limits.silence_ms / 10, limits.silence_ms, limits.silence_ms)
         )
         """Of workers that serve."""
-        self._orphans = {orphan.worker_id: orphan for orphan in found.orphans}
-        # Also those that will not be adopted live until they are known to have ended.
-        self._workers.count_from(max(map(_number, self._orphans), default=0))
+        self._orphans = Orphans(found.orphans, limits.adopt_ms, self._actions)
+        self._workers.count_from(self._orphans.number_max)
         self._lease = LeaseGrants(own.node_id, own.lease)
         self._schedulers: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of those that were found."""
         self._followed: PeerId | None = None
         """Who `SCHEDULER` is: the lease's holder, or who was found first."""
         self._workers.epoch = self._lease.epoch
-        self._checks = AgentPeerChecks(self._workers, self._orphans, self._schedulers)
-        self._adopt_until_ms: float | None = None
-        self._strays: set[str] = set()
-        """Orphans that were killed and whose end is not known yet."""
+        self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers)
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._hello_at_ms: float | None = None
         self._is_stopping = False
@@ -154,8 +149,7 @@ class NodeAgentCore:
 
     def handle(self, event: AgentEvent, now_ms: float) -> Sequence[AgentAction]:
         """Take one event; answer what to do, in order."""
-        if self._orphans and self._adopt_until_ms is None:
-            self._adopt_until_ms = now_ms + self._limits.adopt_ms
+        self._orphans.begin(now_ms)
         self._lease.begin(now_ms)
         match event:
             case Tick():
@@ -181,7 +175,7 @@ class NodeAgentCore:
                 self._on_scheduler_found(peer, addresses, now_ms)
             case StopAsked():
                 self._on_stop(now_ms)
-        if self._is_stopping and self._workers.are_gone and not self._strays:
+        if self._is_stopping and self._workers.are_gone and self._orphans.are_gone:
             self._daemons.stop(now_ms)  # after the last of their clients
         for asker, counters in self._inquiries.settled(now_ms):
             self._actions.append(Send(asker, self._listed(counters, now_ms)))
@@ -192,15 +186,13 @@ class NodeAgentCore:
     @property
     def wake_at_ms(self) -> float | None:
         """The next time limit, restart, sample, answer or hello."""
-        if self._orphans and self._adopt_until_ms is None:
-            return 0.0  # their time begins now
         moments = (
             self._workers.wake_at_ms,
             self._daemons.wake_at_ms,
             self._watch.wake_at_ms,
             self._inquiries.wake_at_ms,
             self._liveness.wake_at_ms,
-            self._adopt_until_ms,
+            self._orphans.wake_at_ms,
             self._hello_at_ms,
             self._unready_until_ms,
             self._lease.wake_at_ms,
@@ -210,7 +202,8 @@ class NodeAgentCore:
     @property
     def is_stopped(self) -> bool:
         """Asked to stop, and nothing is left to wait for."""
-        return self._is_stopping and self._workers.are_gone and self._daemons.are_gone and not self._strays
+        parts = (self._workers, self._daemons, self._orphans)
+        return self._is_stopping and all(part.are_gone for part in parts)
 
     # ------------------------------------------------------------ the scheduler's side
 
@@ -263,7 +256,7 @@ class NodeAgentCore:
 
     def _hello(self, now_ms: float) -> None:
         if self._orphans:
-            self._hello_at_ms = self._adopt_until_ms
+            self._hello_at_ms = self._orphans.adopt_until_ms
             return
         self._actions.append(Send(SCHEDULER, self._introduction(now_ms)))
         self._hello_at_ms = now_ms + HELLO_EVERY_MS
@@ -365,7 +358,7 @@ class NodeAgentCore:
         for slice_id, spec in self._wanted.items():
             if slice_id in taken:
                 continue
-            problem = self._problem(spec)
+            problem = problem_of(spec, self._node_id, self._gpus)
             if problem:
                 self._reports.give_up(spec, problem)
             elif self._daemons.is_held(spec.gpu):
@@ -374,24 +367,12 @@ class NodeAgentCore:
                 )
             else:
                 missing.append(spec)
-        for group in _groups(missing):
+        for group in by_process(missing):
             self._workers.start(group, now_ms)
-
-    def _problem(self, spec: SliceSpec) -> str:
-        devices = {gpu.gpu: gpu.device for gpu in self._gpus}
-        if spec.gpu not in devices:
-            return f"node {self._node_id} has no gpu {spec.gpu} (it has {len(devices)})"
-        if spec.device != devices[spec.gpu]:
-            return f"gpu {spec.gpu} of node {self._node_id} is {devices[spec.gpu]}, not {spec.device}"
-        return ""
 
     def _sum_shares(self) -> None:
         """More than a whole GPU is allowed, as neighbours are seldom busy at once; but it is said."""
-        sums = {gpu.gpu: 0.0 for gpu in self._gpus}
-        for spec in self._wanted.values():
-            if spec.gpu in sums:
-                sums[spec.gpu] += spec.share_percent or 0.0
-        for gpu, percent in sums.items():
+        for gpu, percent in shares_percent(self._wanted.values(), self._gpus).items():
             # A hundredth for shares such as a third, thrice.
             text = f"the shares of its slices add up to {percent:g} %" if percent > 100.01 else ""
             if self._daemons.remark(gpu, text) and text:
@@ -445,7 +426,7 @@ class NodeAgentCore:
         return worker
 
     def _on_greeting(self, peer: PeerId, hello: WorkerHello, now_ms: float) -> None:
-        orphan = self._orphans.get(hello.worker_id)
+        orphan = self._orphans.waited_for.get(hello.worker_id)
         worker = self._workers.named(hello.worker_id)
         if orphan is not None:
             self._on_orphan(peer, orphan, hello, now_ms)
@@ -457,23 +438,16 @@ class NodeAgentCore:
 
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
         if not hello.slices:
-            self._send_away(orphan.worker_id)
+            self._orphans.send_away(orphan.worker_id)
         else:
-            del self._orphans[orphan.worker_id]
+            self._orphans.adopted(orphan.worker_id)
             self.counters["workers_adopted"] += 1
             self._workers.adopt(orphan, hello.slices, peer, now_ms)
         self._settle_orphans(now_ms)
 
-    def _send_away(self, worker_id: str) -> None:
-        del self._orphans[worker_id]
-        self._strays.add(worker_id)
-        self._actions.append(Kill(worker_id))
-
     def _settle_orphans(self, now_ms: float) -> None:
-        if not self._orphans and self._adopt_until_ms is not None:
-            self._adopt_until_ms = None
-            if not self._is_stopping:
-                self._greet_all(now_ms)
+        if self._orphans.settle() and not self._is_stopping:
+            self._greet_all(now_ms)
 
     def _on_news(self, worker: Worker, message: SliceReady | SliceFailed, now_ms: float) -> None:
         slice_id, incarnation = message.slice_id, message.incarnation
@@ -499,9 +473,7 @@ class NodeAgentCore:
             self._daemons.exited(gpu, code, said, now_ms)
             self._on_daemons_changed([gpu], now_ms)
             return
-        if name in self._strays or name in self._orphans:
-            self._strays.discard(name)
-            self._orphans.pop(name, None)
+        if self._orphans.exited(name):
             self._settle_orphans(now_ms)
             return
         worker = self._workers.named(name)
@@ -530,9 +502,9 @@ class NodeAgentCore:
                 self._end_worker(worker, now_ms)
         if self._lease.tick(now_ms):
             self._tell_schedulers(now_ms)
-        if self._adopt_until_ms is not None and self._adopt_until_ms <= now_ms:
-            for worker_id in list(self._orphans):
-                self._send_away(worker_id)
+        adopt_until_ms = self._orphans.adopt_until_ms
+        if adopt_until_ms is not None and adopt_until_ms <= now_ms:
+            self._orphans.send_all_away()
             self._settle_orphans(now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             self._hello(now_ms)
@@ -554,9 +526,8 @@ class NodeAgentCore:
 
     def _on_stop(self, now_ms: float) -> None:
         self._is_stopping = True
-        for worker_id in list(self._orphans):
-            self._send_away(worker_id)
-        self._adopt_until_ms = None
+        self._orphans.send_all_away()
+        self._orphans.settle()
         self._wanted.clear()
         serving = self._reports.drain(STOPS)
         for worker in self._workers:
@@ -568,25 +539,3 @@ class NodeAgentCore:
     def _end_worker(self, worker: Worker, now_ms: float) -> None:
         worker.slices.clear()
         self._workers.end_if_unwanted(worker, now_ms)
-
-
-def _number(worker_id: str) -> int:
-    """The number at the end of a worker's id: a new agent counts on from the highest one it finds."""
-    found = re.search(r"\d+$", worker_id)
-    return int(found[0]) if found else 0
-
-
-def _groups(specs: Iterable[SliceSpec]) -> list[list[SliceSpec]]:
-    """Who shares a process: emulated slices in the order they were wanted, everyone else alone."""
-    emulated: list[SliceSpec] = []
-    groups = []
-    for spec in specs:
-        if spec.device == "emulated":
-            emulated.append(spec)
-        else:
-            groups.append([spec])
-    groups.extend(
-        emulated[first : first + EMULATED_PER_PROCESS]
-        for first in range(0, len(emulated), EMULATED_PER_PROCESS)
-    )
-    return groups

@@ -48,9 +48,10 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.identities import identity_of
 from roles.runtime.loop.driver import Driver, Role
-from roles.runtime.loop.local_scheduler import LocalScheduler, LocalSchedulerEvent
+from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
+from roles.runtime.loop.scheduler_source import SchedulerEvent, SchedulerSource
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
@@ -133,7 +134,7 @@ class _Agent:
         self._link = RouterLink.bind([RunDir(run_dir).ipc_address(f"{role_id}.control")])
         beats = options.limits.heartbeats
         own_peer, elsewhere = peer_id(role_id, incarnation), options.scheduler_addresses
-        self._schedulers: dict[PeerId, LocalScheduler | RemoteScheduler] = {
+        self._schedulers: dict[PeerId, SchedulerSource] = {
             PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known, beats)
             if known in elsewhere
             else LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
@@ -300,7 +301,7 @@ def _from_worker(received: Received) -> Heard:
     return Heard(received.peer, received.message, received.late_ms)
 
 
-def _from_scheduler(event: LocalSchedulerEvent) -> AgentEvent:
+def _from_scheduler(event: SchedulerEvent) -> AgentEvent:
     """Only about leases the core has to know which one it is: by all else it goes as the epoch says."""
     if isinstance(event, Heard) and not isinstance(event.message, LeaseAsked):
         return Heard(SCHEDULER, event.message, event.late_ms, epoch=event.epoch)

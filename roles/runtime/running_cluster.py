@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX
+from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -42,14 +42,17 @@ class ClusterReport:
     """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
 
 
-def look(run_dir: Path) -> ClusterReport:
-    """The cluster of a run directory as its active scheduler sees it. PeerLost when none answers that is."""
-    _, scheduler = _active_scheduler(run_dir)
+def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
+    """The cluster of a run directory as its active scheduler sees it. PeerLost when none answers that is.
+
+    `keyring`: the operator's, for roles that are reached by TCP.
+    """
+    _, scheduler = _active_scheduler(run_dir, keyring)
     processes = processes_in(run_dir)
     counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
     for process in processes:
         if process.alive and process.role_id not in counters:
-            counters |= _counters(process)
+            counters |= _counters(process, keyring)
     return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
 
 
@@ -64,13 +67,13 @@ def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
     return ClusterReport({"control": [address]}, (), scheduler, {scheduler.role_id: scheduler.counters})
 
 
-def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
+def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:
     """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
     addresses = process.addresses.get("control") or process.addresses.get("client")
     if not addresses:
         return {}
     try:
-        listed = ask_status(addresses, ROLE_LIMIT_MS)
+        listed = ask_status(addresses, ROLE_LIMIT_MS, server=PeerId(process.role_id), keyring=keyring)
     except PeerLost:
         return {}
     counters: dict[str, dict[str, float]] = {process.role_id: {}}
@@ -80,12 +83,12 @@ def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
     return counters
 
 
-def scheduler_addresses(run_dir: Path) -> Sequence[str]:
+def scheduler_addresses(run_dir: Path, keyring: Keyring | None = None) -> Sequence[str]:
     """Where the active scheduler of a run directory listens. PeerLost where there is none."""
-    return _active_scheduler(run_dir)[0]
+    return _active_scheduler(run_dir, keyring)[0]
 
 
-def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
+def _active_scheduler(run_dir: Path, keyring: Keyring | None) -> tuple[Sequence[str], StatusListed]:
     """The one with the highest epoch. While one takes over there is none: so they are asked again for a while."""
     alive = [
         process.addresses.get("control", ())
@@ -95,20 +98,30 @@ def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
-    for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
-        answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
+    answers: list[tuple[Sequence[str], StatusListed]] = []
+    for _ in range(TAKE_OVER_TRIES):
+        answers = [
+            (addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms, keyring))
+        ]
         active = [answer for answer in answers if is_active(answer[1])]
         if active:
             return max(
                 active, key=lambda answer: 0 if answer[1].standing is None else answer[1].standing.epoch
             )
+        if len(alive) == 1 and not answers:
+            break
         select.select([], [], [], TAKE_OVER_LOOK_S)
-    raise PeerLost(f"no active scheduler answers in {run_dir}")
+    if not answers:
+        raise PeerLost(f"no active scheduler answers in {run_dir}")
+    names = " and ".join(status.role_id for _, status in answers)
+    raise PeerLost(
+        f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
+    )
 
 
-def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:
+def _asked(addresses: Sequence[str], limit_ms: float, keyring: Keyring | None) -> StatusListed | None:
     try:
-        return ask_status(addresses, limit_ms)
+        return ask_status(addresses, limit_ms, server=SCHEDULER, keyring=keyring)
     except PeerLost:
         return None
 

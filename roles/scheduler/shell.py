@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.sources import WatchedLinkSource
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
-from roles.scheduler.availability.replica import (
+from roles.scheduler.availability.standby import (
     CopyPlan,
     KeepPlan,
     ReplicaAction,
@@ -39,9 +41,10 @@ from roles.scheduler.availability.replica import (
 )
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher
-from roles.scheduler.planning.saved_plan import SavedPlan
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
@@ -71,10 +74,24 @@ class Written:
     base_dir: Path
 
 
+@dataclass(slots=True, frozen=True)
+class SchedulerAddresses:
+    """`control`: where this scheduler serves beside its ipc address and `listen.control`.
+
+    `elsewhere`: of the schedulers on other hosts, by role id; those of this host are found in the run directory.
+    """
+
+    control: Sequence[str] = ()
+    elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+HERE_ALONE = SchedulerAddresses()
+
+
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -83,7 +100,7 @@ class SchedulerShell:
         written: Written,
         run_dir: Path,
         recording: Recording | None = None,
-        control_addresses: Sequence[str] = (),
+        addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
     ) -> None:
         self._run_dir = run_dir
@@ -94,10 +111,14 @@ class SchedulerShell:
         self._clock = clock = MonotonicClock()
         electorate = Electorate(frozenset(node.node_id for node in config.nodes), config.schedulers)
         self._is_alone = not electorate.has_standby
-        self._kept = SavedPlan(run_dir, role_id, written.document)
+        # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
+        is_placed = bool(addresses.control)
+        self._kept = SavedPlan(
+            run_dir, role_id, written.document, partial(_carried_over, written) if is_placed else None
+        )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = None if number else self._kept.read() or _first_plan(written)
-        self._begun: tuple[SchedulerSettings, ControllerSettings] | None = None
+        self._begun: Begun | None = None
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
         keys = config.security.keys
@@ -105,7 +126,7 @@ class SchedulerShell:
         router = RouterLink.bind(
             [
                 RunDir(run_dir).ipc_address(f"{role_id}.control"),
-                *control_addresses,
+                *addresses.control,
                 *_configured(config, number),
             ],
             guard=guarded(keyring, CONTROL_KINDS),
@@ -113,8 +134,11 @@ class SchedulerShell:
         self.link = HubLink(router, SCHEDULER, clock)
         self._incarnation = new_incarnation()
         own = peer_id(role_id, self._incarnation)
-        self._others = {
-            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other, config.heartbeats)
+        elsewhere, beats = addresses.elsewhere, config.heartbeats
+        self._others: dict[PeerId, LocalScheduler | RemoteScheduler] = {
+            PeerId(other): RemoteScheduler(own, elsewhere[other], clock, keyring, other, beats)
+            if other in elsewhere
+            else LocalScheduler(own, run_dir, clock, keyring, other, beats)
             for other in map(scheduler_id, range(config.schedulers))
             if other != role_id
         }
@@ -122,7 +146,7 @@ class SchedulerShell:
         self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),
+            ReplicaSettings(self._incarnation, electorate, number, os.getpid()),
             self._make_core,
         )
         self.role = Role[ReplicaEvent, ReplicaAction](
@@ -270,11 +294,11 @@ def run_scheduler(
     run_dir: Path,
     stop: StopSignal,
     recording: Recording | None = None,
-    control_addresses: Sequence[str] = (),
+    addresses: SchedulerAddresses = HERE_ALONE,
     number: int = 0,
 ) -> None:
     """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
+    shell = SchedulerShell(written, run_dir, recording, addresses, number)
     try:
         shell.announce()
         run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
@@ -289,6 +313,10 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
+
+
+def _carried_over(written: Written, ran: Begun) -> Begun | None:
+    return carried_over(written.config, written.document, written.base_dir, ran)
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

@@ -45,7 +45,7 @@ from fabric.messages import (
     SliceReady,
 )
 from roles.frontend.arrivals import cut_runs
-from roles.frontend.requests import RETURNS_MAX
+from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
@@ -289,14 +289,15 @@ class FastWorld:
         self._progress_at_ms = now_ms
 
     def _on_returned(self, peer: PeerId, message: Returned, now_ms: float) -> None:
-        """Granted, but not run: each is announced once more if any of its time is left, with those it came back with."""
+        """Granted, but not run: each is announced again while its budget lasts, with those it came back with."""
         traffic, number = self._traffic[message.model_id], self._number_of_peer[peer]
         back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         again = self._again.setdefault((message.model_id, number), [])
         came: dict[int | None, list[_Returned]] = {}
         for index in (one for run in message.runs for one in self._indices(message.model_id, number, run)):
             due_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
-            if due_at_ms > back_at_ms and self._announced_again[message.model_id, index] <= RETURNS_MAX:
+            tries = self._announced_again[message.model_id, index]
+            if due_at_ms > back_at_ms and tries < TRIES_MAX + LATE_RETURNS_MAX:
                 self._announced_again[message.model_id, index] += 1
                 came.setdefault(traffic.priority(index), []).append(_Returned(index, due_at_ms))
         path = self._returns[message.model_id]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fabric.ids import BatchId, ModelId, NodeId, PeerId
 from fabric.messages import Done, ModelSpec, Part, RunBatch, SliceSpec
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import Running
 from roles.gpu_worker.start_rules import begins_at_ms
 

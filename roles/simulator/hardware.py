@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from roles.simulator.network import Network
 
 

@@ -41,7 +41,7 @@ from roles.gpu_worker.events import (
     WorkerEvent,
 )
 from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobPart, JobRan
-from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
 from roles.gpu_worker.slices import EMULATED
@@ -152,7 +152,7 @@ class VirtualAgent:
     def __init__(self, world: Surroundings, node: SimulatedNode) -> None:
         self._world = world
         self._node = node
-        self.devices = SleepExecutor()
+        self.devices = EmulatedExecutor()
         """All of the node's, so that slices of one GPU slow each other down whichever worker has them."""
         self._hosts: dict[SliceId, tuple[VirtualWorker, SliceSpec]] = {}
         self._loading: dict[tuple[SliceId, ModelId], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fabric.ids import ModelId
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import Interference, Running, interference_named
 from profiles.store import shipped_data, shipped_profile
 

@@ -53,6 +53,7 @@ class Worker:
                     case Stop() if self.is_obedient:
                         self.link.close()
                         return
+            self.link.take_lost()  # or its descriptor stays readable, and hellos fill the queue
             wait(self.link.fileno, has_more=lambda: self.link.has_more)
 
     def look_after_agent(self) -> None:

@@ -20,7 +20,8 @@ from fabric.sockets import RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
-from roles.runtime.loop.local_scheduler import REFUSED, LocalScheduler
+from roles.runtime.loop.local_scheduler import LocalScheduler
+from roles.runtime.loop.scheduler_source import REFUSED
 from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.process import RunFile, write_run_file
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import Interference, Running, interference_named
 from profiles.model import ModelProfile
 from profiles.store import shipped_profile, shipped_refs

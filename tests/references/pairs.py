@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import Discipline
 from policies.batching.baselines.squishy import Bin, ModelLoad, spread
-from policies.batching.batch_times import exec_table
+from policies.batching.batch_moments import exec_table
 from policies.batching.disciplines.clockwork import Clockwork
 from policies.batching.disciplines.deferred import Deferred
 from policies.batching.disciplines.eager import Eager

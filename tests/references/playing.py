@@ -28,7 +28,7 @@ from policies.batching.base import (
 )
 
 MARGIN_MS = 1e-5
-"""Ours sends a batch so much before the moment after which it would be late (`policies/batching/batch_times.py`)."""
+"""Ours sends a batch so much before the moment after which it would be late (`policies/batching/batch_moments.py`)."""
 
 APART_MS = 1e-3
 """Between two requests at least, so that slices do not become free at one moment later."""

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from deploy.ssh.on_host.place import Place
@@ -16,36 +17,41 @@ STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
 
 
-class Manager:
+class Manager(ABC):
     """What keeps roles alive: systemd's user units, or supervisord. Names are role ids."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
+    @abstractmethod
     def prepare(self) -> None:
         """Once, before the first role starts."""
 
+    @abstractmethod
     def write(self, role_id: str) -> None:
         """Make it known."""
 
+    @abstractmethod
     def running(self) -> set[str]:
         """Who is kept alive now."""
-        return set()
 
+    @abstractmethod
     def known(self) -> set[str]:
         """Whose units are there."""
-        return set()
 
+    @abstractmethod
     def has_failed(self, role_id: str) -> bool:
         """Whether it ended by itself, and is tried again later at best."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, role_id: str) -> None:
         """Start it, or start it again."""
 
+    @abstractmethod
     def stop(self, role_id: str) -> None:
         """Stop it, and forget its unit."""
 
+    @abstractmethod
     def remove(self) -> None:
         """Undo `prepare`."""
 

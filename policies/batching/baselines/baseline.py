@@ -21,20 +21,20 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_times import EPSILON_MS, exec_at_ms, exec_table
+from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, exec_table
 from policies.batching.run_queue import RunQueue
+from policies.batching.timers import Timed
 
 NOTHING: tuple[BatchDecision, ...] = ()
 
 
-class Baseline(ABC):
+class Baseline(Timed[Timer], ABC):
     """Keeps the books; a subclass says where a request lines up and what a free slice does."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._models: dict[ModelId, BaselineModel] = {}
         self._slices: dict[SliceId, BaselineSlice] = {}
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._serial = 0
 
     # ------------------------------------------------------------ what a baseline decides
 
@@ -48,12 +48,12 @@ class Baseline(ABC):
     def _slice_due(self, slice_: BaselineSlice, now_ms: float, out: list[BatchDecision]) -> None:
         """A slice is free, or will be within the delay of its models."""
 
-    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:  # noqa: B027  not every baseline cares
+    def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:
         """Models or slices have come or gone."""
 
     # ------------------------------------------------------------ Discipline
 
-    def set_guard_ms(self, guard_ms: float) -> None:  # noqa: B027  of the shape of `Discipline`
+    def set_guard_ms(self, guard_ms: float) -> None:
         """No baseline has a guard."""
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
@@ -69,7 +69,7 @@ class Baseline(ABC):
                 state.hosts[slice_.slice_id] = slice_
         self._model_added(state, now_ms)
 
-    def _model_added(self, state: BaselineModel, now_ms: float) -> None:  # noqa: B027  not every baseline cares
+    def _model_added(self, state: BaselineModel, now_ms: float) -> None:
         """A model is new; its slices are known already."""
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
@@ -194,16 +194,6 @@ class Baseline(ABC):
                 timer.armed_at_ms = NEVER_MS
                 timer.act(now_ms, out)
         return out or NOTHING
-
-    @property
-    def wake_at_ms(self) -> float | None:
-        """See `Discipline`."""
-        timers = self._timers
-        while timers:
-            if timers[0][0] == timers[0][2].armed_at_ms:
-                return timers[0][0]
-            heappop(timers)
-        return None
 
     def queued(self, model_id: ModelId) -> int:
         """See `Discipline`."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 from policies.duty_cycle import Sharer, nexus_in_time, round_of
 
 FACTOR_STEPS = 16

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, HostedModel, RequestRun
-from policies.batching.batch_times import Table, delay_ms
+from policies.batching.batch_moments import Table, delay_ms
 from policies.batching.run_queue import RunQueue
 
 Act = Callable[[float, list[BatchDecision]], None]

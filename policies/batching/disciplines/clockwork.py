@@ -10,7 +10,7 @@ from __future__ import annotations
 from policies.batching.base import NEVER_MS
 from policies.batching.baselines.backlog import Backlog
 from policies.batching.baselines.state import BaselineSlice, Line
-from policies.batching.batch_times import latest_at_ms
+from policies.batching.batch_moments import latest_at_ms
 
 
 class Clockwork(Backlog):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.batching.base import NEVER_MS
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.send_rule import SendRule
 

@@ -14,7 +14,7 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, BatchDecision, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_times import EPSILON_MS
+from policies.batching.batch_moments import EPSILON_MS
 from policies.batching.drop import fallback_target
 
 

@@ -15,7 +15,7 @@ from policies.batching.base import NEVER_MS, BatchDecision, Drop, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.squishy import Bin, ModelLoad, saturated_size, spread
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_times import EPSILON_MS, Table, cost_table, lead_table
+from policies.batching.batch_moments import EPSILON_MS, Table, cost_table, lead_table
 from policies.batching.drop import suffix_size
 from policies.rates import RateMeter
 

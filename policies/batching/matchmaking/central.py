@@ -188,16 +188,6 @@ class Central(Matchmaker):
                 self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
         return out or NOTHING
 
-    @property
-    def wake_at_ms(self) -> float | None:
-        """See `Discipline`."""
-        timers = self._timers
-        while timers:
-            if timers[0][0] == timers[0][2].armed_at_ms:
-                return timers[0][0]
-            heappop(timers)
-        return None
-
     def queued(self, model_id: ModelId) -> int:
         """See `Discipline`."""
         state = self._models.get(model_id)

@@ -8,12 +8,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchDecision, Dispatch, Drop, RequestRun
-from policies.batching.batch_times import EPSILON_MS, exec_at_ms, latest_at_ms
+from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, latest_at_ms
 from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.timers import Timed
 
 Target = Candidate | Pool[Candidate]
 
@@ -26,7 +27,7 @@ class _Batch(NamedTuple):
     deadline_at_ms: float
 
 
-class Matchmaker:
+class Matchmaker(Timed[Target]):
     """What happens to candidates and waiting pools; it knows neither how models nor how slices come and go.
 
     A slice that is free goes to the most urgent batch that waits for it. Those that wait stand in heaps by a moment
@@ -36,16 +37,14 @@ class Matchmaker:
     protecting, for the same reason. (Heads that the drop would take are left out of the rank, and stay until a slice comes.
     Requests whose inputs are not ready yet count for the rank as if they were.)
 
-    Decisions are appended to `out`. The timers are a heap in which only the entry counts that agrees with its
-    target's `armed_at_ms`.
+    Decisions are appended to `out`.
     """
 
     def __init__(self, rule: SendRule, *, is_window_drop: bool) -> None:
+        super().__init__()
         self._rule = rule
         self._is_window_drop = is_window_drop
         self._guard_ms = 0.0
-        self._timers: list[tuple[float, int, Target]] = []
-        self._serial = 0
         self._is_gathering = False  # candidates queue up, and no slice is given away
 
     def _grow(self, candidate: Candidate, now_ms: float, out: list[BatchDecision]) -> bool:
@@ -375,7 +374,7 @@ class Matchmaker:
         latest_ms = latest_at_ms(candidate.deadline_at_ms, size, table)
         skip_runs = candidate.skip_runs
         if queue.has_priorities and size < queue.count - candidate.skip_count and state.ready_at_ms <= now_ms:
-            runs = queue.pop_important(skip_runs, size, state.model.priority)
+            runs = queue.pop_by_priority(skip_runs, size, state.model.priority)
         else:
             runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
         assert slice_.pool is not None

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
-from policies.batching.batch_times import EPSILON_MS, cost_table, lead_table
+from policies.batching.batch_moments import EPSILON_MS, cost_table, lead_table
 from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 from policies.batching.matchmaking.speed_classes import SpeedClass
 
 _WAITING_MAX = 256  # entries of a pool's queue before it is looked through

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policies.batching.batch_times import Table
+from policies.batching.batch_moments import Table
 
 
 @dataclass(slots=True, frozen=True)

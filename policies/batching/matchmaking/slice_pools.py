@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import BatchSlice, HostedModel
-from policies.batching.batch_times import Table, exec_table
+from policies.batching.batch_moments import Table, exec_table
 from policies.batching.matchmaking.model_state import Candidate
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.speed_classes import STEP, SpeedClass, SpeedClasses

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from fabric.ids import ModelId
-from policies.batching.batch_times import Table, exec_table
+from policies.batching.batch_moments import Table, exec_table
 
 STEP = 1.05
 STEPS = 3  # so far around a reference; beyond it rounding up would waste time that another reference saves

@@ -37,8 +37,9 @@ class ServerSource(WatchedLinkSource):
         self.watch(server)
 
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
-        """At most `limit` messages; at the end that the server is gone, if it is."""
+        """That its connection was closed, at most `limit` messages, then that the server is silent."""
         events = super().take(limit, now_ms)
+        # A message behind a closed connection's `Lost` came by the next one: the server is watched again by that.
         if events and isinstance(lost := events[-1], Lost):
             if lost.reason == SILENT:
                 self._server_link.reconnect()

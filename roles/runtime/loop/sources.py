@@ -4,12 +4,14 @@
 - `WatchedLinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
 - `TranslatedSource`: another source, whose events a function translates.
 
-All three are a `SourceOver`, as are the sources of single roles that read from another one. `server_connection.py`
+All three are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
+nothing that tells of itself, so it has only moments. `server_connection.py`
 beside this page has the two for a client's end, `mailbox.py` the one for events of other threads.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -79,6 +81,28 @@ class SourceOver:
     def wake_at_ms(self) -> float | None:
         """Never by itself."""
         return None
+
+
+class TimedSource(ABC, Generic[EventT]):
+    """A source without a descriptor: it is asked at its moments, and has nothing between them."""
+
+    def fileno(self) -> int:
+        """None."""
+        return -1
+
+    @property
+    def has_more(self) -> bool:
+        """Never without its moment."""
+        return False
+
+    @property
+    @abstractmethod
+    def wake_at_ms(self) -> float | None:
+        """Its next moment; None: none before something else happens."""
+
+    @abstractmethod
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
+        """At most `limit` events; see `Source`."""
 
 
 class LinkSource(SourceOver, Generic[EventT]):

@@ -3,6 +3,7 @@
 One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
 (`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
+- the file is another one than the plan that runs was made for (`carried_over.py`);
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
 - a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
@@ -106,6 +107,7 @@ class Controller:
         """How many reasons to plan were dealt with, one way or the other."""
         self._presence = GpuPresence(settings.desired.gpus)
         self._is_rate_blind = settings.is_rate_blind
+        self._is_carried_over = settings.is_carried_over
         self._desired = settings.desired
         self._rates = PlannedRates(settings.desired.declared_rps, loads)
         self._changes: deque[tuple[PeerId, PlanChange]] = deque()
@@ -169,7 +171,9 @@ class Controller:
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
         hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
-        return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
+        return ControllerSettings(
+            self._desired, hints, self._is_rate_blind, self._made.unplaced, self._is_carried_over
+        )
 
     def report(self, now_ms: float) -> PlanReport:
         """For people."""
@@ -217,6 +221,10 @@ class Controller:
     # ------------------------------------------------------------ reasons to plan
 
     def _next(self, now_ms: float) -> None:
+        if self._is_carried_over and now_ms >= self._rests_until_ms:
+            for model_id in set(self._fleet.replicas) - set(self._desired.model_ids):
+                self._actuator.remove_model(model_id, now_ms)
+            self._ask("the file has changed", self._desired)
         while self._changes and self._task is None:
             self._begin_change(*self._changes.popleft(), now_ms)
         if self._task is not None or now_ms < self._rests_until_ms:
@@ -339,7 +347,12 @@ class Controller:
 
     def _objection(self, task: _Task, made: PlanMade) -> str:
         """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
-        if task.change is not None or self._are_gpus_changed or self._presence.absent:
+        if (
+            task.change is not None
+            or self._are_gpus_changed
+            or self._presence.absent
+            or self._is_carried_over
+        ):
             return ""
         hosted = {hint.model_id for move in made.moves for one in move.starts for hint in one.hints}
         hosted |= {hint.model_id for move in made.moves for one in move.changes for hint in one.hints}
@@ -397,6 +410,7 @@ class Controller:
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
             return
         self._task = None
+        self._is_carried_over = False
         self.settled += 1
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)

@@ -143,13 +143,15 @@ class Desired:
 class ControllerSettings:
     """What a controller starts with: what is wanted, and what the first plan said of each slice.
 
-    `is_rate_blind`: the placement policy gives the same plan at every rate.
+    `is_rate_blind`: the placement policy gives the same plan at every rate. `is_carried_over`: the slices were planned for another
+    file, so the first thing to do is to plan.
     """
 
     desired: Desired
     hints: tuple[KeptSlice, ...]
     is_rate_blind: bool
     unplaced: tuple[UnplacedInfo, ...] = ()
+    is_carried_over: bool = False
 
 
 def controller_settings(

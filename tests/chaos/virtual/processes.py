@@ -18,7 +18,7 @@ from fabric.outbox import Outbox
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.gpu_worker.events import AgentGone
 from roles.gpu_worker.executors.base import Job
-from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.shell import WorkerOptions, WorkerShell
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
@@ -206,7 +206,7 @@ class AgentProcess(Process):
         world.at(world.now_ms + wait_ms, reach)
 
 
-class VirtualDevices(SleepExecutor):
+class VirtualDevices(EmulatedExecutor):
     """Emulated devices that a script slows down."""
 
     def __init__(self, process: WorkerProcess) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.local.core import (
+from deploy.local.core import SupervisorCore
+from deploy.local.events import (
     KillRole,
     Reply,
     RoleAsked,
@@ -11,7 +12,6 @@ from deploy.local.core import (
     RoleServes,
     SpawnRole,
     SupervisorAction,
-    SupervisorCore,
     SupervisorEvent,
     TerminateRole,
 )

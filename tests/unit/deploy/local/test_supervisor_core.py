@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.local.core import (
+from deploy.local.core import SupervisorCore
+from deploy.local.events import (
     Announce,
     KillRole,
     RolePlan,
@@ -12,7 +13,6 @@ from deploy.local.core import (
     Settled,
     SpawnRole,
     SupervisorAction,
-    SupervisorCore,
     SupervisorEvent,
     SupervisorOutcome,
     TerminateRole,

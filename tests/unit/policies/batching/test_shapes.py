@@ -8,7 +8,7 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.batching.base import BatchModel
-from policies.batching.batch_times import cost_table, exec_table, lead_table
+from policies.batching.batch_moments import cost_table, exec_table, lead_table
 from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.speed_classes import SpeedClasses
 from tests.scheduler_stage import SHAPES

@@ -32,7 +32,6 @@ from roles.frontend.events import (
     ClientSaid,
     DropSlice,
     FrontendAction,
-    FrontendSettings,
     OpenSlice,
     Preprocess,
     Preprocessed,
@@ -43,7 +42,6 @@ from roles.frontend.events import (
     Report,
     SchedulerLost,
     SchedulerSaid,
-    Tell,
     TurnEnded,
     Unannounced,
     Unpushed,
@@ -67,22 +65,7 @@ from tests.builders import (
     of_type,
     slice_info,
 )
-
-
-def linked_core(*models: object, settings: FrontendSettings | None = None) -> FrontendCore:
-    core = FrontendCore(settings or frontend_settings())
-    core.handle(Tick(), 0.0)
-    core.handle(directory(models or (model_info(),)), 0.0)  # type: ignore[arg-type]
-    return core
-
-
-def told(actions: Sequence[FrontendAction]) -> list[object]:
-    return [action.message for action in of_type(Tell, actions)]
-
-
-def refusals(actions: Sequence[FrontendAction]) -> list[tuple[int, str]]:
-    replies = [reply.message for reply in of_type(Reply, actions)]
-    return [(message.request_no, message.code) for message in of_type(Refusal, replies)]
+from tests.frontend_stage import linked_core, refusals, told
 
 
 def answers(actions: Sequence[FrontendAction]) -> list[int]:
@@ -437,7 +420,34 @@ def test_a_returned_request_is_announced_again_with_what_is_left() -> None:
     core.handle(grant((1, 1), batch_id=2, waited_ms=1.0), 40.0)
     assert refusals(core.handle(returned((1, 1), batch_id=2), 50.0)) == []
     [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 50.0)))
-    assert run.budget_ms < less_return(50.0, 1.0) + 0.1
+    assert (run.first_seq, run.count) == (2, 1)
+    assert run.budget_ms == pytest.approx(less_return(50.0, 1.0), abs=0.1)
+
+
+def test_a_request_with_time_left_is_announced_again_after_16_returns_and_refused_after_the_next() -> None:
+    core = linked_core()
+    announced(core, 1)
+    for number in range(16):
+        core.handle(grant((number, 1), batch_id=number + 1), number + 0.5)
+        assert core.handle(returned((number, 1), batch_id=number + 1), number + 1.0) == []
+        [run] = of_type(Arrivals, told(core.handle(TurnEnded(), number + 1.0)))
+        assert (run.first_seq, run.count) == (number + 1, 1)
+    core.handle(grant((16, 1), batch_id=17), 16.5)
+    assert refusals(core.handle(returned((16, 1), batch_id=17), 17.0)) == [(1, "Overloaded")]
+    assert core.counters["announced_again"] == 16
+
+
+def test_late_batches_leave_a_request_its_one_try_after_a_loss() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(returned((0, 1)), 2.0)
+    core.handle(TurnEnded(), 2.0)
+    core.handle(grant((1, 1), batch_id=2), 3.0)
+    assert refusals(core.handle(directory(slices=[slice_info("other")]), 4.0)) == [], "the first loss"
+    core.handle(TurnEnded(), 4.0)
+    core.handle(grant((2, 1), batch_id=3, slice_id="other"), 5.0)
+    assert refusals(core.handle(directory(slices=[]), 6.0)) == [(1, "WorkerLost")]
 
 
 def test_time_lost_on_a_batch_that_did_not_run_counts_as_forced() -> None:

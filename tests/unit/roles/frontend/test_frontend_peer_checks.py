@@ -19,7 +19,8 @@ from roles.frontend.events import (
 from roles.runtime.core import Lost
 from roles.runtime.peer_checks import OFFENCES_MAX
 from tests.builders import CLIENT, DIGITS, SLICE, asked, computed, directory, grant, of_type
-from tests.unit.roles.frontend.test_frontend_core import announced, answers, linked_core, refusals, returned
+from tests.frontend_stage import linked_core, refusals
+from tests.unit.roles.frontend.test_frontend_core import announced, answers, returned
 
 
 def granted_core() -> FrontendCore:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fabric.ids import BatchId, ModelId, PeerId
-from fabric.messages import Arrivals, ModelInfo, Ping, Refusal, Returned, SeqRun, Unready, replaced
+from fabric.messages import Arrivals, Ping, Returned, SeqRun, Unready, replaced
 from roles.frontend.core import FrontendCore
 from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
-from roles.frontend.events import ClientSaid, FrontendAction, Reply, SchedulerSaid, Tell, TurnEnded
+from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
 from roles.runtime.core import Lost, Tick
 from roles.runtime.process_events import StopAsked
 from tests.builders import (
@@ -25,23 +24,7 @@ from tests.builders import (
     of_type,
     slice_info,
 )
-
-
-def linked_core(*models: ModelInfo) -> FrontendCore:
-    core = FrontendCore(frontend_settings())
-    core.handle(Tick(), 0.0)
-    core.handle(directory(models or (model_info(),)), 0.0)
-    return core
-
-
-def told(actions: Sequence[FrontendAction]) -> list[object]:
-    return [action.message for action in of_type(Tell, actions)]
-
-
-def refusals(actions: Sequence[FrontendAction]) -> list[tuple[int, str]]:
-    replies = [reply.message for reply in of_type(Reply, actions)]
-    return [(message.request_no, message.code) for message in of_type(Refusal, replies)]
-
+from tests.frontend_stage import linked_core, refusals, told
 
 # ---------------------------------------------------------------- models on their way, and frontends that were lost
 

@@ -25,7 +25,8 @@ from fabric.messages import (
     WorkerHello,
     replaced,
 )
-from roles.gpu_worker.core import GRANTED_MAX, HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.adoption import HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.core import GRANTED_MAX
 from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,

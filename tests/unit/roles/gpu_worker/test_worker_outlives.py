@@ -12,8 +12,9 @@ import pytest
 
 from fabric.ids import NodeId
 from fabric.messages import Host, SliceFailed, SliceReady, WorkerHello
+from roles.gpu_worker.adoption import HELLO_EVERY_MS, LAST_GRACE_MS
 from roles.gpu_worker.agent_watch import AgentWatch
-from roles.gpu_worker.core import HELLO_EVERY_MS, LAST_GRACE_MS, WorkerCore
+from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import AgentGone, End, Execute, JoinScheduler, SchedulerAnswers, WatchAgent
 from roles.gpu_worker.executors.base import LoadFailed
 from roles.gpu_worker.peer_checks import AGENT

@@ -27,7 +27,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.interference import Running
 from profiles.model import LinearProfile
 from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
@@ -224,14 +224,44 @@ def test_a_batch_without_its_inputs_comes_back_while_its_budget_lasts() -> None:
     _, traffic = play(scheduler, 0.0, network=NetworkModel(data_ms_per_item=6.0))
     part = Part(FrontendId("frontend-0"), (SeqRun(0, 1),))
     gone_ms = 3.0 + LATE_TOLERANCE_MS
-    expired = Done(BatchId(1), slice_id(), MODEL, "expired", 0, (part,), gone_ms, 0.0, 0.0)
-    assert scheduler.log[-1][0] < 20.0 + gone_ms
-    assert scheduler.log[:3] == [
+    assert gone_ms == 4.0
+
+    def expired(batch_id: int) -> Done:
+        return Done(BatchId(batch_id), slice_id(), MODEL, "expired", 0, (part,), gone_ms, 0.0, 0.0)
+
+    assert scheduler.log == [
         (0.0, Arrivals(MODEL, 0, 1, 20.0), 0.0),
-        (gone_ms, expired, 0.0),
-        (gone_ms, Arrivals(MODEL, AGAIN_FROM, 1, 20.0 - gone_ms), 0.0),
+        (4.0, expired(1), 0.0),
+        (4.0, Arrivals(MODEL, AGAIN_FROM, 1, 16.0), 0.0),
+        (8.0, expired(2), 0.0),
+        (8.0, Arrivals(MODEL, AGAIN_FROM + 1, 1, 12.0), 0.0),
+        (12.0, expired(3), 0.0),
+        (12.0, Arrivals(MODEL, AGAIN_FROM + 2, 1, 8.0), 0.0),
+        (16.0, expired(4), 0.0),
+        (16.0, Arrivals(MODEL, AGAIN_FROM + 3, 1, 4.0), 0.0),
+        (20.0, expired(5), 0.0),
     ]
     assert np.isnan(traffic.finished_at_ms).all()
+
+
+def test_a_request_whose_batches_never_run_is_announced_no_more_than_17_times() -> None:
+    scheduler = Scripted((whole(),))
+    scheduler.on = {
+        Arrivals: lambda event, now_ms: [
+            run_batch(
+                scheduler, len(scheduler.of_type(Arrivals)), (0, 1), latest_in_ms=0.0, expires_in_ms=0.0
+            )
+        ],
+        Done: lambda event, now_ms: [
+            Send(
+                PeerId("frontend-0/00000000"),
+                Returned(event.message.batch_id, MODEL, (SeqRun(0, 1),), "late"),  # type: ignore[union-attr]
+            )
+        ],
+    }
+    play(scheduler, 0.0, network=NetworkModel(data_ms_per_item=LATE_TOLERANCE_MS + 0.1))
+    assert len(scheduler.of_type(Arrivals)) == 1 + 15 + 1
+    assert scheduler.log[-1][0] < SPEC.slo_ms, "it had time"
 
 
 def test_a_batch_is_given_back_when_the_device_was_busy_until_all_its_deadlines_were_lost() -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -200,19 +200,30 @@ class LoadsWhenTold(Doubler):
         assert may_load.wait(60)
 
 
-class Counting(Doubler):
-    """Counts its runs by thread."""
+class NotesItsRuns(Doubler):
+    """Says in `order` that it runs."""
 
-    runs: ClassVar[list[str]] = []
-
-    @classmethod
-    def on_device(cls) -> int:
-        """Runs on the device's thread."""
-        return cls.runs.count("device")
+    order: ClassVar[list[str]] = []
 
     def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One more."""
-        self.runs.append(threading.current_thread().name)
+        self.order.append("batch")
+        return super().infer(batch)
+
+
+class AsksForAnother(Doubler):
+    """In each of its runs on the device's thread it asks for a batch of another model, unless one is still awaited."""
+
+    ask: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One more, noted in the same `order`."""
+        order = NotesItsRuns.order
+        if threading.current_thread().name == "device":
+            order.append("run")
+            if order.count("asked") == order.count("batch"):
+                order.append("asked")
+                AsksForAnother.ask()
         return super().infer(batch)
 
 

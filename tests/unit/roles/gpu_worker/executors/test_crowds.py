@@ -13,7 +13,7 @@ from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, Sli
 from profiles.interference import Running
 from roles.config.read_config import parse_config
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, LoadFailed
-from roles.gpu_worker.executors.sleep import SleepExecutor
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.scheduler.settings import settings_from
 
 DOCUMENT = {
@@ -39,14 +39,14 @@ def job(slice_: SliceSpec, batch_size: int, batch_id: int) -> Job:
     return Job(slice_.slice_id, BatchId(batch_id), slice_.models[0].model_id, [part])
 
 
-def took_ms(device: SleepExecutor, at_ms: float = 1e6) -> dict[BatchId, float]:
+def took_ms(device: EmulatedExecutor, at_ms: float = 1e6) -> dict[BatchId, float]:
     return {event.batch_id: event.exec_ms for event in device.take(99, at_ms) if isinstance(event, JobRan)}
 
 
 def test_neighbours_slow_a_batch_down_live_as_they_do_in_the_simulator() -> None:
     config = parse_config(DOCUMENT, Path())
     resnet, bert, far = (spec for _, spec in settings_from(config).slices)
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     for spec in (resnet, bert, far):
         device.load(spec)
     assert all(isinstance(event, Loaded) for event in device.take(9, 0.0))
@@ -69,7 +69,7 @@ def test_neighbours_slow_a_batch_down_live_as_they_do_in_the_simulator() -> None
 
 def test_a_slice_that_is_gone_disturbs_nobody() -> None:
     resnet, bert, _ = (spec for _, spec in settings_from(parse_config(DOCUMENT, Path())).slices)
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(resnet)
     device.load(bert)
     device.run(job(bert, 4, 1), 0.0)
@@ -82,7 +82,7 @@ def test_a_slice_that_is_gone_disturbs_nobody() -> None:
 def test_a_model_without_the_profile_that_interference_needs_is_not_hosted() -> None:
     named = InterferenceSpec("sm")
     unknown = ModelSpec(ModelId("mine"), 50.0, 1, None, (5.0,))
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(SliceSpec(SliceId("n/gpu0/0"), 0, "emulated", None, (unknown,), named))
     (failed,) = device.take(9, 0.0)
     assert isinstance(failed, LoadFailed)

@@ -31,9 +31,9 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     sort_out,
 )
+from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.hosted import batch_sizes, spread
 from roles.gpu_worker.executors.loaders import NotAModel
-from roles.gpu_worker.executors.sleep import SleepExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from roles.runtime.loop.mailbox import Mailbox
@@ -102,7 +102,7 @@ def test_the_same_input_twice_is_not_two_inputs() -> None:
 
 
 def test_an_emulated_batch_takes_its_run_time_and_answers_zeros() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec())
     (ready,) = device.take(10, 0.0)
     assert isinstance(ready, Loaded)
@@ -120,7 +120,7 @@ def test_an_emulated_batch_takes_its_run_time_and_answers_zeros() -> None:
 
 
 def test_emulated_slices_run_side_by_side_and_each_one_batch_at_a_time() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     for slice_id in ("n/gpu0/0", "n/gpu1/0"):
         device.load(slice_spec(slice_id))
     device.take(10, 0.0)
@@ -135,7 +135,7 @@ def test_emulated_slices_run_side_by_side_and_each_one_batch_at_a_time() -> None
 
 
 def test_an_emulated_slice_without_run_times_fails_to_load() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec(models=[model_spec(exec_ms=(5.0,), batch_size_max=8)]))
     (failed,) = device.take(10, 0.0)
     assert isinstance(failed, LoadFailed)
@@ -143,7 +143,7 @@ def test_an_emulated_slice_without_run_times_fails_to_load() -> None:
 
 
 def test_an_emulated_batch_over_the_largest_fails() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec())
     device.take(10, 0.0)
     device.run(job(*range(5)), 0.0)
@@ -152,7 +152,7 @@ def test_an_emulated_batch_over_the_largest_fails() -> None:
 
 
 def test_an_emulated_batch_can_be_aborted() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec())
     device.take(10, 0.0)
     device.run(job(1), 0.0)
@@ -384,7 +384,7 @@ def test_a_model_that_cannot_be_loaded_leaves_only_itself_out(name: str) -> None
 
 
 def test_an_emulated_model_without_run_times_leaves_only_itself_out() -> None:
-    device = SleepExecutor()
+    device = EmulatedExecutor()
     device.load(slice_spec(models=[model_spec("bad", (5.0,), 8), model_spec()]))
     (ready,) = device.take(10, 0.0)
     assert isinstance(ready, Loaded)

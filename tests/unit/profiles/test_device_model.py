@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.device import DeviceModel
+from profiles.device_model import DeviceModel
 from profiles.fit import batch_interpolation_error, fit_linear, share_interpolation_error
 from profiles.gpu import GIB, gpu_profile
 from profiles.interference import Running, interference_named

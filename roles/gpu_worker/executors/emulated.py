@@ -47,7 +47,7 @@ class _Running:
     exec_ms: float = field(compare=False)
 
 
-class SleepExecutor:
+class EmulatedExecutor:
     """Any number of emulated slices; each runs one batch at a time."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.ids import FrontendId
 from policies.batching.base import Delay, RequestRun
-from policies.batching.batch_times import (
+from policies.batching.batch_moments import (
     cost_table,
     exec_at_ms,
     exec_table,

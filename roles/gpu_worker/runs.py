@@ -1,0 +1,125 @@
+"""What a slice does with its batches: starts them, runs what failed apart, puts the next one in place, ends them.
+
+What follows from that for the slice and the worker (alarms, a hung device, an end) is the core's to decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from fabric.messages import Inputs
+from roles.gpu_worker.answers import answer_failure, done_of, preempted, release, unlaunched
+from roles.gpu_worker.batches import Batch
+from roles.gpu_worker.events import Execute, StageInputs, WorkerAction
+from roles.gpu_worker.slices import HostedSlice
+from roles.runtime.core import SCHEDULER, Handle, Send
+
+WARMING_MS: Final = 30_000.0  # a run of another model, which warms up, may be before it on the device
+
+
+class Runs:
+    """Of all slices of a worker. Counts in the core's own `counters`."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+
+    def fit(self, batch: Batch, inputs: Inputs, payload: Handle, now_ms: float) -> list[WorkerAction]:
+        """Take a part's inputs, if they are of the batch."""
+        if batch.wants(inputs):
+            batch.accept(inputs, payload, now_ms)
+            return []
+        self._counters["inputs_unfit"] += 1
+        return release(payload)
+
+    def launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """End what cannot run, start what may."""
+        actions: list[WorkerAction] = []
+        for batch in slice_.queue.take_ended(now_ms):
+            if batch.is_dead:
+                actions += self._end_dead(batch)
+            elif batch.inputs:
+                actions += self.end_unlaunched(batch)
+            else:
+                batch.started_at_ms = now_ms
+                actions += self._end_empty(batch)
+        while (batch_ := slice_.queue.start_next(now_ms)) is not None:
+            if batch_.rows:
+                actions.append(self._execute(slice_, batch_, now_ms))
+                break
+            slice_.queue.running = None
+            actions += self._end_empty(batch_)
+        return actions
+
+    def run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
+        """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
+
+        Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends.
+        """
+        model_id = batch.run.model_id
+        granted = sum(run.count for part in batch.run.parts for run in part.runs)
+        lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
+        actions: list[WorkerAction] = []
+        while batch.rest:
+            batch.rows = batch.rest.pop(0)
+            if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
+                self._counters["runs_apart"] += 1
+                return [*actions, self._execute(slice_, batch, now_ms)]
+            reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
+            actions += answer_failure(batch, "DeadlineExceeded", reason)
+        return actions + self._end_failed(slice_, batch)
+
+    def expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
+        """What runs ends within its limit from now on, or has hung."""
+        limit_ms = slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
+        batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if slice_.side_load is not None else 0.0)
+
+    def stage(self, slice_: HostedSlice) -> list[WorkerAction]:
+        """While a batch runs, the next one's inputs can be put in place."""
+        batch = slice_.queue.next_complete
+        if batch is None or slice_.queue.running is None or not slice_.has_device:
+            return []
+        if slice_.staged == batch.run.batch_id:
+            return []
+        slice_.staged = batch.run.batch_id
+        return [StageInputs(batch.run, tuple(part for _, part in batch.live()))]
+
+    def end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+        """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
+        actions: list[WorkerAction] = []
+        code = "Internal" if len(batch.rows) == 1 else "WorkerLost"
+        for rows in (batch.rows, *batch.rest):
+            batch.rows = rows
+            actions += answer_failure(batch, code, reason)
+            code = "WorkerLost"
+        return actions + self._end_failed(slice_, batch)
+
+    def end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
+        """Too late, or stopping: everything goes back, what had come as well."""
+        self._counters["batches_expired"] += 1
+        return [*release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
+
+    def end_preempted(self, batch: Batch) -> list[WorkerAction]:
+        """The scheduler wants a larger one to run in its place."""
+        self._counters["batches_preempted"] += 1
+        return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
+
+    def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
+        self.expect(slice_, batch, now_ms)
+        return Execute(batch.run, tuple(part for _, part in batch.running()))
+
+    def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
+        self._counters["batches_failed"] += 1
+        slice_.queue.running = None
+        done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
+        return [*release(*batch.payloads()), done]
+
+    def _end_empty(self, batch: Batch) -> list[WorkerAction]:
+        """Its last moment has come, and no live request has."""
+        self._counters["batches_expired"] += 1
+        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired"))]
+
+    def _end_dead(self, batch: Batch) -> list[WorkerAction]:
+        """All its requests were cancelled or had expired before."""
+        batch.started_at_ms = batch.complete_at_ms
+        return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok"))]
