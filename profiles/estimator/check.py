@@ -10,7 +10,7 @@ import numpy as np
 from profiles.estimator.estimate import samples_of
 from profiles.estimator.gpus import RECORDED, GpuSpec, gpu_spec
 from profiles.estimator.records import KernelRecord, shipped_records
-from profiles.estimator.regressors import Sample, TimeRegressor, one_thread
+from profiles.estimator.regressors import Sample, TimeRegressor, group_of, one_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,12 @@ def checked(records: Sequence[KernelRecord], gpu: GpuSpec) -> dict[str, ErrorsOf
     Where none of this GPU remains, or it has none, all others' are learned from.
     """
     asked = {(record.work.op, record.work.dims) for record in records}
-    samples = [one for one in samples_of(gpu) if (one.record.work.op, one.record.work.dims) not in asked]
+    groups = {group_of(op) for op, _ in asked}  # nothing else needs to be learned
+    samples = [
+        one
+        for one in samples_of(gpu)
+        if group_of(one.record.work.op) in groups and (one.record.work.op, one.record.work.dims) not in asked
+    ]
     missing = {op for op, _ in asked} - {one.record.work.op for one in samples}
     for gpu_type in RECORDED if missing else ():
         samples += [
