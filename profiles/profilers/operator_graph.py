@@ -75,7 +75,9 @@ def operator_graph(
     infer: Callable[[dict[str, Tensor]], Mapping[str, Tensor]], example: Mapping[str, Tensor], batch_size: int
 ) -> OperatorGraph:
     """The graph of a batch of so many examples; inside `fake_tensors()`."""
-    batch = {name: torch.stack([value] * batch_size) for name, value in example.items()}
+    batch = {
+        name: torch.empty((batch_size, *value.shape), dtype=value.dtype) for name, value in example.items()
+    }
     recorder = _Recorder()
     with recorder:
         outputs = infer(dict(batch))
