@@ -1,6 +1,6 @@
 """Ten classifiers on one backbone, joint against separate, at batch 1 each: time, weights, and that answers agree.
 
-    python benchmarks/prefix_merging.py [--heads 10] [--turns 5] [--only resnet50]
+    python benchmarks/prefix_merging.py [--heads 10] [--turns 5] [--tokens 128] [--only resnet50]
 
 Runs on the CPU with one thread. Every model has all weights of its own before they are merged, as fine-tuned copies have.
 """
@@ -21,7 +21,9 @@ from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_oper
 from roles.gpu_worker.executors.merging import Member, PrefixGroup
 
 
-def resnet50() -> tuple[nn.Module, str, dict[str, Tensor], Callable[[nn.Module], Callable[..., object]]]:
+def resnet50(
+    _: int,
+) -> tuple[nn.Module, str, dict[str, Tensor], Callable[[nn.Module], Callable[..., object]]]:
     """A backbone with a head of 10 classes; the head's name, one request, and how it is run."""
     from torchvision import models  # noqa: PLC0415  only after the declaration
 
@@ -29,12 +31,14 @@ def resnet50() -> tuple[nn.Module, str, dict[str, Tensor], Callable[[nn.Module],
     return net, "fc", {"image": torch.zeros(3, 224, 224)}, lambda one: lambda rows: {"y": one(rows["image"])}
 
 
-def bert() -> tuple[nn.Module, str, dict[str, Tensor], Callable[[nn.Module], Callable[..., object]]]:
-    """The same for BERT with 128 tokens."""
+def bert(
+    tokens: int,
+) -> tuple[nn.Module, str, dict[str, Tensor], Callable[[nn.Module], Callable[..., object]]]:
+    """The same for BERT with so many tokens."""
     from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415  see above
 
     net = BertForSequenceClassification(BertConfig()).eval()
-    words = torch.arange(5, 133)
+    words = torch.arange(5, 5 + tokens)
     return (
         net,
         "classifier",
@@ -68,10 +72,10 @@ def took_ms(call: Callable[[], object], turns: int) -> float:
     return statistics.median(times)
 
 
-def measure(name: str, heads: int, turns: int) -> None:
+def measure(name: str, heads: int, turns: int, tokens: int) -> None:
     """One line."""
     torch.manual_seed(0)
-    net, head_name, example, runner = BACKBONES[name]()
+    net, head_name, example, runner = BACKBONES[name](tokens)
     nets = [net]
     for _ in range(heads - 1):
         other = copy.deepcopy(net)
@@ -103,12 +107,13 @@ def main() -> None:
     )
     parser.add_argument("--heads", type=int, default=10)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--only", choices=list(BACKBONES))
     given = parser.parse_args()
     torch.set_num_threads(1)
     declare_missing_operators()
     for name in [given.only] if given.only else BACKBONES:
-        measure(name, given.heads, given.turns)
+        measure(name, given.heads, given.turns, given.tokens)
 
 
 if __name__ == "__main__":
