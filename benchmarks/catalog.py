@@ -30,6 +30,7 @@ def _script(name: str, *arguments: str) -> Quick:
 QUICK: tuple[Quick, ...] = (
     _script("latency", "--repeat", "5", "--requests", "300", "--seconds", "3"),
     _script("throughput", "--repeat", "3", "--seconds", "4", "--senders", "1", "--gather-ms", "1"),
+    Quick("gateway", ("-m", "benchmarks.gateway", "--repeat", "3", "--seconds", "4")),
     _script("payload", "--repeat", "5", "--seconds", "1"),
     _script("lateness", "--timers", "500", "--repeat", "2"),
     _script(
@@ -56,6 +57,10 @@ LONG: tuple[Long, ...] = (
         "python benchmarks/links/virtual.py; python benchmarks/links (as root)",
         "lines of 1 and 8 Gbit/s and 0, 1, 3 ms: on virtual time, and in network namespaces"
         " ([ADR 0090](adr/0090-inputs-before-the-grant.md))",
+    ),
+    Long(
+        "python benchmarks/several_hosts.py (as root)",
+        "a cluster on three hosts is set up, killed while it is, changed under load and taken over: [docs/deploy.md](deploy.md)",
     ),
     Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",

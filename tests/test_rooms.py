@@ -34,6 +34,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
     "scheduler": ("runtime", "config"),
     "gpu_worker": ("runtime",),
     "node_agent": ("runtime", "config"),
+    "gateway": ("runtime", "config"),
     "profiling": ("runtime", "gpu_worker", "node_agent"),
     "simulator": ("runtime", "config", "workload", "frontend", "scheduler", "gpu_worker", "node_agent"),
     "benchmark": ("runtime", "config", "workload", "scheduler"),
@@ -51,7 +52,12 @@ DOORS = {
         "fabric/messages/",
         "roles/config/read_config.py",
         "roles/config/sections.py",
+        "roles/gateway/http/protocol_v2.py",  # JSON
     ),
+    "httptools": ("roles/gateway/http/reader.py",),
+    "uvloop": ("roles/gateway/shell.py",),
+    "grpc": ("roles/gateway/rpc/",),
+    "google": ("roles/gateway/rpc/",),
     "time": ("fabric/clock.py", "deploy/ssh/on_host/"),  # that runs alone on a host, without ours
     "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "deploy/local/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),

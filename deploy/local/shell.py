@@ -87,13 +87,12 @@ class _RunFileWatch(TimedSource[RoleServes]):
         self._run_dir = run_dir
         self._processes = processes
         self._told: dict[str, int] = {}
-        self._clients: dict[str, str] = {}  # where each frontend listened for clients of other hosts
+        self._flags: dict[str, tuple[str, ...]] = {}  # with which each listens where clients know it
         self._look_at_ms = 0.0
 
     def where_clients_were(self, role_id: str) -> Sequence[str]:
         """Flags with which its next process listens where clients know it; none after one that never served."""
-        address = self._clients.pop(role_id, None)
-        return () if address is None else ("--client", address)
+        return self._flags.pop(role_id, ())
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -116,11 +115,18 @@ class _RunFileWatch(TimedSource[RoleServes]):
 
     def _note_clients(self, role_id: str, pid: int) -> None:
         """A scheduler's process may have a frontend in it, with a run file of its own."""
-        for found in run_files(self._run_dir):
-            if found.pid == pid:
-                for address in found.addresses.get("client", ()):
-                    if address.startswith("tcp://"):
-                        self._clients[role_id] = address.partition("?")[0]
+        flags = {
+            f"--{purpose}": address.partition("?")[0].removeprefix(
+                "" if purpose == "client" else f"{scheme}://"
+            )
+            for found in run_files(self._run_dir)
+            if found.pid == pid
+            for purpose in ("client", "http", "grpc")
+            for address in found.addresses.get(purpose, ())
+            if (scheme := address.partition("://")[0]) != "ipc"
+        }
+        if flags:
+            self._flags[role_id] = tuple(word for flag in flags.items() for word in flag)
 
 
 class _Readiness(SourceOver):

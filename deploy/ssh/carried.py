@@ -96,7 +96,7 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}
     for model in document["models"]:
-        _take_along(model, base_dir, files, hashes)
+        take_along(model, base_dir, files, hashes)
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     views = {
         role.role_id: _hash_of(_view(role, wanted.host, document, hashes))
@@ -133,12 +133,23 @@ def _hash_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _take_along(
-    model: dict[str, Any], base_dir: Path, files: dict[str, Path | bytes], hashes: dict[str, str]
+def take_along(
+    model: dict[str, Any],
+    base_dir: Path,
+    files: dict[str, Path | bytes],
+    hashes: dict[str, str],
+    *,
+    is_absolute_there: bool = False,
 ) -> None:
-    """Every file that a model's section names, under a new name; the section says that one."""
+    """Every file that a model's section names, under a new name; the section says that one.
+
+    `hashes` gets what each of them contains. `is_absolute_there`: what has an absolute path lies at that place already, where it
+    is to be read.
+    """
 
     def carried(path: str, where: str) -> str:
+        if is_absolute_there and Path(path).is_absolute():
+            return path
         found = base_dir / path
         if not found.exists():
             raise ConfigError(f"models: {where} of {model.get('name')}: there is no {found}")
@@ -159,8 +170,10 @@ def _take_along(
     profile(model.get("profile"))
     loader, arrival = model.get("loader") or {}, model.get("arrival") or {}
     if loader.get("weights"):
+        weights = carried(loader["weights"], "loader.weights")
         # Workers on all hosts are told this, each of which runs in its own host's folder; the scheduler's path would be another.
-        loader["weights"] = f"{_HERE}/{carried(loader['weights'], 'loader.weights')}"
+        # Where files have one place on every host, that is said.
+        loader["weights"] = weights if is_absolute_there else f"{_HERE}/{weights}"
     if arrival.get("path"):
         arrival["path"] = carried(arrival["path"], "arrival.path")
     if loader.get("python"):

@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from deploy.k8s.commands import k8s
 from deploy.ssh.operations import logs, run, status
 from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
 from deploy.ssh.steps import Plan, counted
@@ -197,5 +198,5 @@ def _row(host: str, what: str, detail: str, **more: str) -> Mapping[str, str]:
     return {"host": host, "what": what, "detail": detail, **more}
 
 
-for command in (status, logs, run):
+for command in (status, logs, run, k8s):
     deploy.add_command(command)

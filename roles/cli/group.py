@@ -39,7 +39,9 @@ COMMANDS = {
     "drain": "roles.cli.models:drain",
     "restart": "roles.cli.restart:restart",
     "frontend": "roles.cli.role_commands:frontend",
+    "gateway": "roles.cli.gateway:gateway",
     "goodput": "roles.cli.goodput:goodput",
+    "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",
     "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
@@ -56,7 +58,7 @@ COMMANDS = {
 }
 
 
-BESIDE_SERVING = ("drain", "models", "restart", "status")
+BESIDE_SERVING = ("drain", "health", "models", "restart", "status")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

@@ -30,7 +30,6 @@ from fabric.messages import (
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
@@ -51,6 +50,7 @@ from roles.config.documents import read_file, read_value
 from roles.config.read_config import parse_config
 from roles.runtime.core import SCHEDULER
 from roles.runtime.exit_codes import EXIT_PARTIAL
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import scheduler_addresses
 
 
@@ -174,7 +174,7 @@ def _is_role(where: str, cluster: _Cluster) -> bool:
     with _addresses(cluster) as (addresses, keyring):
         gpus: Sequence[GpuReport] = ask_status(addresses, server=SCHEDULER, keyring=keyring).gpus
     is_node = any(where == report.node_id for report in gpus)
-    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
+    return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
 
 
 def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:

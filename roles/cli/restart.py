@@ -8,9 +8,9 @@ import click
 
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.messages import Changed, RestartRoles, RoleChange
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_flag
 from roles.runtime.environment import RunDir
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, scheduler_id
+from fabric.ids import FRONTEND_NAME_BYTES_MAX, FRONTEND_PREFIX, frontend_id, scheduler_id
 from fabric.keys import FRONTEND, Keyring
+from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
 from roles.config.read_config import listen_config
@@ -58,11 +59,12 @@ class Whereabouts:
         scheduler_given: Sequence[str] = (),
         *,
         client: str | None = None,
+        name: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -70,7 +72,8 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        role_id = frontend_id(index if name is None else name)
+        own = FrontendOptions(role_id, self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
@@ -88,6 +91,20 @@ class Whereabouts:
             client_addresses=(client or self._places.client_address(index, address),),
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
+
+    def clients(self, host: str | None, *, is_everywhere: bool) -> Sequence[str]:
+        """The addresses of frontends as a client on that host reaches them: by ipc there, else by TCP.
+
+        `host` None: one without roles. `is_everywhere`: of those on other hosts too.
+        """
+        run_dir, places = RunDir(self._run_dir), self._places
+        found = []
+        for index, place in enumerate(places.frontends):
+            if not self._is_placed or place.host == host:
+                found.append(run_dir.ipc_address(f"{frontend_id(index)}.client"))
+            elif is_everywhere:
+                found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
+        return found
 
     def node(self, host: str) -> AgentOptions:
         """How to run the agent of a node."""
@@ -164,6 +181,16 @@ def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: 
             f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
         )
     return number
+
+
+def check_frontend_name(name: str) -> None:
+    """Raises ConfigError for a name that a scheduler would refuse, or that another one's number is."""
+    name_like(name, "--name")
+    if name.isdigit():
+        raise ConfigError(f"--name: is {name}, the number of a frontend of the file: give --index")
+    if len(frontend_id(name)) > FRONTEND_NAME_BYTES_MAX:
+        most = FRONTEND_NAME_BYTES_MAX - len(FRONTEND_PREFIX)
+        raise ConfigError(f"--name: has {len(name)} letters; a frontend's name may have {most}")
 
 
 def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:

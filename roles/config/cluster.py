@@ -21,6 +21,7 @@ from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy,
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
 
@@ -114,12 +115,11 @@ class NetworkConfig:
 class ListenConfig:
     """Where others come in. `client` is a ZeroMQ endpoint of the frontends, `control` one of the scheduler beside its ipc one.
 
-    The others are host:port. None: not served.
+    `metrics` is host:port. None: not served. HTTP and gRPC are the gateway's (`roles/config/gateway.py`).
     """
 
     client: str = "tcp://127.0.0.1:0"
     control: str | None = None
-    http: str | None = None
     metrics: str | None = None
 
 
@@ -165,6 +165,7 @@ class ClusterConfig:
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
     places: Places = ONE_HOST
+    gateway: GatewayConfig = NO_GATEWAY
     deploy: DeployConfig = DEPLOY_DEFAULT
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 

@@ -46,6 +46,7 @@ from roles.config.cluster import (
     placement_choice,
 )
 from roles.config.documents import read_document
+from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
 from roles.config.model_loaders import loader_spec
 from roles.config.origins import policy_settings, section_settings
@@ -146,6 +147,7 @@ def _cluster_config(
         listen=listen,
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
         places=places,
+        gateway=checked_gateway(read.cluster.gateway, read.listen, base_dir),
         deploy=checked_deploy(read.deploy, base_dir),
         settings=(
             *section_settings(read, document, "", source),
@@ -357,19 +359,16 @@ def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
 
 def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
     """Where to listen, checked. Raises ConfigError."""
-    for key, value in (("client", section.client), ("control", section.control)):
-        if value is None:
-            continue
+    for key, value in (("client", section.client), ("control", section.control or section.client)):
         check_endpoint(value, f"listen.{key}", schemes=("tcp", "ipc"))
         if not has_keys and value.startswith("tcp://") and not is_loopback(host_of(value)):
             raise ConfigError(
                 f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
                 " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
             )
-    for key, value in (("http", section.http), ("metrics", section.metrics)):
-        if value is not None:
-            check_endpoint(value, f"listen.{key}", schemes=())
-    return ListenConfig(section.client, section.control, section.http, section.metrics)
+    if section.metrics is not None:
+        check_endpoint(section.metrics, "listen.metrics", schemes=())
+    return ListenConfig(section.client, section.control, section.metrics)
 
 
 def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[str, dict[str, Any]]:

@@ -125,6 +125,17 @@ class SchedulerSection(Section, frozen=True):
     port: int = 5550
 
 
+class GatewaySection(Section, frozen=True):
+    """`cluster.gateway`: HTTP and gRPC, where `listen.http` and `listen.grpc` say."""
+
+    token_file: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    request_mb: int = 64
+    connections: int = 1_024
+    model_control: bool = False
+
+
 class ClusterSection(Section, frozen=True):
     """`cluster`: `gpus` (with `gpu_type`), or `nodes`.
 
@@ -140,6 +151,7 @@ class ClusterSection(Section, frozen=True):
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
     heartbeats: HeartbeatSection = HeartbeatSection()
+    gateway: GatewaySection | None = None
 
 
 class PopularitySection(Section, frozen=True):
@@ -154,6 +166,7 @@ class ListenSection(Section, frozen=True):
     client: str = "tcp://127.0.0.1:0"
     control: str | None = None
     http: str | None = None
+    grpc: str | None = None
     metrics: str | None = None
 
 
@@ -205,6 +218,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "deploy": DeploySection,
     "network": NetworkSection,
     "heartbeats": HeartbeatSection,
+    "gateway": GatewaySection,
     "popularity": PopularitySection,
     "listen": ListenSection,
     "security": SecuritySection,

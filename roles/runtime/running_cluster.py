@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX, PeerId
+from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, SCHEDULER_PREFIX, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -18,6 +18,12 @@ from roles.runtime.run_directory import run_files
 
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
+_TOLD: Mapping[str, Sequence[str]] = {
+    FRONTEND_PREFIX: ("client", "metrics"),
+    GATEWAY_PREFIX: ("http", "grpc"),
+    SCHEDULER_PREFIX: ("control",),
+}
+"""By whose it is: what others may want to reach."""
 TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
 
 
@@ -136,14 +142,11 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
 
 
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
-    """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
+    """Where the living cluster can be reached: client, http, … of all frontends and gateways, control of the scheduler."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
-            is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
-            is_scheduler = run_file.role_id.startswith(SCHEDULER_PREFIX)
-            if (is_frontend and purpose in ("client", "http", "metrics")) or (
-                is_scheduler and purpose == "control"
-            ):
+            told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
+            if purpose in told:
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

@@ -21,6 +21,7 @@ from typing import Final, get_args
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
     AGENT_PREFIX,
+    FRONTEND_NAME_BYTES_MAX,
     FRONTEND_PREFIX,
     OPERATOR,
     WORKER_PREFIX,
@@ -65,9 +66,6 @@ from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
-FRONTEND_NAME_BYTES_MAX: Final = (
-    64  # so that a batch of 4,096 runs from so many frontends fits into one header
-)
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes

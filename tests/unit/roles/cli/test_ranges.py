@@ -70,6 +70,8 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "nodes.pin_cores": cluster(nodes=[{"host": "a", "pin_cores": x}]),
         **{f"heartbeats.{name}": cluster(gpus=1, heartbeats={**heartbeats, name: x}) for name in heartbeats},
         "cluster.schedulers": cluster(gpus=1, schedulers=x),
+        "gateway.request_mb": cluster(gpus=1, gateway={"request_mb": x}),
+        "gateway.connections": cluster(gpus=1, gateway={"connections": x}),
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},
         **{f"network.{name}": cluster(gpus=1, network={name: x}) for name in network},

@@ -150,6 +150,28 @@ def test_each_role_gets_its_hosts_address_and_the_nearest_way_to_the_scheduler(t
     assert here.node("c").scheduler_addresses == {}
 
 
+def test_a_client_on_a_host_reaches_its_own_frontends_by_ipc_and_others_only_where_it_may(
+    tmp_path: Path,
+) -> None:
+    config = parsed(
+        {
+            "nodes": [{"host": "a"}],
+            "frontends": [{"host": "a"}, {"host": "b"}, {"host": "b"}],
+            "addresses": {"a": "127.0.0.1", "b": "127.0.0.2"},
+        }
+    )
+    where = Whereabouts(config, tmp_path, is_here=False)
+    own = f"ipc://{tmp_path}/frontend-0.client"
+    there = ["tcp://127.0.0.2:5555", "tcp://127.0.0.2:5556"]
+    assert where.clients("a", is_everywhere=True) == [own, *there]
+    assert where.clients("a", is_everywhere=False) == [own]
+    assert where.clients(None, is_everywhere=False) == []
+    here = Whereabouts(config, tmp_path, is_here=True)
+    assert here.clients(None, is_everywhere=False) == [
+        f"ipc://{tmp_path}/frontend-{at}.client" for at in range(3)
+    ]
+
+
 def test_schedulers_of_several_hosts_know_each_other_and_everybody_knows_all(tmp_path: Path) -> None:
     config = parsed(
         {
