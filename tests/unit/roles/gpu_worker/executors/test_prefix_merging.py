@@ -38,7 +38,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = torch.relu(layer(x)) + 1
-        return self.head(self.drop(x).mean(1))
+        out: Tensor = self.head(self.drop(x).mean(1))
+        return out
 
 
 def member(net: nn.Module) -> Member:
@@ -118,7 +119,8 @@ def test_a_tied_layer_that_is_called_twice_ends_the_prefix() -> None:
     class Twice(Net):
         def forward(self, x: Tensor) -> Tensor:
             x = self.layers[1](self.layers[0](x))
-            return self.head(self.layers[1](x).mean(1))
+            out: Tensor = self.head(self.layers[1](x).mean(1))
+            return out
 
     first, second = Twice().eval(), Twice().eval()
     for mine, yours in zip(first.layers, second.layers, strict=True):
