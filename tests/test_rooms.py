@@ -69,6 +69,7 @@ DOORS = {
     "matplotlib": ("roles/lab/plots/",),
     "opentelemetry": ("roles/observability/spans.py",),
     "prometheus_client": ("roles/runtime/metrics/page.py",),
+    "sklearn": ("profiles/estimator/",),
     "random": ("roles/", "fabric/loopback.py"),
 }
 

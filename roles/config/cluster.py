@@ -16,7 +16,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
 from policies.placement import placement_options, placement_policy
-from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
@@ -261,7 +261,9 @@ class ClusterConfig:
         if isinstance(policy, ConditionedPolicy):
             policy = policy.under(self.conditions())
         own_gpus = self.gpus if gpus is None else gpus
-        return policy.place(placed_models(self.models), own_gpus, self.profiles(), current)
+        profiles = self.profiles()
+        placement = policy.place(placed_models(self.models), own_gpus, profiles, current)
+        return replace(placement, decisions=(*placement.decisions, *_estimates(profiles)))
 
     def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
         index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in self.gpus}
@@ -318,6 +320,19 @@ class ClusterConfig:
         except ProfileError as error:
             raise ConfigError(f"cluster.interference: {error}") from error
         return DeviceModel(profiles, interference)
+
+
+def _estimates(profiles: Profiles) -> list[Decision]:
+    """What the plan rests on that nobody measured."""
+    return [
+        Decision(
+            f"profile of {model_id} on {gpu_type}",
+            "an ESTIMATE from its operator graph, not measured",
+            {"run time within %": 100 * profile.error},
+        )
+        for (model_id, gpu_type), profile in sorted(profiles.items())
+        if profile.error is not None
+    ]
 
 
 def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]:
