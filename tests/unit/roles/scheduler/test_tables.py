@@ -10,6 +10,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.batching import DISCIPLINES
 from roles.config.cluster import PolicyChoice
+from roles.scheduler.dispatch.recorder import BATCHES_MAX
 from tests.scheduler_stage import NODES, Cluster, objects_within
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
@@ -46,6 +47,10 @@ def test_it_holds_no_more_after_many_restarts_than_after_few(name: str) -> None:
         if count in (FEW, MANY):
             on.wait(150_000.0)  # longer than any history of loads, which is cut when somebody looks at it
             on.ask_status()
+            # Of batches the newest are remembered, as many as there is room for.
+            batches = on.core._batches.recorder._ended
+            assert batches.maxlen == BATCHES_MAX
+            batches.clear()
             # Of numbers there are as many as the slices that happen to be here share.
             held = objects_within(on.core, lambda one: not isinstance(one, int | float))
             sizes.append(Counter(type(one).__name__ for one in held))
