@@ -108,7 +108,13 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                 scheduler_id(at),
                 Rank.SCHEDULER,
                 SCHEDULER,
-                ("scheduler", CONFIG_FILE, "--index", str(at), *(["--standby"] if at else [])),
+                (
+                    "scheduler",
+                    CONFIG_FILE,
+                    "--index",
+                    str(at),
+                    *(["--standby"] if places.schedulers[at].is_standby else []),
+                ),
                 places.schedulers[at].port,
             )
             for at in schedulers

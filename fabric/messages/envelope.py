@@ -26,6 +26,7 @@ from fabric.messages.frontend_scheduler import (
     Dropped,
     FrontendHello,
     Grant,
+    Left,
     Returned,
     Withdraw,
 )
@@ -39,6 +40,7 @@ from fabric.messages.operator import (
     ModelsRemove,
     RestartRoles,
     RoleDrain,
+    SectionAsked,
     StatusAsked,
     StatusListed,
 )
@@ -62,6 +64,7 @@ AnyMessage = (
     | Directory
     | Arrivals
     | Withdraw
+    | Left
     | Grant
     | Dropped
     | Returned
@@ -87,6 +90,7 @@ AnyMessage = (
     | ModelsRemove
     | ModelSet
     | DrainAsked
+    | SectionAsked
     | RoleDrain
     | RestartRoles
     | Changed

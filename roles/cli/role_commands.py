@@ -20,6 +20,7 @@ from roles.cli.whereabouts import (
 )
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
+from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, parse_config
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
@@ -58,7 +59,7 @@ here_option = click.option(
 )
 @click.option(
     "--index",
-    type=IntRange(0, SCHEDULERS_MAX - 1),
+    type=IntRange(0, SCHEDULERS_MAX * SHARDS_MAX - 1),
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
 @here_option
@@ -80,8 +81,10 @@ def scheduler(
     document = read_document(file)
     written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
     number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
-    if standby and number == 0:
-        raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
+    if standby and not written.config.places.schedulers[number].is_standby:
+        raise click.UsageError(
+            f"scheduler {number} is the active one at a start: it does not begin as a standby"
+        )
     with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)

@@ -72,11 +72,25 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        role_id = frontend_id(index if name is None else name)
-        own = FrontendOptions(role_id, self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        shards = tuple(place.shard for place in self._places.schedulers)
+        own = FrontendOptions(
+            frontend_id(index if name is None else name),
+            self._run_dir,
+            (),
+            keyring=keyring,
+            heartbeats=heartbeats,
+            scheduler_shards=shards,
+        )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
+        if given and len(given) != len(shards) and self._config.shards > 1:
+            raise ConfigError(
+                f"--scheduler: is there {len(given)} times; FILE has {len(shards)} schedulers of"
+                f" {self._config.shards} shards: give the address of each, in their order"
+            )
+        if given and self._config.shards == 1:
+            own = replace(own, scheduler_shards=())
         if not self._is_placed:
             client = client or moved(self._config.listen.client, index)
             if not given and not is_beside:
@@ -172,7 +186,7 @@ def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
 
 def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
     """Which scheduler is meant; ConfigError for one that the file does not have."""
-    number = int(is_standby) if given is None else given
+    number = (config.shards if is_standby else 0) if given is None else given
     if given is None and config.places.is_written and not is_here:
         hosts = [one.host for one in config.places.schedulers]
         number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))

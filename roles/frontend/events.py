@@ -14,6 +14,7 @@ from fabric.messages import (
     ImagePreprocess,
     Infer,
     Inputs,
+    Left,
     ModelsListed,
     Outputs,
     Pong,
@@ -25,7 +26,7 @@ from fabric.messages import (
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from roles.runtime.process_events import StopAsked
 
-ToScheduler = FrontendHello | Arrivals | Withdraw
+ToScheduler = FrontendHello | Arrivals | Withdraw | Left
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +40,7 @@ class FrontendSettings:
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
     memory: str = ""
+    shards: int = 1
     hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
 
 
@@ -72,6 +74,7 @@ class SchedulerSaid:
     message: AnyMessage
     epoch: int = 0
     scheduler: int = 0
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,9 +116,10 @@ class TurnEnded:
 
 @dataclass(slots=True, frozen=True)
 class Unannounced:
-    """The scheduler's queue did not take these, or there is no connection to it."""
+    """A scheduler's queue did not take this, or there is no connection to it."""
 
-    message: Arrivals
+    message: Arrivals | Left
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -131,6 +135,7 @@ class SchedulerLost:
     """Its connection is closed, or nothing has been heard of it for too long."""
 
     scheduler: int = 0
+    shard: int = 0
 
 
 FrontendEvent = (
@@ -172,16 +177,21 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Tell:
-    """To the active scheduler, a `FrontendHello` to all. `Arrivals` that cannot be sent come back as `Unannounced`; the rest is counted and dropped."""
+    """To a shard's active scheduler, a `FrontendHello` to all of the shard.
+
+    `Arrivals` and `Left` that cannot be sent come back as `Unannounced`; the rest is counted and dropped.
+    """
 
     message: ToScheduler
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class UseScheduler:
-    """That one is the active scheduler from now on."""
+    """That one is the shard's active scheduler from now on."""
 
     scheduler: int
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -107,6 +107,7 @@ class Request:
     first_announced_at_ms: float | None = None
     announced_at_ms: float = 0.0
     run: AnnouncedRun | None = None  # while the scheduler has it queued
+    shard: int = 0  # which one it was announced to last: nobody else decides about it
     place: BatchSlot | None = None  # while granted
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing

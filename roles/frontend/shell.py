@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
@@ -23,6 +24,7 @@ from fabric.messages import (
     Arrivals,
     FrontendHello,
     Infer,
+    Left,
     Outputs,
     Refusal,
     StatusListed,
@@ -74,7 +76,7 @@ _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is 
 class FrontendOptions:
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
-    `scheduler_addresses`: of each scheduler. `host`: the interface of the TCP address at which workers leave outputs.
+    `scheduler_addresses`: of each scheduler; `scheduler_shards`: the shard of each, empty: there is one. `host`: the interface of the TCP address at which workers leave outputs.
     `incarnation`, `clock`, `transport`: a process has its own; tests may know better.
     """
 
@@ -92,6 +94,7 @@ class FrontendOptions:
     incarnation: Incarnation = field(default_factory=new_incarnation)
     clock: Clock = field(default_factory=MonotonicClock)
     transport: Transport = ZMQ
+    scheduler_shards: Sequence[int] = ()
 
 
 class FrontendShell:
@@ -128,18 +131,22 @@ class FrontendShell:
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
             guard=guarded(keyring, {NODE}, names=False),
         )
-        links: list[ServerLink] = [
-            hub.connect(own)
-            if hub is not None and number == beside
-            else transport.connect(own, SCHEDULER, addresses, guarded(keyring))
-            for number, addresses in enumerate(options.scheduler_addresses)
+        shards = options.scheduler_shards or (0,) * len(options.scheduler_addresses)
+        links: list[dict[int, ServerLink]] = [{} for _ in range(max(shards) + 1)]
+        for number, control in enumerate(options.scheduler_addresses):
+            links[shards[number]][number] = (
+                hub.connect(own)
+                if hub is not None and number == beside
+                else transport.connect(own, SCHEDULER, control, guarded(keyring))
+            )
+        self._shards = [
+            SchedulerLinks(shard, of_shard, self._clock, options.heartbeats, partial(self._untold, shard))
+            for shard, of_shard in enumerate(links)
         ]
-        self._schedulers = SchedulerLinks(links, self._clock, options.heartbeats)
         self._slices = transport.push(
             PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring)
         )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
-        self._to_scheduler = Outbox(self._schedulers, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)
         self._core = FrontendCore(
             FrontendSettings(
@@ -150,6 +157,7 @@ class FrontendShell:
                 options.pending_max,
                 options.pending_bytes_max,
                 memory_address(),
+                len(self._shards),
             ),
             self._clock.now_ms(),
         )
@@ -158,7 +166,7 @@ class FrontendShell:
             [
                 stop,
                 LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
-                *self._schedulers.sources,
+                *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
                 self._unsent,
@@ -185,7 +193,8 @@ class FrontendShell:
         links: tuple[Link, ...] = (self._clients, self._outputs, self._slices)
         for link in links:
             link.close()
-        self._schedulers.close()
+        for shard in self._shards:
+            shard.close()
         self._decoding.close()
         self._unsent.close()
 
@@ -217,13 +226,12 @@ class FrontendShell:
             case Release(payload):
                 self._payloads.release(payload)
                 self._decoding.forget(payload)
-            case Tell(FrontendHello() as hello):
-                self._schedulers.greet(hello)
-            case Tell(message):
-                self._tell(message)
-            case UseScheduler(number):
-                self._to_scheduler.flush()  # what was for the former one
-                self._schedulers.active = number
+            case Tell(FrontendHello() as hello, shard):
+                self._shards[shard].greet(hello)
+            case Tell(message, shard):
+                self._tell(message, shard)
+            case UseScheduler(number, shard):
+                self._shards[shard].use(number)
             case PushInputs():
                 self._push(action)
             case Preprocess(payload, image):
@@ -255,20 +263,20 @@ class FrontendShell:
                 number, code = action.message.request_no, code_of_unsendable(error)
                 self._to_clients.put(action.peer, Refusal(number, code, reason, retryable=False))
 
-    def _tell(self, message: AnyMessage) -> None:
+    def _tell(self, message: AnyMessage, shard: int) -> None:
         try:
-            self._to_scheduler.put(SCHEDULER, message)
+            self._shards[shard].tell(message)
         except LocalProtocolError as error:
             log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
-            self._untold(SCHEDULER, message)
+            self._untold(shard, SCHEDULER, message)
 
     def _end_turn(self) -> None:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
                 self._perform(action)
         log_offences(self._core.offences)
-        self._to_scheduler.flush()
-        self._schedulers.greet_others(self._core.hello)
+        for links in self._shards:
+            links.end_turn(self._core.hello)
         self._to_clients.flush()
 
     def _undelivered(self, peer: PeerId, message: AnyMessage) -> None:
@@ -276,11 +284,11 @@ class FrontendShell:
         del peer, message
         self._counts["answers_dropped"] += 1
 
-    def _untold(self, peer: PeerId, message: AnyMessage) -> None:
+    def _untold(self, shard: int, peer: PeerId, message: AnyMessage) -> None:
         del peer
         self._counts["scheduler_full"] += 1
-        if isinstance(message, Arrivals):
-            self._unsent.post(Unannounced(message))
+        if isinstance(message, Arrivals | Left):
+            self._unsent.post(Unannounced(message, shard))
 
     def _push(self, action: PushInputs) -> None:
         tensors = [
@@ -301,7 +309,7 @@ class FrontendShell:
         counters: dict[str, float] = {**self._core.counters, **self._counts}
         links: dict[str, Link] = {
             "client": self._clients,
-            "scheduler": self._schedulers.link,
+            **{f"scheduler{number or ''}": links.link for number, links in enumerate(self._shards)},
             "inputs": self._slices,
             "outputs": self._outputs,
         }

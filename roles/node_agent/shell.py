@@ -138,7 +138,7 @@ class _Agent:
             PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known, beats)
             if known in elsewhere
             else LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
-            for known in map(scheduler_id, range(config.schedulers))
+            for known in map(scheduler_id, config.places.schedulers_of(node.shard))
         }
         self._followed = next(iter(self._schedulers))
         self._lease_file = LeaseFile(run_dir, node.host)

@@ -18,6 +18,7 @@ from fabric.messages import (
     Done,
     Dropped,
     FrontendHello,
+    Left,
     ModelSpec,
     NodeHello,
     Ping,
@@ -25,6 +26,7 @@ from fabric.messages import (
     PlanMade,
     Pong,
     ReplicaHint,
+    SectionAsked,
     SeqRun,
     SliceChanged,
     SliceReady,
@@ -77,7 +79,8 @@ class SchedulerCore:
         nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
         names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
-        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or ())
+        terms = {model.model_id: model.term for model in settings.models}
+        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or (), terms)
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._estimates = Estimates(settings)
@@ -96,6 +99,7 @@ class SchedulerCore:
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
             Done: self._batches.done,
             Withdraw: self._on_withdraw,
+            Left: self._on_left,
             FrontendHello: self._on_frontend_hello,
             NodeHello: self._on_node_hello,
             SliceReady: self._on_slice_ready,
@@ -114,6 +118,7 @@ class SchedulerCore:
             self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
+            self._on[SectionAsked] = self._on_section_asked
         self._look_ahead()
 
     @property
@@ -132,7 +137,12 @@ class SchedulerCore:
         return replace(
             started,
             models=tuple(
-                ModelSpec(model_id, fleet.slo_ms(model_id), BATCH_SIZE_UNPROFILED)
+                ModelSpec(
+                    model_id,
+                    fleet.slo_ms(model_id),
+                    BATCH_SIZE_UNPROFILED,
+                    term=fleet.terms.get(model_id, 0),
+                )
                 for model_id in self._replicas
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
@@ -244,6 +254,14 @@ class SchedulerCore:
             self._withdrawals.take(peer, message, now_ms)
         return _NOTHING
 
+    def _on_left(self, peer: PeerId, message: Left, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del late_ms
+        self._fleet.frontend_left(peer, message)
+        if self.controller is not None:
+            self.controller.frontend_left(now_ms)
+            return self._actuator.take()
+        return _NOTHING
+
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
         actions: list[Send] = []
         if self._withdrawals.due_at_ms <= now_ms:
@@ -272,6 +290,13 @@ class SchedulerCore:
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)
         return self._actuator.take()
+
+    def _on_section_asked(
+        self, peer: PeerId, message: SectionAsked, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del late_ms, now_ms
+        assert self.controller is not None, "listed with it"
+        return [Send(peer, self.controller.section(message))]
 
     def _on_plan_made(self, peer: PeerId, message: PlanMade, late_ms: float, now_ms: float) -> Sequence[Send]:
         del peer, late_ms

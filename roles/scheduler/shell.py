@@ -21,6 +21,7 @@ from fabric.messages import AnyMessage, PlanAsked, PlanCopy, StatusListed, repla
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
+from roles.config.shards import shard_document
 from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
@@ -103,21 +104,31 @@ class SchedulerShell:
         addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
     ) -> None:
+        places = written.config.places
+        shard = places.schedulers[number].shard
+        peers = places.schedulers_of(shard)
+        role_ids = tuple(map(scheduler_id, peers))
+        rank = peers.index(number)
         self._run_dir = run_dir
-        self._written = written
+        shards = written.config.shards
+        self._written = written = _of_shard(written, shard)
         self._config = config = written.config
         self._recording = recording
         self._role_id = role_id = scheduler_id(number)
         self._clock = clock = MonotonicClock()
-        electorate = Electorate(frozenset(node.node_id for node in config.nodes), config.schedulers)
+        electorate = Electorate(frozenset(node.node_id for node in config.nodes), len(peers), role_ids)
         self._is_alone = not electorate.has_standby
         # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
         is_placed = bool(addresses.control)
         self._kept = SavedPlan(
-            run_dir, role_id, written.document, partial(_carried_over, written) if is_placed else None
+            run_dir,
+            role_id,
+            written.document,
+            partial(_carried_over, written) if is_placed else None,
+            role_ids,
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
-        self._first = None if number else self._kept.read() or _first_plan(written)
+        self._first = None if rank else self._kept.read() or _first_plan(written)
         self._begun: Begun | None = None
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
@@ -139,14 +150,14 @@ class SchedulerShell:
             PeerId(other): RemoteScheduler(own, elsewhere[other], clock, keyring, other, beats)
             if other in elsewhere
             else LocalScheduler(own, run_dir, clock, keyring, other, beats)
-            for other in map(scheduler_id, range(config.schedulers))
+            for other in role_ids
             if other != role_id
         }
         self._outbox = Outbox(self.link, self._refused)
         self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, number, os.getpid()),
+            ReplicaSettings(self._incarnation, electorate, rank, os.getpid(), shard, shards),
             self._make_core,
         )
         self.role = Role[ReplicaEvent, ReplicaAction](
@@ -313,6 +324,13 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
+
+
+def _of_shard(written: Written, shard: int) -> Written:
+    config = written.config
+    if config.shards == 1:
+        return written
+    return Written(config.of_shard(shard), shard_document(written.document, config, shard), written.base_dir)
 
 
 def _carried_over(written: Written, ran: Begun) -> Begun | None:

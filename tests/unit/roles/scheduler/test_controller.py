@@ -80,6 +80,7 @@ class Stage:
         placed = config.place()
         settings = settings_from(config, placed)
         planning = controller_settings(config, document, "", placed, settings)
+        self.batching = config.batching
         if ran is not None:
             assert ran.scheduler.controller is not None
             before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
