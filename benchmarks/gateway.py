@@ -1,6 +1,6 @@
 """What a request costs by HTTP, and by the SDK: processor time of each process, and requests per second.
 
-    python -m benchmarks.gateway [--seconds 4] [--in-flight 32] [--repeat 3] [--json FILE]
+    python benchmarks/gateway.py [--seconds 4] [--in-flight 32] [--repeat 3] [--json FILE]
 
 A cluster of this host with four emulated devices that are not what ends the load, and one process that asks, closed loop: by the SDK, and
 by HTTP as tritonclient does (binary tensors), small ones and 0.6 MB. The sender of HTTP is raw sockets (`peers/connections.py`), so that no client of
@@ -19,10 +19,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
+from figures import Figures, Line, add_json_option, tell
+from peers.connections import HttpClient, HttpTarget
+from stage import CpuMeter, Stage, by_kind, cluster
 
-from benchmarks.figures import Figures, Line, add_json_option, tell
-from benchmarks.peers.connections import HttpClient, HttpTarget
-from benchmarks.stage import CpuMeter, Stage, by_kind, cluster
 from fabric.client import Client
 from roles.gateway.tensors import to_raw
 from roles.runtime.process import read_run_file

@@ -38,6 +38,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
     "profiling": ("runtime", "gpu_worker", "node_agent"),
     "simulator": ("runtime", "config", "workload", "frontend", "scheduler", "gpu_worker", "node_agent"),
     "benchmark": ("runtime", "config", "workload", "scheduler"),
+    "observability": ("runtime", "config", "workload", "scheduler", "simulator"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),
 }
 INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
@@ -66,6 +67,8 @@ DOORS = {
     "highspy": ("policies/",),
     "yaml": ("roles/config/documents.py",),
     "matplotlib": ("roles/lab/plots/",),
+    "opentelemetry": ("roles/observability/spans.py",),
+    "prometheus_client": ("roles/runtime/metrics/page.py",),
     "sklearn": ("profiles/estimator/",),
     "random": ("roles/", "fabric/loopback.py"),
 }

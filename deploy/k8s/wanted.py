@@ -186,8 +186,8 @@ def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
         node.pop("workers_outlive_agent", None)
     document["cluster"] |= {
         "schedulers": [
-            {"host": scheduler_host(number, namespace), "standby": number > 0}
-            for number in range(config.schedulers)
+            {"host": scheduler_host(at, namespace), "standby": one.is_standby, "shard": one.shard}
+            for at, one in enumerate(config.places.schedulers)
         ],
         "frontends": [{"host": f"{FRONTEND_NAME}.{namespace}.svc"}],
     }

@@ -39,14 +39,14 @@ def role_plans(
     schedulers = [
         RolePlan(
             scheduler_id(number),
-            (*tenuto, "scheduler", *common, *(("--standby", "--index", str(number)) if number else beside)),
+            (*tenuto, "scheduler", *common, *_which(config, number, beside)),
             start_rank=0,
             stop_rank=2,
             stop_limit_ms=SCHEDULER_STOP_MS + (FRONTEND_STOP_MS if is_together else 0.0),
-            restart_rank=2 if number else 3,
-            kind="scheduler",
+            restart_rank=2 if place.is_standby else 3,
+            kind="scheduler" if config.shards == 1 else f"scheduler of shard {place.shard}",
         )
-        for number in range(config.schedulers)
+        for number, place in enumerate(config.places.schedulers)
     ]
     agents = [
         RolePlan(
@@ -85,3 +85,11 @@ def role_plans(
         for _ in range(config.gateway.is_wanted)
     ]
     return [*schedulers, *agents, *frontends, *gateways]
+
+
+def _which(config: ClusterConfig, number: int, beside: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments that say which scheduler it is."""
+    if number == 0:
+        return beside
+    standby = ("--standby",) if config.places.schedulers[number].is_standby else ()
+    return (*standby, "--index", str(number))

@@ -78,7 +78,8 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     places = source.config.places
     document["cluster"] |= {
         "schedulers": [
-            {"host": one.host, "standby": one.is_standby, "port": one.port} for one in places.schedulers
+            {"host": one.host, "standby": one.is_standby, "port": one.port, "shard": one.shard}
+            for one in places.schedulers
         ],
         "frontends": [
             {

@@ -12,6 +12,7 @@ from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, SCHEDULER, key_file, principal_of_node
 from roles.cli.whereabouts import require_keys
 from roles.config.cluster import ClusterConfig
+from roles.config.metrics_pages import metrics_pages
 
 CONFIG_FILE: Final = "cluster.json"
 _SOLVED: Final = ("ao-milp", "wsm-milp", "tenuto", "usher", "wao-usher", "wsm-usher")
@@ -108,7 +109,13 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                 scheduler_id(at),
                 Rank.SCHEDULER,
                 SCHEDULER,
-                ("scheduler", CONFIG_FILE, "--index", str(at), *(["--standby"] if at else [])),
+                (
+                    "scheduler",
+                    CONFIG_FILE,
+                    "--index",
+                    str(at),
+                    *(["--standby"] if places.schedulers[at].is_standby else []),
+                ),
                 places.schedulers[at].port,
             )
             for at in schedulers
@@ -134,7 +141,11 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
         host,
         tuple(roles),
         () if config.security.keys is None else tuple(key_file(one) for one in principals),
-        (*(("worker",) if is_real else ()), *(("plan",) if is_solved else ())),
+        (
+            *(("worker",) if is_real else ()),
+            *(("plan",) if is_solved else ()),
+            *(("metrics",) if any(page.host == host for page in metrics_pages(config)) else ()),
+        ),
         needs_driver=bool(on_cuda),
         needs_mps=any(node.mps for node in on_cuda),
     )

@@ -144,7 +144,7 @@ key_option = click.option(
 scheduler_option = click.option(
     "--scheduler",
     "scheduler_address",
-    help="Its control address, with --key by TCP (default: the cluster of this host).",
+    help="Its control address, with --key by TCP (default: the cluster of this host). Of several shards: ADDRESS,ADDRESS…",
 )
 
 

@@ -20,6 +20,7 @@ from roles.cli.whereabouts import (
 )
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
+from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, parse_config
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
@@ -27,6 +28,11 @@ from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptor
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
+_METRICS = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
+)
 here_option = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
@@ -58,9 +64,10 @@ here_option = click.option(
 )
 @click.option(
     "--index",
-    type=IntRange(0, SCHEDULERS_MAX - 1),
+    type=IntRange(0, SCHEDULERS_MAX * SHARDS_MAX - 1),
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
+@_METRICS
 @here_option
 def scheduler(
     file: Path,
@@ -71,6 +78,7 @@ def scheduler(
     client: str | None,
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
@@ -80,12 +88,14 @@ def scheduler(
     document = read_document(file)
     written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
     number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
-    if standby and number == 0:
-        raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
+    if standby and not written.config.places.schedulers[number].is_standby:
+        raise click.UsageError(
+            f"scheduler {number} is the active one at a start: it does not begin as a standby"
+        )
     with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
-        addresses = where.scheduler(number)
+        addresses = where.scheduler(number, metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
             run_on_one_loop(written, options, stop, recording, addresses, number)
@@ -110,6 +120,7 @@ def scheduler(
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_CLIENT
+@_METRICS
 @here_option
 def frontend(
     file: Path,
@@ -118,6 +129,7 @@ def frontend(
     name: str | None,
     scheduler_given: tuple[str, ...],
     client: str | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
@@ -132,18 +144,21 @@ def frontend(
         check_frontend_name(name)
     with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        run_frontend(where.frontend(own, scheduler_given, client=client, name=name), stop)
+        options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
+        run_frontend(options, stop)
 
 
 @click.command("node-agent")
 @file_argument
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
+@_METRICS
 @here_option
 def node_agent(
     file: Path,
     node: str | None,
     run_dir_option: Path | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
@@ -153,7 +168,7 @@ def node_agent(
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
     with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        run_node_agent(config, host, home, stop, where.node(host))
+        run_node_agent(config, host, home, stop, where.node(host, metrics))
 
 
 @click.command()

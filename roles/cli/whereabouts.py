@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import FRONTEND_NAME_BYTES_MAX, FRONTEND_PREFIX, frontend_id, scheduler_id
+from fabric.ids import (
+    FRONTEND_NAME_BYTES_MAX,
+    FRONTEND_PREFIX,
+    frontend_id,
+    role_id_of_node,
+    scheduler_id,
+)
 from fabric.keys import FRONTEND, Keyring
 from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
+from roles.config.metrics_pages import metrics_pages
 from roles.config.read_config import listen_config
 from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
@@ -43,15 +50,31 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, number: int) -> SchedulerAddresses:
-        """Where a scheduler serves beside the run directory, and where it finds those of other hosts."""
+    def _metrics(self, role_id: str, given: str | None) -> str | None:
+        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere."""
+        if given is not None:
+            listen_config(ListenSection(metrics=given), has_keys=True)
+            return given
+        for page in metrics_pages(self._config):
+            if page.role_id == role_id:
+                if not self._is_placed or page.is_on_loopback:
+                    return page.address
+                return page.bound_at(self._address(page.host))
+        return None
+
+    def scheduler(self, number: int, metrics: str | None = None) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts.
+
+        `metrics`: where its page of metrics is, instead of where the file says. Raises ConfigError where nobody can listen.
+        """
         from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
 
+        page = self._metrics(scheduler_id(number), metrics)
         if not self._is_placed:
-            return SchedulerAddresses()
+            return SchedulerAddresses(metrics=page)
         place = self._places.schedulers[number]
         own = (f"tcp://{self._address(place.host)}:{place.port}",)
-        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host))
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host), page)
 
     def frontend(
         self,
@@ -60,11 +83,13 @@ class Whereabouts:
         *,
         client: str | None = None,
         name: str | None = None,
+        metrics: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `name`: its own, where several are at that one place of the file. `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`, `metrics`: where clients come in and its page of metrics
+        is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -72,11 +97,26 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        role_id = frontend_id(index if name is None else name)
-        own = FrontendOptions(role_id, self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        shards = tuple(place.shard for place in self._places.schedulers)
+        own = FrontendOptions(
+            frontend_id(index if name is None else name),
+            self._run_dir,
+            (),
+            keyring=keyring,
+            metrics=self._metrics(frontend_id(index), metrics),
+            heartbeats=heartbeats,
+            scheduler_shards=shards,
+        )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
+        if given and len(given) != len(shards) and self._config.shards > 1:
+            raise ConfigError(
+                f"--scheduler: is there {len(given)} times; FILE has {len(shards)} schedulers of"
+                f" {self._config.shards} shards: give the address of each, in their order"
+            )
+        if given and self._config.shards == 1:
+            own = replace(own, scheduler_shards=())
         if not self._is_placed:
             client = client or moved(self._config.listen.client, index)
             if not given and not is_beside:
@@ -106,13 +146,18 @@ class Whereabouts:
                 found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
         return found
 
-    def node(self, host: str) -> AgentOptions:
-        """How to run the agent of a node."""
+    def node(self, host: str, metrics: str | None = None) -> AgentOptions:
+        """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
 
+        metrics = self._metrics(role_id_of_node(host), metrics)
         if not self._is_placed:
-            return AgentOptions()
-        return AgentOptions(address=self._address(host), scheduler_addresses=self._schedulers_elsewhere(host))
+            return AgentOptions(metrics=metrics)
+        return AgentOptions(
+            address=self._address(host),
+            scheduler_addresses=self._schedulers_elsewhere(host),
+            metrics=metrics,
+        )
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
@@ -172,7 +217,7 @@ def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
 
 def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
     """Which scheduler is meant; ConfigError for one that the file does not have."""
-    number = int(is_standby) if given is None else given
+    number = (config.shards if is_standby else 0) if given is None else given
     if given is None and config.places.is_written and not is_here:
         hosts = [one.host for one in config.places.schedulers]
         number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))

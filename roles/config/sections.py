@@ -70,6 +70,8 @@ class ModelSection(Section, frozen=True):
     priority: int = 0
     run_limit_ms: float | None = None
     idempotent: bool = True
+    shard: int | None = None
+    term: int = 0
 
 
 class NodeSection(Section, frozen=True):
@@ -84,6 +86,7 @@ class NodeSection(Section, frozen=True):
     mps: bool = True
     pin_cores: int | None = None
     workers_outlive_agent: bool = False
+    shard: int | None = None
 
 
 class NetworkSection(Section, frozen=True):
@@ -123,6 +126,7 @@ class SchedulerSection(Section, frozen=True):
     host: str
     standby: bool = False
     port: int = 5550
+    shard: int = 0
 
 
 class GatewaySection(Section, frozen=True):
@@ -139,7 +143,8 @@ class GatewaySection(Section, frozen=True):
 class ClusterSection(Section, frozen=True):
     """`cluster`: `gpus` (with `gpu_type`), or `nodes`.
 
-    `frontends`: so many beside the scheduler, or where each one is. `addresses`: of hosts that are not found by name.
+    `frontends`: so many beside the scheduler, or where each one is. `schedulers`: so many of each shard, or where each one is.
+    `addresses`: of hosts that are not found by name.
     """
 
     gpus: int | None = None
@@ -147,6 +152,7 @@ class ClusterSection(Section, frozen=True):
     nodes: tuple[NodeSection, ...] | None = None
     frontends: int | tuple[FrontendSection, ...] = 1
     schedulers: int | tuple[SchedulerSection, ...] = 1
+    shards: int = 1
     addresses: dict[str, str] = {}
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
 from roles.config.read_config import parse_config
 from roles.gateway.failures import Refused, Unsupported
 from roles.runtime.operator_request import ask_change, new_request_no
-from roles.runtime.running_cluster import scheduler_addresses
+from roles.runtime.running_cluster import ActiveScheduler, active_schedulers, having, roomiest
+from roles.runtime.shard_reports import combined
 
 LIMIT_MS: Final = 300_000.0
 """Of one change: a large model takes minutes to load."""
@@ -60,7 +62,8 @@ class Repository:
         """Serve it no more. Raises Refused, ModelNotFound."""
         self._require_open()
         if name in served:
-            await self._carry_out(lambda number: ModelsRemove(number, (ModelId(name),)))
+            model_id = ModelId(name)
+            await self._carry_out(lambda number: ModelsRemove(number, (model_id,)), partial(having, model_id))
         elif name not in self._sections:
             raise ModelNotFound(f"no model {name!r:.100} is served")
 
@@ -92,12 +95,16 @@ class Repository:
             raise InvalidInput(str(error)) from error
         return section
 
-    async def _carry_out(self, change: Callable[[int], PlanChange]) -> None:
+    async def _carry_out(
+        self,
+        change: Callable[[int], PlanChange],
+        shards: Callable[[Mapping[int, ActiveScheduler]], Sequence[int]] | None = None,
+    ) -> None:
         if self._is_busy:
             raise Overloaded("another model is being loaded or unloaded")
         self._is_busy = True
         try:
-            changed = await asyncio.to_thread(self._ask, change(new_request_no()))
+            changed = await asyncio.to_thread(self._ask, change(new_request_no()), shards)
         finally:
             self._is_busy = False
         if changed.status == "partial":
@@ -108,8 +115,13 @@ class Repository:
         if changed.status != "ok":
             raise Refused(f"{changed.code or changed.status}: {changed.reason}")
 
-    def _ask(self, change: PlanChange) -> Changed:
+    def _ask(
+        self, change: PlanChange, shards: Callable[[Mapping[int, ActiveScheduler]], Sequence[int]] | None
+    ) -> Changed:
+        """`shards`: whose schedulers are asked; None: the shard with most room."""
         try:
-            return ask_change(scheduler_addresses(self._run_dir), change, limit_ms=LIMIT_MS)
+            schedulers = active_schedulers(self._run_dir)
+            own = [roomiest(schedulers)] if shards is None else shards(schedulers)
+            return combined([ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS) for one in own])
         except ConfigError as error:
             raise Refused(str(error)) from error

@@ -158,4 +158,5 @@ def _model_spec(
         "" if profile is None else profile.ref,
         model.run_limit_ms,
         model.is_idempotent,
+        model.term if gpu is None else 0,
     )

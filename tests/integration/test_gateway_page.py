@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/gateway.md").read_text(encoding="utf-8")
 
 
+pytestmark = pytest.mark.timeout(
+    300
+)  # torchvision is imported in the first one's time, perhaps on a busy host
 CLUSTERS: dict[Path, TemporaryCluster] = {}
 
 

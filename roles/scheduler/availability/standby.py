@@ -26,15 +26,14 @@ from fabric.ids import (
     peer_id,
     role_id_of,
     role_id_of_node,
-    scheduler_id,
 )
 from fabric.messages import (
     Changed,
     FrontendHello,
     LeaseReport,
     NodeHello,
-    PlanChange,
     PlanCopy,
+    PlanRequest,
     SchedulerHello,
     SchedulerStanding,
     SliceReady,
@@ -66,7 +65,7 @@ from roles.scheduler.availability.election import (
 from roles.scheduler.peer_checks import FRONTENDS_MAX
 
 NOT_ACTIVE: Final = "NotActive"
-_CHANGES: Final = frozenset(get_args(PlanChange))
+_CHANGES: Final = frozenset(get_args(PlanRequest))
 _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
@@ -93,12 +92,14 @@ class SchedulerLike(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSettings:
-    """Which scheduler this is, and who elects the active one."""
+    """Which scheduler of its shard this is, and who elects the active one."""
 
     incarnation: Incarnation
     electorate: Electorate
     number: int = 0
     pid: int = 0
+    shard: int = 0
+    shards: int = 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,7 +144,7 @@ class SchedulerReplica:
         """The election's next moment, or the core's."""
         self.offences = Offences()
         self._settings = settings
-        self._own_id = scheduler_id(settings.number)
+        self._own_id = settings.electorate.role_id(settings.number)
         self._make_core = make_core
         self._election = Election(settings.number, settings.incarnation, settings.electorate)
         self._frontends: dict[PeerId, FrontendHello] = {}
@@ -368,6 +369,8 @@ class SchedulerReplica:
             len(self._settings.electorate.agents),
             election.takeovers,
             tuple(self._standbys.values()),
+            self._settings.shard,
+            self._settings.shards,
         )
 
     def _status(self) -> StatusListed:
@@ -389,8 +392,10 @@ class SchedulerReplica:
         if _is_connected_to(peer):
             return
         require_identity(peer, hello.scheduler_id, hello.incarnation)
-        numbers = range(self._settings.electorate.schedulers)
-        if hello.scheduler_id not in {scheduler_id(number) for number in numbers} - {self._own_id}:
+        electorate = self._settings.electorate
+        if hello.scheduler_id not in set(map(electorate.role_id, range(electorate.schedulers))) - {
+            self._own_id
+        }:
             raise RemoteProtocolError(f"the configuration has no other {hello.scheduler_id}", NOT_OWNER)
 
 

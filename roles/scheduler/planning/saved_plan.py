@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,8 @@ Begun = tuple[SchedulerSettings, ControllerSettings]
 class SavedPlan:
     """One scheduler's file, good for one configuration. `failures`: how often it could not be written.
 
-    `carry_over`: what is to be made of another configuration's plan, if anything; None: nothing.
+    `carry_over`: what is to be made of another configuration's plan, if anything; None: nothing. `role_ids`: the schedulers of
+    its shard, whose plans are its own too.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class SavedPlan:
         role_id: str,
         document: Mapping[str, Any],
         carry_over: Callable[[Begun], Begun | None] | None = None,
+        role_ids: Sequence[str] = (),
     ) -> None:
+        self._names = {f"{one}{PLAN_SUFFIX}" for one in (role_id, *role_ids)}
         self._carry_over = carry_over
         self.failures = 0
         self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
@@ -109,7 +112,7 @@ class SavedPlan:
         return True
 
     def _paths(self) -> list[Path]:
-        return sorted(self._path.parent.glob(f"scheduler-*{PLAN_SUFFIX}"))
+        return [self._path.parent / name for name in sorted(self._names)]
 
 
 def _read(path: Path) -> PlanCopy | None:

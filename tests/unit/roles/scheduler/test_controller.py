@@ -80,6 +80,7 @@ class Stage:
         placed = config.place()
         settings = settings_from(config, placed)
         planning = controller_settings(config, document, "", placed, settings)
+        self.batching = config.batching
         if ran is not None:
             assert ran.scheduler.controller is not None
             before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
@@ -384,7 +385,7 @@ def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path
     settings, planning = read
     assert planning == controller.settings()
     assert settings == stage.scheduler.settings()
-    standby = SavedPlan(tmp_path, "scheduler-1", {"of": "this"})
+    standby = SavedPlan(tmp_path, "scheduler-1", {"of": "this"}, role_ids=["scheduler-0"])
     assert standby.read() == read, "on the same host it finds the active one's file"
     (tmp_path / "scheduler-0.plan").write_text("{", encoding="utf-8")
     assert SavedPlan(tmp_path, "scheduler-0", {"of": "this"}).read() is None
