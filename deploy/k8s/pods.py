@@ -195,9 +195,10 @@ def _container(role: PodRole, wanted: Wanted) -> Plain:
     container: Plain = {
         "name": role.component.removeprefix(f"{APP}-"),
         "image": wanted.image,
-        "command": ["tenuto", *role.arguments],
+        "command": ["tenuto", *role.arguments, "--metrics", f"$(POD_IP):{wanted.metrics_port}"],
         "workingDir": CONFIG_DIR,
         "env": [
+            _from_field("POD_IP", "status.podIP"),
             *role.env,
             *({"name": name, "value": value} for name, value in env.items() if name not in own),
         ],

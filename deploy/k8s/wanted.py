@@ -194,7 +194,7 @@ def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
     }
     document["deploy"] = {"interface": INTERFACE}
     document["security"] = {"keys": KEYS_DIR}
-    document["listen"] = {"metrics": f"{INTERFACE}:{_port(config.listen.metrics) or METRICS_PORT}"}
+    document["listen"] = {}
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     return files
 

@@ -125,7 +125,6 @@ class Pod:
         document = json.loads(content)
         document["cluster"]["addresses"] = dict(self.addresses)
         document["deploy"]["interface"] = "lo"
-        document["listen"] = dict.fromkeys(document["listen"], "lo:0")
         document["security"]["keys"] = self._placed(document["security"]["keys"])
         return json.dumps(document).encode()
 
@@ -206,6 +205,7 @@ class Pods:
         node = self.folder / "nodes" / fields.get("spec.nodeName", "any")
         node.mkdir(parents=True, exist_ok=True)
         addresses = {**self._addresses, **(own or {})}
+        fields = {**fields, "status.podIP": f"{self.network}.{130 + int(folder.name)}"}
         pod = Pod(name, pod_templates(self.objects)[owner], fields, folder, node, self.objects, addresses)
         self.running[name] = pod
         pod.start()

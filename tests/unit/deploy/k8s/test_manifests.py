@@ -35,6 +35,7 @@ FIELDS = {
     "metadata.name": "tenuto-frontend-7d9f8b6c5d-x2x4z",
     "metadata.labels['apps.kubernetes.io/pod-index']": "1",
     "spec.nodeName": "gpu-a",
+    "status.podIP": "10.1.2.3",
 }
 AGENTS = {"tenuto-node-agent-cuda-2", "tenuto-node-agent-cuda-4", "tenuto-node-agent-cpu"}
 ROLES = {"tenuto-scheduler", "tenuto-frontend", *AGENTS}
@@ -133,10 +134,13 @@ def test_what_the_file_says_of_hosts_is_not_the_pods(tmp_path: Path) -> None:
     config = read(objects, tmp_path)
     assert config.places.client_address(0, "10.1.2.3") == "tcp://10.1.2.3:5555"
     assert config.deploy.interface == "eth0"
-    assert (config.gateway.is_wanted, config.listen.metrics) == (False, "eth0:9100")
+    assert (config.gateway.is_wanted, config.listen.metrics) == (False, None)
     assert [one["port"] for one in objects["Service", "tenuto-frontend"]["spec"]["ports"]] == [5555]
     for template in pod_templates(objects).values():
-        assert {"name": "A", "value": "b"} in template["spec"]["containers"][0]["env"]
+        (container,) = template["spec"]["containers"]
+        assert {"name": "A", "value": "b"} in container["env"]
+        assert expanded("$(POD_IP):9100", environment(container, FIELDS)) == "10.1.2.3:9100"
+        assert container["command"][-2:] == ["--metrics", "$(POD_IP):9100"]
 
 
 # ------------------------------------------------------------ commands
