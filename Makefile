@@ -24,11 +24,11 @@ $(VENV)/demo.stamp: pyproject.toml
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,worker,plots,sweep,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test]'
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,worker,plots,sweep,test,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test,bench]'
 	touch $@
 
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop

@@ -34,7 +34,7 @@ from steady_load import CLOCK, Fate, Load, sending
 from fabric.ids import ModelId
 from fabric.messages import ModelsAdd, ModelsRemove
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from roles.cli.operator import ask_change, new_request_no
+from roles.runtime.operator_request import ask_change, new_request_no
 
 WINDOW_MS = 1_000.0
 LAST_S = 3.0  # watched after a change

@@ -19,6 +19,7 @@ from fabric.messages import (
     WIRE_VERSION,
     Answer,
     AnyMessage,
+    BatchesRemembered,
     BatchFailed,
     Changed,
     DesiredSlices,
@@ -36,6 +37,7 @@ from fabric.messages import (
     PlanAsked,
     PlanCopy,
     PlanMade,
+    RequestsRemembered,
     SliceReady,
     StatusListed,
     Telemetry,
@@ -48,6 +50,7 @@ JOINED_HEADER_BYTES_MAX: Final = 32 << 10
 """Of several messages that travel as one: a list of 4,096 runs may take 12 KiB, and be read and checked in half a ms."""
 LONG_HEADER_BYTES_MAX: Final = 1 << 20
 LONG: Final = (
+    RequestsRemembered,
     Infer,
     Answer,
     Inputs,
@@ -61,6 +64,7 @@ LONG: Final = (
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
 """For messages that list a whole cluster: 8 slices hosting 37 models of 512 batch sizes are 1.4 MB already."""
 BULKY: Final = (
+    BatchesRemembered,
     Directory,
     Host,
     ModelsAdd,

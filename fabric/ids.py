@@ -25,16 +25,24 @@ FRONTEND_PREFIX: Final = "frontend-"
 SCHEDULER_PREFIX: Final = "scheduler-"
 AGENT_PREFIX: Final = "node-"
 WORKER_PREFIX: Final = "worker-"
+GATEWAY_PREFIX: Final = "gateway-"
+FRONTEND_NAME_BYTES_MAX: Final = 64
+"""Of a frontend's role id, so that a batch of 4,096 runs from so many frontends fits into one header."""
 
 
-def frontend_id(number: int) -> FrontendId:
-    """The role id of a frontend, from 0."""
+def frontend_id(number: int | str) -> FrontendId:
+    """The role id of a frontend: from 0, or by the name that whoever starts it gave it."""
     return FrontendId(f"{FRONTEND_PREFIX}{number}")
 
 
 def scheduler_id(number: int) -> str:
     """The role id of a scheduler, from 0; the others stand by."""
     return f"{SCHEDULER_PREFIX}{number}"
+
+
+def gateway_id(number: int) -> str:
+    """The role id of a gateway, from 0."""
+    return f"{GATEWAY_PREFIX}{number}"
 
 
 def worker_prefix(node_id: NodeId) -> str:

@@ -36,7 +36,11 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch size at one share, alone; times in ms with the copies to and from the device."""
+    """One batch size at one share, alone; times in ms with the copies to and from the device.
+
+    `low_ms` and `high_ms` are the error bars of an estimate, which has no runs and knows no percentiles: they are
+    its run time. None: it was measured.
+    """
 
     share_percent: float
     batch_size: int
@@ -47,6 +51,8 @@ class Point:
     memory_bytes: int
     power_w: float | None = None
     frequency_mhz: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,24 @@ class MeasuredProfile:
     """`hardware` and `coefficients` under the names of the shipped files."""
 
     @property
+    def error(self) -> float | None:
+        """The widest error bar over its run time, for an estimate; None: it was measured."""
+        bars = [
+            max(point.high_ms - point.p50_ms, point.p50_ms - point.low_ms) / point.p50_ms
+            for point in self.points
+            if point.low_ms is not None and point.high_ms is not None
+        ]
+        return max(bars) if bars else None
+
+    @property
     def source(self) -> str:
         """Where the numbers come from, in a line."""
         subject = self.subject
+        if self.error is not None:
+            return (
+                f"ESTIMATE, not measured: {subject.model} on {subject.gpu} from its operator graph and kernel "
+                f"records, {subject.date}, run times within {100 * self.error:.0f} %"
+            )
         where = subject.gpu or subject.device
         return f"measured {subject.date} on {where}: {subject.model} {subject.model_hash[:12]}, torch {subject.torch}"
 
@@ -97,7 +118,11 @@ class MeasuredProfile:
             memory[point.batch_size] = max(memory.get(point.batch_size, 0.0), float(point.memory_bytes))
         rising = {share: _rising(column) for share, column in columns.items()}
         table = TableProfile(
-            rising, source=self.source, memory_by_batch=memory or None, usage=Usage(dict(self.requirements))
+            rising,
+            source=self.source,
+            memory_by_batch=memory or None,
+            usage=Usage(dict(self.requirements)),
+            error=self.error,
         )
         if self.igniter is None:
             return table

@@ -26,7 +26,8 @@ WHOLE_GPU_PERCENT = 100.0
 class ModelProfile(ABC):
     """What a model costs on one type of GPU, alone on it. `source` says where the numbers come from.
 
-    `ref` is its name among the shipped profiles, empty for any other.
+    `ref` is its name among the shipped profiles, empty for any other. `error` is how wrong its run times may be, as a
+    part of them, where the estimator made them (`profiles/estimator/`); None: it did not.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class ModelProfile(ABC):
         memory_by_batch: Mapping[int, float] | None = None,
         usage: Usage | None = None,
         ref: str = "",
+        error: float | None = None,
     ) -> None:
         if not 1 <= batch_size_max <= BATCH_SIZE_LIMIT:
             raise ProfileError(f"max_batch is {batch_size_max}; it must be from 1 to {BATCH_SIZE_LIMIT}")
         self.source = source
         self.ref = ref
+        self.error = error
         self.batch_size_max = batch_size_max
         self.usage = usage or Usage()
         self._memory = _Points(memory_by_batch or {1: 0.0})
@@ -153,6 +156,7 @@ class TableProfile(ModelProfile):
         is_padded: bool = False,
         usage: Usage | None = None,
         ref: str = "",
+        error: float | None = None,
     ) -> None:
         if not columns:
             raise ProfileError(f"the table is empty ({source})")
@@ -164,7 +168,7 @@ class TableProfile(ModelProfile):
         self._columns = [_checked(columns[share], is_padded=is_padded) for share in self._shares]
         if len({tuple(column.keys) for column in self._columns}) > 1:
             raise ProfileError(f"every share must be measured at the same batch sizes ({source})")
-        super().__init__(source, self._columns[0].keys[-1], memory_by_batch, usage, ref)
+        super().__init__(source, self._columns[0].keys[-1], memory_by_batch, usage, ref, error)
 
     @property
     def columns(self) -> dict[float, dict[int, float]]:

@@ -158,6 +158,7 @@ def _sums(kernels: Sequence[Kernel], values: Sequence[float]) -> Iterable[tuple[
 
 
 def _mean(intervals: Sequence[tuple[float, float]]) -> float:
-    return math.fsum(value * length for value, length in intervals) / math.fsum(
-        length for _, length in intervals
-    )
+    weighted = math.fsum(value * length for value, length in intervals)
+    return min(
+        100.0, weighted / math.fsum(length for _, length in intervals)
+    )  # rounding may lift it over all of them

@@ -47,10 +47,14 @@ _handles = itertools.count(1_000_000)
 
 
 def frontend_settings(
-    request_bytes_max: int = 64 << 20, pending_max: int = 65_536, pending_bytes_max: int = 1 << 30
+    request_bytes_max: int = 64 << 20,
+    pending_max: int = 65_536,
+    pending_bytes_max: int = 1 << 30,
+    shards: int = 1,
 ) -> FrontendSettings:
+    addresses = ("tcp://127.0.0.1:1",)
     return FrontendSettings(
-        FRONTEND, BOOT, ("tcp://127.0.0.1:1",), request_bytes_max, pending_max, pending_bytes_max
+        FRONTEND, BOOT, addresses, request_bytes_max, pending_max, pending_bytes_max, shards=shards
     )
 
 
@@ -60,8 +64,9 @@ def model_info(
     inputs: tuple[TensorInfo, ...] = (PIXELS,),
     image: ImagePreprocess | None = None,
     replicas: int = 1,
+    term: int = 0,
 ) -> ModelInfo:
-    return ModelInfo(ModelId(model_id), slo_ms, inputs, (), image, replicas)
+    return ModelInfo(ModelId(model_id), slo_ms, inputs, (), image, replicas, term=term)
 
 
 def slice_info(slice_id: str = SLICE, incarnation: str = WORKER_BOOT) -> SliceInfo:
@@ -73,9 +78,10 @@ def directory(
     slices: Sequence[SliceInfo] = (slice_info(),),
     *,
     lists_frontend: bool = True,
+    shard: int = 0,
 ) -> SchedulerSaid:
     own = (FrontendInfo(FRONTEND, BOOT, ()),) if lists_frontend else ()
-    return SchedulerSaid(Directory(1, tuple(models), tuple(slices), own))
+    return SchedulerSaid(Directory(1, tuple(models), tuple(slices), own), shard=shard)
 
 
 def asked(
@@ -108,6 +114,7 @@ def grant(
     model_id: str = DIGITS,
     waited_ms: float = 0.0,
     reason: str = "frontrun",
+    shard: int = 0,
 ) -> SchedulerSaid:
     count = sum(run[1] for run in runs)
     return SchedulerSaid(
@@ -122,7 +129,8 @@ def grant(
             0.0,
             waited_ms,
             reason,
-        )
+        ),
+        shard=shard,
     )
 
 

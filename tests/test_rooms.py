@@ -35,6 +35,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
     "scheduler": ("runtime", "config"),
     "gpu_worker": ("runtime",),
     "node_agent": ("runtime", "config"),
+    "gateway": ("runtime", "config"),
     "profiling": ("runtime", "gpu_worker", "node_agent"),
     "simulator": (
         "runtime",
@@ -47,6 +48,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
         "node_agent",
     ),
     "benchmark": ("runtime", "config", "workload", "scheduler"),
+    "observability": ("runtime", "config", "workload", "scheduler", "simulator"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),
 }
 INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
@@ -61,7 +63,12 @@ DOORS = {
         "fabric/messages/",
         "roles/config/read_config.py",
         "roles/config/sections.py",
+        "roles/gateway/http/protocol_v2.py",  # JSON
     ),
+    "httptools": ("roles/gateway/http/reader.py",),
+    "uvloop": ("roles/gateway/shell.py",),
+    "grpc": ("roles/gateway/rpc/",),
+    "google": ("roles/gateway/rpc/",),
     "time": ("fabric/clock.py", "deploy/ssh/on_host/"),  # that runs alone on a host, without ours
     "torch": ("roles/gpu_worker/executors/", "profiles/profilers/", "deploy/local/demo/digits_model.py"),
     "torchvision": ("roles/gpu_worker/executors/", "profiles/profilers/"),
@@ -70,6 +77,9 @@ DOORS = {
     "highspy": ("policies/",),
     "yaml": ("roles/config/documents.py",),
     "matplotlib": ("roles/lab/plots/",),
+    "opentelemetry": ("roles/observability/spans.py",),
+    "prometheus_client": ("roles/runtime/metrics/page.py",),
+    "sklearn": ("profiles/estimator/",),
     "random": ("roles/", "fabric/loopback.py"),
 }
 

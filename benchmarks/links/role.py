@@ -20,7 +20,7 @@ from roles.config.read_config import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
-from roles.scheduler.shell import Written, run_scheduler
+from roles.scheduler.shell import SchedulerAddresses, Written, run_scheduler
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
             written = Written(
                 parse_config(document, Path(config).parent, source=config), document, Path(config).parent
             )
-            run_scheduler(written, run_dir_path, stop, control_addresses=[f"tcp://{address}:0"])
+            run_scheduler(written, run_dir_path, stop, addresses=SchedulerAddresses([f"tcp://{address}:0"]))
         elif role == "frontend":
             keyring = Keyring.of_folder(Path(home) / KEYS, FRONTEND)
             own = FrontendId(f"frontend-{host}")

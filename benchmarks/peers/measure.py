@@ -16,7 +16,7 @@ from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case, Peer
 from benchmarks.peers.install import python_of
 from benchmarks.peers.search import Best, best_setting, highest_good_rps, highest_good_rps_near
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
-from benchmarks.peers.serving import our_cluster, peer_servers
+from benchmarks.peers.serving import our_cluster, our_gateway, peer_servers
 from fabric.errors import FabricError
 from roles.workload.outcomes import Window
 
@@ -79,15 +79,14 @@ class Measured:
 
 
 def our_contenders() -> list[Contender]:
-    """Tenuto by its SDK, with each discipline."""
-    return [_our_contender(batching) for batching in OURS]
+    """Tenuto by its SDK, with each discipline, and with the first one by HTTP."""
+    by_http = _our_contender(f"{OURS[0]}, HTTP", partial(our_gateway, OURS[0]))
+    return [*(_our_contender(batching, partial(our_cluster, batching)) for batching in OURS), by_http]
 
 
-def _our_contender(batching: str) -> Contender:
+def _our_contender(name: str, start: Callable[[Case], AbstractContextManager[Target]]) -> Contender:
     return Contender(
-        f"ours ({batching})",
-        version("tenuto"),
-        lambda case: [("as it comes", partial(our_cluster, batching, case))],
+        f"ours ({name})", version("tenuto"), lambda case: [("as it comes", partial(start, case))]
     )
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case, Peer, Setting
+from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, PEERS, Case, Peer, Setting
 from benchmarks.peers.connections import HttpTarget
 from benchmarks.peers.sender import SdkTarget
 from fabric.errors import FabricError
-from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 
 SERVERS = Path(__file__).parent / "servers"
 START_LIMIT_S = 120.0
@@ -28,6 +28,21 @@ LAST_WORDS_BYTES = 2_000
 @contextmanager
 def our_cluster(batching: str, case: Case) -> Iterator[SdkTarget]:
     """A cluster of this host with emulated devices, one frontend and one scheduler."""
+    with _cluster(batching, case, "") as cluster:
+        yield SdkTarget(tuple(cluster.endpoints["client"]))
+
+
+@contextmanager
+def our_gateway(batching: str, case: Case) -> Iterator[HttpTarget]:
+    """The same by HTTP, asked as Triton is: one process more, on the same cores."""
+    with _cluster(batching, case, 'listen: {http: "127.0.0.1:0"}\n') as cluster:
+        port = int(cluster.endpoints["http"][0].rpartition(":")[2])
+        asked = PEERS["triton"]
+        yield HttpTarget({model: [(port, asked.request(port, model))] for model in case.model_names})
+
+
+@contextmanager
+def _cluster(batching: str, case: Case, more: str) -> Iterator[TemporaryCluster]:
     profile = f"{{alpha_ms: {ALPHA_MS}, beta_ms: {BETA_MS}, max_batch: {MAX_BATCH}}}"
     models = "".join(
         f" - {{name: {name}, slo_ms: {case.slo_ms:g}, profile: {profile}}}\n" for name in case.model_names
@@ -35,10 +50,11 @@ def our_cluster(batching: str, case: Case) -> Iterator[SdkTarget]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "cluster.yaml"
         file.write_text(
-            f"models:\n{models}cluster: {{gpus: {case.devices}}}\nbatching: {batching}\n", encoding="utf-8"
+            f"models:\n{models}cluster: {{gpus: {case.devices}}}\nbatching: {batching}\n{more}",
+            encoding="utf-8",
         )
         with temporary_cluster(file) as cluster:
-            yield SdkTarget(tuple(cluster.endpoints["client"]))
+            yield cluster
 
 
 @contextmanager

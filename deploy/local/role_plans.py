@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from deploy.local.events import RolePlan
-from fabric.ids import frontend_id, role_id_of_node, scheduler_id
+from fabric.ids import frontend_id, gateway_id, role_id_of_node, scheduler_id
 from roles.config.cluster import ClusterConfig
 
 CORES_APART = 4  # client, frontend, scheduler, worker
@@ -15,6 +15,7 @@ CORES_APART = 4  # client, frontend, scheduler, worker
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
 # A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`).
 FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 16_500.0, 2_000.0
+GATEWAY_STOP_MS = 6_000.0  # likewise, and what its clients have sent when they could not know
 
 
 def is_better_together(config: ClusterConfig) -> bool:
@@ -38,14 +39,14 @@ def role_plans(
     schedulers = [
         RolePlan(
             scheduler_id(number),
-            (*tenuto, "scheduler", *common, *(("--standby", "--index", str(number)) if number else beside)),
+            (*tenuto, "scheduler", *common, *_which(config, number, beside)),
             start_rank=0,
             stop_rank=2,
             stop_limit_ms=SCHEDULER_STOP_MS + (FRONTEND_STOP_MS if is_together else 0.0),
-            restart_rank=2 if number else 3,
-            kind="scheduler",
+            restart_rank=2 if place.is_standby else 3,
+            kind="scheduler" if config.shards == 1 else f"scheduler of shard {place.shard}",
         )
-        for number in range(config.schedulers)
+        for number, place in enumerate(config.places.schedulers)
     ]
     agents = [
         RolePlan(
@@ -71,4 +72,24 @@ def role_plans(
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]
-    return [*schedulers, *agents, *frontends]
+    gateways = [
+        RolePlan(
+            gateway_id(0),
+            (*tenuto, "gateway", *common),
+            start_rank=2,
+            stop_rank=-1,
+            stop_limit_ms=GATEWAY_STOP_MS,
+            restart_rank=1,
+            kind="gateway",
+        )
+        for _ in range(config.gateway.is_wanted)
+    ]
+    return [*schedulers, *agents, *frontends, *gateways]
+
+
+def _which(config: ClusterConfig, number: int, beside: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments that say which scheduler it is."""
+    if number == 0:
+        return beside
+    standby = ("--standby",) if config.places.schedulers[number].is_standby else ()
+    return (*standby, "--index", str(number))

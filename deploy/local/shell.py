@@ -35,7 +35,8 @@ from roles.runtime.loop.sources import SourceOver, TimedSource
 from roles.runtime.process import StopSignal, read_run_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
-from roles.runtime.running_cluster import endpoints_in, is_active
+from roles.runtime.running_cluster import endpoints_in, is_active, shards_of
+from roles.runtime.shard_reports import merged, shard_of
 
 ASK_EVERY_MS = 100.0
 LOOK_EVERY_MS = 50.0
@@ -87,13 +88,12 @@ class _RunFileWatch(TimedSource[RoleServes]):
         self._run_dir = run_dir
         self._processes = processes
         self._told: dict[str, int] = {}
-        self._clients: dict[str, str] = {}  # where each frontend listened for clients of other hosts
+        self._flags: dict[str, tuple[str, ...]] = {}  # with which each listens where clients know it
         self._look_at_ms = 0.0
 
     def where_clients_were(self, role_id: str) -> Sequence[str]:
         """Flags with which its next process listens where clients know it; none after one that never served."""
-        address = self._clients.pop(role_id, None)
-        return () if address is None else ("--client", address)
+        return self._flags.pop(role_id, ())
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -116,20 +116,49 @@ class _RunFileWatch(TimedSource[RoleServes]):
 
     def _note_clients(self, role_id: str, pid: int) -> None:
         """A scheduler's process may have a frontend in it, with a run file of its own."""
-        for found in run_files(self._run_dir):
-            if found.pid == pid:
-                for address in found.addresses.get("client", ()):
-                    if address.startswith("tcp://"):
-                        self._clients[role_id] = address.partition("?")[0]
+        flags = {
+            f"--{purpose}": address.partition("?")[0].removeprefix(
+                "" if purpose == "client" else f"{scheme}://"
+            )
+            for found in run_files(self._run_dir)
+            if found.pid == pid
+            for purpose in ("client", "http", "grpc")
+            for address in found.addresses.get(purpose, ())
+            if (scheme := address.partition("://")[0]) != "ipc"
+        }
+        if flags:
+            self._flags[role_id] = tuple(word for flag in flags.items() for word in flag)
+
+
+class _Heard:
+    """What the active scheduler of each shard said last."""
+
+    def __init__(self) -> None:
+        self._by_shard: dict[int, StatusListed] = {}
+
+    def note(self, status: StatusListed) -> Settled | None:
+        """All slices of all shards are ready or have failed; None: not yet."""
+        self._by_shard[shard_of(status)] = status
+        if len(self._by_shard) < shards_of(status):
+            return None
+        whole = self.whole
+        if not all(report.state in SETTLED_STATES for report in whole.slices):
+            return None
+        is_served = any(model.replicas for model in whole.models)
+        return Settled("" if is_served else "; ".join(problems_of(whole.slices)))
+
+    @property
+    def whole(self) -> StatusListed:
+        """All shards as one."""
+        return merged([self._by_shard[shard] for shard in sorted(self._by_shard)])
 
 
 class _Readiness(SourceOver):
-    """A source: asks the scheduler until every slice is ready or has failed, then says so once."""
+    """A source: asks one scheduler until every slice of the cluster is ready or has failed, then says so once."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
+    def __init__(self, scheduler: LocalScheduler, heard: _Heard) -> None:
         super().__init__(scheduler)
-        self.slices: Sequence[SliceReport] = ()
-        self.warnings: Sequence[ModelWarning] = ()
+        self._heard = heard
         self._scheduler = scheduler
         self._ask_at_ms = 0.0
         self._is_settled = False
@@ -149,11 +178,8 @@ class _Readiness(SourceOver):
                 and isinstance(event.message, StatusListed)
                 and is_active(event.message)
             ):
-                self.slices, self.warnings = event.message.slices, event.message.warnings
-                if all(report.state in SETTLED_STATES for report in self.slices):
-                    problems = problems_of(self.slices)
-                    is_served = any(model.replicas for model in event.message.models)
-                    settled.append(Settled("" if is_served else "; ".join(problems)))
+                now = self._heard.note(event.message)
+                settled.extend([] if now is None else [now])
         if not self._is_settled and self._ask_at_ms <= now_ms:
             self._ask_at_ms = now_ms + ASK_EVERY_MS
             self._scheduler.send(StatusAsked())
@@ -179,7 +205,8 @@ class _Supervisor:
         own = peer_id(OPERATOR, new_incarnation())
         role_ids = [plan.role_id for plan in plans if plan.role_id.startswith(SCHEDULER_PREFIX)]
         self._schedulers = [LocalScheduler(own, run_dir, clock, role_id=role_id) for role_id in role_ids]
-        self._readiness = [_Readiness(scheduler) for scheduler in self._schedulers]
+        self._heard = _Heard()
+        self._readiness = [_Readiness(scheduler, self._heard) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
         self._watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         self._operators = operator_link(run_dir)
@@ -227,7 +254,7 @@ class _Supervisor:
             case Announce():
                 for readiness in self._readiness:
                     readiness.rest()
-                told = next((one for one in self._readiness if one.slices), self._readiness[0])
+                told = self._heard.whole
                 self._on_started(Started(endpoints_in(self._run_dir), told.slices, told.warnings))
             case Reply(peer, message):
                 self._operators.send(peer, message)

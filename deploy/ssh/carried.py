@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.ssh.inventory import CONFIG_FILE
+from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, inventory_of
 from fabric.errors import ConfigError
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
@@ -23,6 +23,13 @@ from roles.config.read_config import parse_config
 KEYS: Final = "../../keys"
 """The keys folder, from a configuration's."""
 _FILES: Final = "files"
+_HERE: Final = "/proc/self/cwd"
+VIEWS: Final = "views.json"
+_SCHEDULERS_ALONE: Final = frozenset(
+    {"models", "seed", "rate_rps", "popularity", "batching", "placement", "applications", "graph_deadlines"}
+    | {"network", "interference"}
+)
+"""Sections of the file, and of its `cluster`, that no other role reads."""
 BYTES_MAX: Final = 4 << 30
 
 
@@ -40,25 +47,40 @@ class Source:
         document = read_document(path)
         return cls(path, document, parse_config(document, path.parent, source=str(path)))
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file says something else by now, or nothing that can be read."""
+        try:
+            return read_document(self.path) != self.document
+        except ConfigError:
+            return True
+
 
 @dataclass(frozen=True, slots=True)
 class CarriedConfig:
-    """`files`: by path in the folder, a file here or its content. `name`: of the folder."""
+    """`files`: by path in the folder, a file here or its content. `name`: of the folder.
+
+    `views`: by role id, a hash of what the role reads of it, which is in the folder too (`views.json`).
+    """
 
     name: str
     files: Mapping[str, Path | bytes]
+    views: Mapping[str, str]
 
 
 def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfig:
     """The folder. `addresses`: of every host. Raises ConfigError for a file that is named and is not there."""
     files: dict[str, Path | bytes] = {}
+    hashes: dict[str, str] = {}
     base_dir = source.path.parent
     document = json.loads(json.dumps(source.document, default=str))
     document.pop("deploy", None)
     places = source.config.places
     document["cluster"] |= {
         "schedulers": [
-            {"host": one.host, "standby": one.is_standby, "port": one.port} for one in places.schedulers
+            {"host": one.host, "standby": one.is_standby, "port": one.port}
+            | ({"shard": one.shard} if source.config.shards > 1 else {})
+            for one in places.schedulers
         ],
         "frontends": [
             {
@@ -76,25 +98,68 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}
     for model in document["models"]:
-        _take_along(model, base_dir, files)
+        take_along(model, base_dir, files, hashes)
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name}\0{_sha256(content)}\0".encode())
-    return CarriedConfig(digest.hexdigest()[:12], files)
+    views = {
+        role.role_id: _hash_of(_view(role, wanted.host, document, hashes))
+        for wanted in inventory_of(source.config).hosts
+        for role in wanted.roles
+    }
+    files[VIEWS] = json.dumps(views, indent=1, sort_keys=True).encode() + b"\n"
+    return CarriedConfig(_hash_of([document, hashes]), files, views)
 
 
-def _take_along(model: dict[str, Any], base_dir: Path, files: dict[str, Path | bytes]) -> None:
-    """Every file that a model's section names, under a new name; the section says that one."""
+def _view(role: RoleOnHost, host: str, document: Mapping[str, Any], hashes: Mapping[str, str]) -> Any:
+    """All that a role's process reads of a configuration, and what it does not know how to do without.
+
+    Only the scheduler reads of models and policies, for frontends and agents hear of them from it; workers are started in their
+    agent's folder. So a model, a rate or a host more is no reason for these to start again.
+    """
+    cluster = document["cluster"]
+    if role.rank is Rank.SCHEDULER:
+        return ["all", document, hashes]  # not the folder's name, which no script has in its stamp
+    near = {host, *(one["host"] for one in cluster["schedulers"])}
+    own = {
+        **{key: value for key, value in cluster.items() if key not in _SCHEDULERS_ALONE},
+        "addresses": {name: address for name, address in cluster["addresses"].items() if name in near},
+        "nodes": [one for one in cluster["nodes"] if one["host"] == host] if role.rank is Rank.AGENT else [],
+        "frontends": [one for one in cluster["frontends"] if one["host"] == host]
+        if role.rank is Rank.FRONTEND
+        else [],
+    }
+    rest = {key: value for key, value in document.items() if key not in _SCHEDULERS_ALONE}
+    return [{**rest, "cluster": own}, hashes if role.rank is Rank.AGENT else {}]
+
+
+def _hash_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def take_along(
+    model: dict[str, Any],
+    base_dir: Path,
+    files: dict[str, Path | bytes],
+    hashes: dict[str, str],
+    *,
+    is_absolute_there: bool = False,
+) -> None:
+    """Every file that a model's section names, under a new name; the section says that one.
+
+    `hashes` gets what each of them contains. `is_absolute_there`: what has an absolute path lies at that place already, where it
+    is to be read.
+    """
 
     def carried(path: str, where: str) -> str:
+        if is_absolute_there and Path(path).is_absolute():
+            return path
         found = base_dir / path
         if not found.exists():
             raise ConfigError(f"models: {where} of {model.get('name')}: there is no {found}")
-        digest = hashlib.sha256(str(found.resolve()).encode()).hexdigest()[:8]
+        inside = {inner: (file, _sha256(file)) for inner, file in _files_of(found)}
+        digest = _hash_of(sorted((inner, sha256) for inner, (_, sha256) in inside.items()))[:8]
         name = f"{_FILES}/{digest}-{found.name}"
-        for inner, file in _files_of(found):
-            files[f"{name}{inner}"] = file
+        for inner, (file, sha256) in inside.items():
+            files[f"{name}{inner}"], hashes[f"{name}{inner}"] = file, sha256
         return name
 
     def profile(value: Any) -> None:
@@ -107,11 +172,15 @@ def _take_along(model: dict[str, Any], base_dir: Path, files: dict[str, Path | b
     profile(model.get("profile"))
     loader, arrival = model.get("loader") or {}, model.get("arrival") or {}
     if loader.get("weights"):
-        loader["weights"] = carried(loader["weights"], "loader.weights")
+        weights = carried(loader["weights"], "loader.weights")
+        # Workers on all hosts are told this, each of which runs in its own host's folder; the scheduler's path would be another.
+        # Where files have one place on every host, that is said.
+        loader["weights"] = weights if is_absolute_there else f"{_HERE}/{weights}"
     if arrival.get("path"):
         arrival["path"] = carried(arrival["path"], "arrival.path")
     if loader.get("python"):
-        files.update(_module(loader["python"].partition(":")[0], base_dir))
+        for name, file in _module(loader["python"].partition(":")[0], base_dir):
+            files[name], hashes[name] = file, _sha256(file)
 
 
 def _module(module: str, base_dir: Path) -> Iterator[tuple[str, Path]]:
@@ -138,10 +207,8 @@ def _files_of(found: Path) -> Iterator[tuple[str, Path]]:
             yield f"/{path.relative_to(found).as_posix()}", path
 
 
-def _sha256(content: Path | bytes) -> str:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    if content.stat().st_size > BYTES_MAX:
-        raise ConfigError(f"{content}: is larger than {BYTES_MAX >> 30} GiB; put it on the hosts yourself")
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(file: Path) -> str:
+    if file.stat().st_size > BYTES_MAX:
+        raise ConfigError(f"{file}: is larger than {BYTES_MAX >> 30} GiB; put it on the hosts yourself")
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
-from deploy.ssh.inventory import HostWanted, Inventory, Rank, RoleOnHost
-from deploy.ssh.plan import Goods, Phase, Plan, Step, role_script, start_step
+from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
+from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, role_script, start_step
+from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, SCHEDULER_PREFIX, role_id_of_node
 from roles.config.hosts import DeployConfig
 
 _END_OF = {
-    Rank.FRONTEND: Phase.END_FRONTENDS,
-    Rank.AGENT: Phase.END_AGENTS,
-    Rank.SCHEDULER: Phase.END_SCHEDULERS,
+    FRONTEND_PREFIX: Phase.END_FRONTENDS,
+    AGENT_PREFIX: Phase.END_AGENTS,
+    SCHEDULER_PREFIX: Phase.END_SCHEDULERS,
 }
 
 
@@ -29,7 +30,9 @@ def plan_restart(
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
         for role in wanted.roles:
             if not only or role.role_id in only:
-                yield _started(wanted, role, told, goods, deploy, told.now, "starts again", is_again=True)
+                yield from _started(
+                    wanted, role, told, goods, deploy, told.now, "starts again", is_again=True
+                )
 
     return _planned(inventory, facts, steps, needs_one=True)
 
@@ -42,7 +45,7 @@ def plan_rollback(
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
         for role in wanted.roles:
             why = f"starts again: back to {told.before.version}, configuration {told.before.config}"
-            yield _started(wanted, role, told, goods, deploy, told.before, why)
+            yield from _started(wanted, role, told, goods, deploy, told.before, why)
 
     plan = _planned(inventory, facts, steps, needs_one=True)
     problems = dict(plan.problems)
@@ -61,19 +64,67 @@ def plan_rollback(
     return replace(plan, steps=left, problems=problems)
 
 
-def plan_down(inventory: Inventory, facts: Mapping[str, HostFacts | Unreachable]) -> Plan:
-    """End frontends, then agents, then schedulers, everywhere; then remove all that was made on each host."""
+def plan_down(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts | Unreachable],
+    left: Mapping[str, HostFacts | Unreachable] | None = None,
+) -> Plan:
+    """End frontends, then agents, then schedulers, everywhere; then remove all that was made on each host.
 
-    def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
-        if not told.is_there:
-            return
-        for role in wanted.roles:
-            if role.role_id in told.roles:
-                request = {"do": "stop", "role_ids": [role.role_id]}
-                yield Step(wanted.host, _END_OF[role.rank], "stop", role.role_id, request)
-        yield Step(wanted.host, Phase.REMOVE, "remove", told.base, {"do": "remove"})
+    `left`: what hosts tell that the file does not have any more.
+    """
+    found = _planned(inventory, facts, lambda wanted, told: _ends(wanted.host, told), needs_one=False)
+    of_left = [step for host, told in (left or {}).items() for step in _ends(host, told)]
+    return replace(found, steps=in_order((*found.steps, *of_left)), hosts=(*found.hosts, *(left or ())))
 
-    return _planned(inventory, facts, steps, needs_one=False)
+
+def plan_leaving(
+    left: Mapping[str, HostFacts | Unreachable],
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts | Unreachable],
+    addresses: Mapping[str, str],
+) -> tuple[list[Step], dict[str, list[str]]]:
+    """Hosts that the file does not have any more: drained while all serve, ended when nobody asks for them, then forgotten by the others.
+
+    The problems of those that cannot be reached come second; the others do not forget those. `addresses`: of the file's hosts.
+    """
+    steps: list[Step] = []
+    problems: dict[str, list[str]] = {}
+    for host, told in left.items():
+        if isinstance(told, Unreachable):
+            problems[host] = [
+                f"is not in the file any more, and what is on it stays: {told.reason} (`tenuto deploy up --forget {host}`: ask no more)"
+            ]
+            continue
+        if told.roles.get(role_id_of_node(host)):
+            steps.append(drain_step(host))
+        steps.extend(_ends(host, told))
+    if problems:
+        return steps, problems
+    for wanted in inventory.hosts:
+        told = facts[wanted.host]
+        if isinstance(told, HostFacts) and (set(told.addresses) | set(left)) - set(addresses):
+            gone = ", ".join(sorted((set(told.addresses) | set(left)) - set(addresses)))
+            request = {"do": "note", "addresses": dict(addresses)}
+            steps.append(Step(wanted.host, Phase.FORGET, "forget", gone, request))
+    return steps, problems
+
+
+def drain_step(host: str) -> Step:
+    """Of a node that the file does not have any more."""
+    detail = "its node is not in the file any more: its slices move to others"
+    return Step(host, Phase.DRAIN, "drain", detail, {"do": "drain"})
+
+
+def _ends(host: str, told: HostFacts | Unreachable) -> Iterator[Step]:
+    """Of everything on a host."""
+    if isinstance(told, Unreachable) or not told.is_there:
+        return
+    for prefix, phase in _END_OF.items():
+        for role_id in sorted(told.roles):
+            if role_id.startswith(prefix):
+                yield Step(host, phase, "stop", role_id, {"do": "stop", "role_ids": [role_id]})
+    yield Step(host, Phase.REMOVE, "remove", told.base, {"do": "remove"})
 
 
 def _started(
@@ -86,9 +137,11 @@ def _started(
     why: str,
     *,
     is_again: bool = False,
-) -> Step:
+) -> Iterator[Step]:
     script = role_script(wanted, role, told, goods, deploy, run)
-    return start_step(wanted.host, role, script, why, told, run, goods.addresses, is_again=is_again)
+    step = start_step(wanted.host, role, script, why, told, run, goods, is_again=is_again)
+    if step is not None:
+        yield step
 
 
 def _planned(
@@ -112,6 +165,5 @@ def _planned(
             problems[wanted.host] = ["nothing of this cluster is on it: run `tenuto deploy up` first"]
         else:
             steps.extend(steps_of(wanted, told))
-    steps.sort(key=lambda step: step.phase)
     hosts = tuple(one.host for one in inventory.hosts)
-    return Plan(tuple(steps), problems, {}, hosts, inventory.scheduler_host, frozenset(unreachable))
+    return Plan(in_order(steps), problems, {}, hosts, inventory.scheduler_hosts, frozenset(unreachable))

@@ -12,9 +12,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from deploy.k8s.commands import k8s
 from deploy.ssh.operations import logs, run, status
-from deploy.ssh.plan import Plan, counted
 from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
+from deploy.ssh.steps import Plan, counted
 from fabric.errors import FabricError, PeerLost
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option
@@ -45,14 +46,21 @@ def plan(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 
 @deploy.command()
 @file_argument
+@click.option(
+    "--forget",
+    "forgotten",
+    multiple=True,
+    metavar="HOST",
+    help="It is not in FILE any more and cannot be reached: leave it as it is; may be repeated.",
+)
 @json_option
-def up(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+def up(file: Path, forgotten: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001  click's flag
     """Make the hosts' cluster what FILE says: carry, install, start, wait until it serves.
 
-    What is so already is left alone. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
+    What is so already is left alone. A host that FILE does not have any more is drained, ended and cleared. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
     """
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan(), as_json=as_json)
+    _change(deployment, deployment.plan(forgotten), as_json=as_json)
 
 
 @deploy.command()
@@ -115,6 +123,11 @@ def _change(deployment: Deployment, found: Plan, *, as_json: bool, is_rolling: b
         echo_json(_done(found, result))
     for problem in result.problems:
         click.echo(f"tenuto: {problem}", err=True)
+    if deployment.source.is_changed:
+        source = deployment.source.path
+        click.echo(
+            f"tenuto: {source} was changed meanwhile; this did what it said before: run it again", err=True
+        )
     if result.status is None:
         reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
         error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
@@ -185,5 +198,5 @@ def _row(host: str, what: str, detail: str, **more: str) -> Mapping[str, str]:
     return {"host": host, "what": what, "detail": detail, **more}
 
 
-for command in (status, logs, run):
+for command in (status, logs, run, k8s):
     deploy.add_command(command)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deploy.ssh.on_host.system import MARK
-from deploy.ssh.plan import SentFile
+from deploy.ssh.steps import SentFile
 from fabric.errors import FabricError, PeerLost
 from roles.config.hosts import DeployConfig
 

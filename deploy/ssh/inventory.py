@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -12,6 +12,7 @@ from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, SCHEDULER, key_file, principal_of_node
 from roles.cli.whereabouts import require_keys
 from roles.config.cluster import ClusterConfig
+from roles.config.metrics_pages import metrics_pages
 
 CONFIG_FILE: Final = "cluster.json"
 _SOLVED: Final = ("ao-milp", "wsm-milp", "tenuto", "usher", "wao-usher", "wsm-usher")
@@ -27,10 +28,11 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleOnHost:
-    """One role. `arguments`: of the `tenuto` command, in the folder of its configuration."""
+    """One role. `principal`: whose key it has. `arguments`: of the `tenuto` command, in the folder of its configuration."""
 
     role_id: str
     rank: Rank
+    principal: str
     arguments: tuple[str, ...]
     port: int | None = None
 
@@ -57,10 +59,15 @@ class HostWanted:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All hosts, in file order. `scheduler_host`: of the one that is asked whether the cluster is ready."""
+    """All hosts, in file order. `scheduler_hosts`: one of them knows whether the cluster is ready."""
 
     hosts: tuple[HostWanted, ...]
-    scheduler_host: str
+    scheduler_hosts: tuple[str, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the hosts."""
+        return frozenset(one.host for one in self.hosts)
 
     def host(self, name: str) -> HostWanted:
         """Raises ConfigError for a host that the file does not have."""
@@ -78,7 +85,8 @@ def inventory_of(config: ClusterConfig) -> Inventory:
         raise ConfigError("cluster.gpus is this host alone: list cluster.nodes, each with its host")
     require_keys(config)
     places = config.places
-    return Inventory(tuple(_wanted(config, host) for host in config.hosts), places.schedulers[0].host)
+    scheduler_hosts = tuple(dict.fromkeys(one.host for one in places.schedulers))
+    return Inventory(tuple(_wanted(config, host) for host in config.hosts), scheduler_hosts)
 
 
 def _wanted(config: ClusterConfig, host: str) -> HostWanted:
@@ -88,14 +96,26 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
     frontends = [at for at, one in enumerate(places.frontends) if one.host == host]
     roles = [
         *(
-            RoleOnHost(role_id_of_node(host), Rank.AGENT, ("node-agent", CONFIG_FILE, "--node", host))
+            RoleOnHost(
+                role_id_of_node(host),
+                Rank.AGENT,
+                principal_of_node(host),
+                ("node-agent", CONFIG_FILE, "--node", host),
+            )
             for _ in nodes
         ),
         *(
             RoleOnHost(
                 scheduler_id(at),
                 Rank.SCHEDULER,
-                ("scheduler", CONFIG_FILE, "--index", str(at), *(["--standby"] if at else [])),
+                SCHEDULER,
+                (
+                    "scheduler",
+                    CONFIG_FILE,
+                    "--index",
+                    str(at),
+                    *(["--standby"] if places.schedulers[at].is_standby else []),
+                ),
                 places.schedulers[at].port,
             )
             for at in schedulers
@@ -104,6 +124,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
             RoleOnHost(
                 frontend_id(at),
                 Rank.FRONTEND,
+                FRONTEND,
                 ("frontend", CONFIG_FILE, "--index", str(at)),
                 ports.get(frontend_id(at)),
             )
@@ -114,17 +135,17 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
     is_solved = bool(schedulers) and (
         config.placement.name in _SOLVED or config.placement.options.get("subclusters", 1) != 1
     )
-    principals: Sequence[str] = [
-        *([principal_of_node(host)] if nodes else []),
-        *([SCHEDULER] if schedulers else []),
-        *([FRONTEND] if frontends else []),
-    ]
+    principals = dict.fromkeys(role.principal for role in roles)
     on_cuda = [node for node in nodes if node.device == "cuda" and node.gpus]
     return HostWanted(
         host,
         tuple(roles),
         () if config.security.keys is None else tuple(key_file(one) for one in principals),
-        (*(("worker",) if is_real else ()), *(("plan",) if is_solved else ())),
+        (
+            *(("worker",) if is_real else ()),
+            *(("plan",) if is_solved else ()),
+            *(("metrics",) if any(page.host == host for page in metrics_pages(config)) else ()),
+        ),
         needs_driver=bool(on_cuda),
         needs_mps=any(node.mps for node in on_cuda),
     )

@@ -6,108 +6,29 @@ cluster that is as it should be is empty, and one that was interrupted is planne
 
 from __future__ import annotations
 
-import hashlib
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
-from deploy.ssh.carried import CarriedConfig
+from deploy.ssh.changes import drain_step, plan_leaving
 from deploy.ssh.facts import HostFacts, Running, Unreachable
-from deploy.ssh.inventory import HostWanted, Inventory, Rank, RoleOnHost
-from deploy.ssh.wheels import OwnWheel, Wheel
+from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
+from deploy.ssh.problems import problems_of_host, warnings_of_host
+from deploy.ssh.steps import (
+    Goods,
+    Phase,
+    Plan,
+    SentFile,
+    Step,
+    counted,
+    in_order,
+    megabytes,
+    role_script,
+    start_step,
+)
+from fabric.ids import role_id_of_node
 from fabric.keys import TRUSTED_FILE
 from roles.config.hosts import DeployConfig
-
-CLOCK_OFF_MS_MAX: Final = 2_000.0
-OPEN_FILES_MIN: Final = 4_096
-INSTALLED_TIMES: Final = 5
-"""An installed wheel takes so many times its size, compiled code included; with room to spare."""
-FREE_MIN: Final = 200 << 20
-FREE_ONLINE: Final = 1 << 30
-FREE_TORCH: Final = 8 << 30
-
-
-class Phase(IntEnum):
-    """A phase begins on all hosts when the one before is over on all."""
-
-    PREPARE = 0
-    AGENTS = 1
-    SCHEDULERS = 2
-    FRONTENDS = 3
-    END_FRONTENDS = 4
-    END_AGENTS = 5
-    END_SCHEDULERS = 6
-    REMOVE = 7
-
-
-PHASE_OF: Final = {
-    Rank.AGENT: Phase.AGENTS,
-    Rank.SCHEDULER: Phase.SCHEDULERS,
-    Rank.FRONTEND: Phase.FRONTENDS,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SentFile:
-    """A file for a host, by its path there. `source`: it, or where it lies here."""
-
-    path: str
-    mode: int
-    source: Path | bytes
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: str, source: Path | bytes, mode: int = 0o600) -> SentFile:
-        """Look at the file, or at the bytes."""
-        if isinstance(source, bytes):
-            return cls(path, mode, source, len(source), hashlib.sha256(source).hexdigest())
-        with source.open("rb") as file:
-            return cls(
-                path, mode, source, source.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One request to one host. `what` and `detail` are for people; nothing secret is in them."""
-
-    host: str
-    phase: Phase
-    what: str
-    detail: str
-    request: Mapping[str, Any]
-    files: tuple[SentFile, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Goods:
-    """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here.
-
-    `key_ids`: of a key file what tells it from the one before, and is no secret.
-    """
-
-    own: OwnWheel
-    wheels: Mapping[str, Sequence[Wheel]]
-    config: CarriedConfig
-    keys: Mapping[str, bytes]
-    key_ids: Mapping[str, str]
-    addresses: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`problems` stop a host, and `warnings` do not; both by host."""
-
-    steps: tuple[Step, ...]
-    problems: Mapping[str, Sequence[str]]
-    warnings: Mapping[str, Sequence[str]]
-    hosts: tuple[str, ...] = ()
-    scheduler_host: str = ""
-    unreachable: frozenset[str] = field(default=frozenset())
 
 
 def addresses_of(
@@ -132,8 +53,12 @@ def plan_up(
     goods: Goods,
     deploy: DeployConfig,
     problems: Mapping[str, Sequence[str]],
+    left: Mapping[str, HostFacts | Unreachable] | None = None,
 ) -> Plan:
-    """Steps for every host that can be reached and has no problem. `problems`: found already."""
+    """Steps for every host that can be reached and has no problem. `problems`: found already.
+
+    `left`: what hosts tell that the file does not have any more.
+    """
     steps: list[Step] = []
     found: dict[str, Sequence[str]] = {}
     warnings: dict[str, Sequence[str]] = {}
@@ -145,43 +70,25 @@ def plan_up(
                 unreachable.add(wanted.host)
             found[wanted.host] = [told.reason]
             continue
-        its_problems = [*problems.get(wanted.host, ()), *_problems(wanted, told, goods, deploy)]
+        its_problems = [*problems.get(wanted.host, ()), *problems_of_host(wanted, told, goods, deploy)]
         if its_problems:
             found[wanted.host] = its_problems
         else:
             steps.extend(_HostPlan(wanted, told, goods, deploy).steps())
-        its_warnings = list(_warnings(wanted, told))
+        its_warnings = list(warnings_of_host(wanted, told))
         if its_warnings:
             warnings[wanted.host] = its_warnings
-    steps.sort(key=lambda step: step.phase)  # stable: hosts in file order, and each one's steps in theirs
+    leaving, not_reached = plan_leaving(left or {}, inventory, facts, goods.addresses)
+    steps.extend(leaving)
     return Plan(
-        tuple(steps),
-        found,
+        in_order(steps),
+        found | not_reached,
         warnings,
-        tuple(one.host for one in inventory.hosts),
-        inventory.scheduler_host,
+        (*(one.host for one in inventory.hosts), *(left or ())),
+        inventory.scheduler_hosts,
         frozenset(unreachable),
+        tuple(left or ()),
     )
-
-
-def role_script(
-    wanted: HostWanted, role: RoleOnHost, facts: HostFacts, goods: Goods, deploy: DeployConfig, run: Running
-) -> str:
-    """What starts a role: its environment, its folder, its command. The host puts the stamp in."""
-    base = facts.base
-    variables = {**deploy.env, "TENUTO_RUN_DIR": facts.run_dir}
-    command = [f"{base}/versions/{run.version}/bin/tenuto", *role.arguments]
-    ids = " ".join(goods.key_ids[name] for name in wanted.keys)
-    lines = [
-        "#!/bin/sh",
-        f"# {role.role_id} on {wanted.host}, as `tenuto deploy` wrote it; keys {ids or 'none'}",
-        "umask 077",
-        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
-        f"mkdir -p {shlex.quote(facts.run_dir)}",
-        f"echo @STAMP@ > {shlex.quote(f'{facts.run_dir}/{role.role_id}.stamp')}",
-        f"cd {shlex.quote(f'{base}/configs/{run.config}')} && exec {shlex.join(command)}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 class _HostPlan:
@@ -204,10 +111,12 @@ class _HostPlan:
         yield from self._keys()
         wanted = {role.role_id for role in self._wanted.roles}
         unwanted = sorted(set(facts.roles) - wanted)
-        if unwanted:
-            yield self._step(
-                "stop", f"{', '.join(unwanted)}: not in the file any more", {"role_ids": unwanted}
-            )
+        node = role_id_of_node(self._wanted.host)
+        for role_id in unwanted:
+            stop = self._step("stop", f"{role_id}: not in the file any more", {"role_ids": [role_id]})
+            yield replace(stop, phase=Phase.END_AGENTS) if role_id == node else stop
+        if node in unwanted and facts.roles[node]:
+            yield drain_step(self._wanted.host)
         for role in self._wanted.roles:
             yield from self._start(role)
 
@@ -237,7 +146,7 @@ class _HostPlan:
                 for one in missing
             ]
             size = sum(wheel.size for wheel in missing)
-            yield self._step("wheels", f"{counted(len(missing), 'wheel')}, {_mb(size)}", {}, files)
+            yield self._step("wheels", f"{counted(len(missing), 'wheel')}, {megabytes(size)}", {}, files)
 
     def _environment(self) -> Step:
         version = self._run.version
@@ -280,90 +189,13 @@ class _HostPlan:
     def _start(self, role: RoleOnHost) -> Iterator[Step]:
         facts, run = self._facts, self._run
         script = role_script(self._wanted, role, facts, self._goods, self._deploy, run)
-        stamp = facts.roles.get(role.role_id, "")
-        if stamp == hashlib.sha256(script.encode()).hexdigest():
-            return
         why = "starts"
-        if stamp:
+        if facts.roles.get(role.role_id):
             changed = [
                 *(["version"] if facts.now.version != run.version else []),
                 *(["configuration"] if facts.now.config != run.config else []),
             ]
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
-        yield start_step(self._wanted.host, role, script, why, facts, run, self._goods.addresses)
-
-
-def start_step(
-    host: str,
-    role: RoleOnHost,
-    script: str,
-    why: str,
-    facts: HostFacts,
-    run: Running,
-    addresses: Mapping[str, str],
-    *,
-    is_again: bool = False,
-) -> Step:
-    """Start a role with that script. `is_again`: also where it runs with it already."""
-    before = facts.before if facts.now == run or not facts.now.version else facts.now
-    state = {
-        "version": run.version,
-        "config": run.config,
-        "before": {"version": before.version, "config": before.config},
-        "addresses": dict(addresses),
-    }
-    request = {"do": "start", "role_id": role.role_id, "script": script, "state": state, "is_again": is_again}
-    return Step(host, PHASE_OF[role.rank], "start", f"{role.role_id} {why}", request)
-
-
-def _problems(wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> Iterator[str]:
-    """What has to be mended first, each with what would mend it."""
-    if not facts.machine.startswith("Linux"):
-        yield f"runs {facts.machine}; Tenuto needs Linux"
-    if not facts.has_venv:
-        yield f"its Python {facts.python} makes no environments: install python3-venv there (or set deploy.python)"
-    if not facts.is_writable:
-        yield f"{facts.base} cannot be written there: set deploy.directory"
-    if abs(facts.clock_off_ms) > CLOCK_OFF_MS_MAX:
-        ahead = "ahead of" if facts.clock_off_ms > 0 else "behind"
-        yield f"its clock is {abs(facts.clock_off_ms) / 1e3:.1f} s {ahead} this host's: start an NTP client on it"
-    if goods.own.version not in facts.versions:
-        needed = _room_needed(wanted, goods, deploy)
-        if facts.free_bytes < needed:
-            yield f"{_mb(facts.free_bytes)} are free in {facts.base}; it needs {_mb(needed)}: make room there"
-    for role_id, holder in facts.taken.items():
-        if role_id not in facts.roles or not facts.roles[role_id]:
-            yield (
-                f"port {wanted.ports[role_id]} of {role_id} is taken by {holder}: end that, or choose another port"
-                " (cluster.schedulers[].port, listen.client)"
-            )
-    if wanted.needs_driver and not facts.has_driver:
-        yield "it has no NVIDIA driver, and the file gives it cuda devices: install one, or say device: emulated"
-    if facts.open_files < OPEN_FILES_MIN:
-        yield f"a process may open {facts.open_files} files there: allow {OPEN_FILES_MIN} or more (ulimit -Hn)"
-    address, several = goods.addresses[wanted.host], len(goods.addresses) > 1
-    others = [one for host, one in goods.addresses.items() if host != wanted.host]
-    if several and address.startswith("127.") and not all(one.startswith("127.") for one in others):
-        yield f"its address is {address}, which other hosts cannot reach: set deploy.interface, or cluster.addresses"
-
-
-def _warnings(wanted: HostWanted, facts: HostFacts) -> Iterator[str]:
-    if wanted.needs_mps and not facts.has_mps:
-        yield "nvidia-cuda-mps-control is not there: slices share its GPUs by time"
-    if facts.manager == "supervisor" and not facts.has_cron:
-        yield "it has neither systemd nor cron: after a reboot, run `tenuto deploy up` again"
-
-
-def _room_needed(wanted: HostWanted, goods: Goods, deploy: DeployConfig) -> int:
-    if deploy.wheelhouse is None:
-        return FREE_TORCH if "worker" in wanted.extras else FREE_ONLINE
-    return FREE_MIN + INSTALLED_TIMES * sum(wheel.size for wheel in goods.wheels[wanted.host])
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 wheel`, `2 wheels`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:,.1f} MB" if size < 1e8 else f"{size / 1e6:,.0f} MB"
+        step = start_step(self._wanted.host, role, script, why, facts, run, self._goods)
+        if step is not None:
+            yield step

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deploy.ssh.plan import PHASE_OF, Phase, Plan, Step
+from deploy.ssh.steps import PHASE_OF, Phase, Plan, Step
 
 HOSTS_AT_ONCE: Final = 16
 
@@ -22,12 +22,13 @@ class Ended:
 class Rollout:
     """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
 
-    A host with a problem gets no further step. Without the scheduler's host nothing is started. `is_rolling`: roles start one
-    after the other, in all of the cluster, and none after one that did not come back.
+    A host with a problem gets no further step. Without a scheduler's host nothing is started. Schedulers start one after the other, so
+    that one of them serves. After a host that could not be drained nothing more is done. `is_rolling`: roles start one after the
+    other, in all of the cluster, and none after one that did not come back.
     """
 
     def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
-        self._scheduler_host = plan.scheduler_host
+        self._plan = plan
         self._at_once = at_once
         self._is_rolling = is_rolling
         self._waiting = [step for step in plan.steps if step.host not in plan.problems]
@@ -46,12 +47,23 @@ class Rollout:
         if ended.problem:
             self.failed[ended.step.host] = ended.problem
             self._waiting = [step for step in self._waiting if step.host != ended.step.host]
+            if ended.step.phase is Phase.DRAIN:
+                self._waiting = []
             if self._is_rolling and ended.step.what == "start":
                 self._waiting = [step for step in self._waiting if step.what != "start"]
             self._drop_hopeless()
         else:
             self.done.append(ended.step)
         return self._next()
+
+    @property
+    def schedulers_to_come(self) -> frozenset[str]:
+        """Schedulers that do not run, and are started later."""
+        return frozenset(
+            step.request["role_id"]
+            for step in self._waiting
+            if step.phase is Phase.SCHEDULERS and not step.is_replacing
+        )
 
     @property
     def is_over(self) -> bool:
@@ -61,7 +73,8 @@ class Rollout:
     def _next(self) -> list[Step]:
         begun = []
         phase = min((step.phase for step in (*self._going, *self._waiting)), default=Phase.PREPARE)
-        at_once = 1 if self._is_rolling and phase in PHASE_OF.values() else self._at_once
+        is_in_turn = phase is Phase.SCHEDULERS or (self._is_rolling and phase in PHASE_OF.values())
+        at_once = 1 if is_in_turn else self._at_once
         for step in tuple(self._waiting):
             is_busy = any(other.host == step.host for other in self._going)
             if step.phase == phase and not is_busy and len(self._going) < at_once:
@@ -71,6 +84,8 @@ class Rollout:
         return begun
 
     def _drop_hopeless(self) -> None:
-        """Roles that would only wait for a scheduler that does not come."""
-        if self._scheduler_host in self.failed:
+        """Roles that would only wait for a scheduler that does not come, and the oblivion of hosts that are not done with."""
+        if set(self._plan.left) & set(self.failed):
+            self._waiting = [step for step in self._waiting if step.phase is not Phase.FORGET]
+        if self._plan.has_no_scheduler(self.failed):
             self._waiting = [step for step in self._waiting if step.what != "start"]

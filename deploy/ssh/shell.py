@@ -14,12 +14,14 @@ from deploy.ssh.carried import Source, carried_config
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.connection import HostConnection, is_ssh_there
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
-from deploy.ssh.inventory import HostWanted, Inventory, inventory_of
-from deploy.ssh.plan import Goods, Phase, Plan, Step, addresses_of, plan_up
+from deploy.ssh.inventory import Inventory, inventory_of
+from deploy.ssh.plan import addresses_of, plan_up
 from deploy.ssh.rollout import HOSTS_AT_ONCE, Ended, Rollout
+from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.ids import scheduler_id
 from fabric.keys import TRUSTED_FILE, read_pair, read_trusted
 from fabric.messages import LeftOut, SliceReport
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
@@ -30,6 +32,7 @@ START_LIMIT_S: Final = 180.0
 CARRY_LIMIT_S: Final = 3_600.0
 STATUS_LIMIT_S: Final = 20.0
 DRAIN_LIMIT_S: Final = 300.0
+DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
@@ -61,8 +64,10 @@ class Deployment:
 
     source: Source
     inventory: Inventory
-    connections: Mapping[str, HostConnection]
+    connections: dict[str, HostConnection]
     clock: MonotonicClock = field(default_factory=MonotonicClock)
+    _active_host: str = ""
+    """Of the scheduler that answered last."""
 
     @classmethod
     def of(cls, path: Path) -> Deployment:
@@ -74,11 +79,15 @@ class Deployment:
         deploy = source.config.deploy
         return cls(source, inventory, {one.host: HostConnection(one.host, deploy) for one in inventory.hosts})
 
-    def plan(self) -> Plan:
-        """What `up` has to do. Raises ConfigError for what is missing here."""
+    def plan(self, forgotten: Collection[str] = ()) -> Plan:
+        """What `up` has to do. `forgotten`: hosts not in the file that are not asked for any more.
+
+        Raises ConfigError for what is missing here.
+        """
         facts = self.facts()
-        goods, missing = self._goods(facts)
-        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing)
+        left = self._left(facts, forgotten)
+        goods, missing = self._goods(facts, left)
+        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing, left)
 
     def plan_restart(self, only: Sequence[str]) -> Plan:
         """Every role again, or only those. Raises ConfigError for one that the file does not have."""
@@ -98,7 +107,8 @@ class Deployment:
 
     def plan_down(self) -> Plan:
         """The end of all of it."""
-        return plan_down(self.inventory, self.facts())
+        facts = self.facts()
+        return plan_down(self.inventory, facts, self._left(facts))
 
     def carry_out(self, plan: Plan, say: Say, *, is_rolling: bool = False) -> Result:
         """Do what a plan says, then wait until the cluster says that it is ready.
@@ -106,12 +116,12 @@ class Deployment:
         `is_rolling`: roles start one after the other, each when the cluster is ready again, and a node is drained before.
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
-        if plan.scheduler_host in rollout.failed:
+        if plan.has_no_scheduler(rollout.failed):
             return Result(rollout.done, rollout.failed, None)
-        status, problems = self._until_ready(plan.scheduler_host, rollout.failed)
+        status, problems = self._until_ready(rollout.failed)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
-            say(plan.scheduler_host, f"ready: {served} of {len(status['slices'])} slices")
+            say(self._active_host, f"ready: {served} of {len(status['slices'])} slices")
         return Result(rollout.done, rollout.failed, status, problems)
 
     def tear_down(self, plan: Plan, say: Say) -> Result:
@@ -120,10 +130,8 @@ class Deployment:
         return Result(rollout.done, rollout.failed, {})
 
     def status(self) -> Mapping[str, Any] | None:
-        """What `tenuto status --json` says on the scheduler's host; None where it says nothing."""
-        host = self.inventory.scheduler_host
-        asked = self._ask_tenuto(host, ["status", "--json"])
-        answer: Mapping[str, Any] | None = asked["answer"]
+        """What `tenuto status --json` says on the active scheduler's host; None where it says nothing."""
+        answer: Mapping[str, Any] | None = self._ask_active(["status", "--json"])["answer"]
         return answer
 
     def _roll_out(self, plan: Plan, say: Say, *, is_rolling: bool) -> Rollout:
@@ -139,8 +147,10 @@ class Deployment:
             head = f"{numbers[step.host]}/{totals[step.host]} {step.what}"
             say(step.host, f"{head}: {step.detail}")
             try:
-                if is_rolling and step.what == "start":
-                    self._start_gently(plan, step, rollout, say)
+                if step.phase is Phase.DRAIN:
+                    self._drain(step.host, say)
+                elif step.is_replacing and (is_rolling or self._is_taken_over(step)):
+                    self._start_gently(step, rollout, say)
                 else:
                     self._do(step, lambda what: say(step.host, f"{head}: {what}"))
             except FabricError as error:
@@ -160,25 +170,51 @@ class Deployment:
         limit_s = _LIMITS_S.get(step.request["do"], ASK_LIMIT_S)
         self.connections[step.host].ask(step.request, step.files, limit_s, on_progress)
 
-    def _start_gently(self, plan: Plan, step: Step, rollout: Rollout, say: Say) -> None:
+    def _is_taken_over(self, step: Step) -> bool:
+        """Whether another scheduler serves while this one starts again; then the next one waits until it stands by."""
+        is_alone = len(self.source.config.places.schedulers) == 1
+        return step.phase is Phase.SCHEDULERS and not is_alone
+
+    def _drain(self, host: str, say: Say) -> None:
+        """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
+        drained = self._asked_to_drain(host)
+        if drained["code"] == EXIT_FAILURE:
+            raise FabricError(
+                f"could not be drained: {drained['said']}; nothing else was changed, run it again"
+            )
+        if drained["code"] not in (0, EXIT_PARTIAL):
+            say(host, f"not drained: {drained['said']}")
+
+    def _asked_to_drain(self, host: str) -> dict[str, Any]:
+        """What the command says."""
+        drained: dict[str, Any] = {}
+        for _ in range(DRAIN_TRIES):
+            drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
+                break  # else another scheduler took over in the middle of it
+        return drained
+
+    def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when the cluster is ready again."""
-        scheduler = plan.scheduler_host
         is_agent = step.phase is Phase.AGENTS
         is_drained = False
         if is_agent:
-            words = ["drain", step.host, "--json"]
-            drained = self._ask_tenuto(scheduler, words, DRAIN_LIMIT_S)
+            drained = self._asked_to_drain(step.host)
             is_drained = drained["code"] == 0
             if not is_drained:
                 say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
         self._do(step)
         if is_drained:
-            self._ask_tenuto(scheduler, ["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
-        status, problems = self._until_ready(scheduler, rollout.failed)
+            self._ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+        status, problems = self._until_ready(rollout.failed, rollout.schedulers_to_come)
         if status is None:
             raise FabricError("; ".join(problems))
 
-    def _goods(self, facts: Mapping[str, HostFacts | Unreachable]) -> tuple[Goods, dict[str, list[str]]]:
+    def _goods(
+        self,
+        facts: Mapping[str, HostFacts | Unreachable],
+        left: Mapping[str, HostFacts | Unreachable] | None = None,
+    ) -> tuple[Goods, dict[str, list[str]]]:
         """What there is to carry, and which keys are missing, by host."""
         config = self.source.config
         own, deploy = own_wheel(), config.deploy
@@ -191,45 +227,103 @@ class Deployment:
             for wanted in self.inventory.hosts
         }
         addresses = addresses_of(self.inventory, config.places.addresses, facts)
-        return Goods(own, wheels, carried_config(self.source, addresses), keys, key_ids, addresses), missing
+        carried = carried_config(self.source, addresses)
+        of_left = dict.fromkeys(left or (), "")
+        return Goods(own, wheels, carried, keys, key_ids, addresses, of_left), missing
 
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
-        config = self.source.config
+        return self._looked({wanted.host: wanted.ports for wanted in self.inventory.hosts})
 
-        def look(wanted: HostWanted) -> HostFacts | Unreachable:
-            request = {"do": "facts", "ports": dict(wanted.ports), "interface": config.deploy.interface}
+    def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:
+        """At these hosts, with the ports that they should have, by role id."""
+
+        def look(host: str) -> HostFacts | Unreachable:
+            interface = self.source.config.deploy.interface
+            request = {"do": "facts", "ports": dict(ports[host]), "interface": interface}
             asked_at_ms = WallClock().now_ms()
             try:
-                told = self.connections[wanted.host].ask(request, limit_s=FACTS_LIMIT_S)
+                told = self.connections[host].ask(request, limit_s=FACTS_LIMIT_S)
                 return facts_from(told, asked_at_ms, WallClock().now_ms())
             except FabricError as error:
                 return Unreachable(str(error), isinstance(error, PeerLost))
 
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
-            found = list(pool.map(look, self.inventory.hosts))
-        return {wanted.host: one for wanted, one in zip(self.inventory.hosts, found, strict=True)}
+            return dict(zip(ports, pool.map(look, ports), strict=True))
 
-    def _until_ready(self, host: str, failed: Collection[str]) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask the scheduler's host until every slice of a host that is there is ready or has failed."""
+    def _left(
+        self, facts: Mapping[str, HostFacts | Unreachable], forgotten: Collection[str] = ()
+    ) -> dict[str, HostFacts | Unreachable]:
+        """What hosts tell that were in the cluster when the others were told last, and are not in the file."""
+        known = {host for told in facts.values() if isinstance(told, HostFacts) for host in told.addresses}
+        left = sorted(known - set(facts) - set(forgotten))
+        self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
+        return self._looked({host: {} for host in left})
+
+    def _until_ready(
+        self, failed: Collection[str], to_come: Collection[str] = ()
+    ) -> tuple[Mapping[str, Any] | None, list[str]]:
+        """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by.
+
+        `to_come`: schedulers that are not started yet.
+        """
         until_ms = self.clock.now_ms() + READY_LIMIT_MS
         status: dict[str, Any] = {}
         said = ""
         while self.clock.now_ms() < until_ms:
             try:
-                asked = self._ask_tenuto(host, ["status", "--json"])
+                asked = self._ask_active(["status", "--json"], failed=failed)
             except PeerLost as error:
                 return None, [str(error)]
             status, said = asked["answer"] or {}, asked["said"]
             slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
-            if slices and all(one["state"] in SETTLED_STATES for one in slices):
+            plan = status.get("plan") or {"state": "steady"}
+            is_settled = slices and all(one["state"] in SETTLED_STATES for one in slices)
+            is_settled = is_settled and plan["state"] == "steady"
+            if is_settled and self._standbys_missing(status, failed, to_come) <= 0:
                 return status, problems_of([_report(one) for one in slices])
             select.select([], [], [], READY_EVERY_S)
         waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
-        why = (
-            f"{', '.join(waiting[:5])} are not ready" if waiting else said or "the scheduler does not answer"
-        )
+        why = said or "the scheduler does not answer"
+        if waiting:
+            why = f"{', '.join(waiting[:5])} are not ready"
+        elif status:
+            why = f"{self._standbys_missing(status, failed, to_come)} of its schedulers do not stand by"
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
+
+    def _standbys_missing(
+        self, status: Mapping[str, Any], failed: Collection[str], to_come: Collection[str]
+    ) -> int:
+        """Schedulers of hosts that are there, beside the active one, that do not have its plan."""
+        places = enumerate(self.source.config.places.schedulers)
+        there = sum(one.host not in failed and scheduler_id(at) not in to_come for at, one in places)
+        standing = status.get("scheduling") or {"standbys": ()}
+        return there - 1 - sum(bool(one["has_plan"]) for one in standing["standbys"])
+
+    def _ask_active(
+        self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S, failed: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """What a `tenuto` command says on the host of the active scheduler: each is asked, the last known one first.
+
+        Raises PeerLost where none of these hosts can be reached.
+        """
+        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
+        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in failed]
+        hosts.sort(key=lambda one: one != self._active_host)
+        asked: dict[str, Any] = {}
+        lost: FabricError = PeerLost("no host of a scheduler is left")
+        for host in hosts:
+            try:
+                asked = self._ask_tenuto(host, words, limit_s)
+            except FabricError as error:
+                lost = error
+                continue
+            if asked["code"] != EXIT_UNREACHABLE:
+                self._active_host = host
+                return asked
+        if not asked:
+            raise lost
+        return asked
 
     def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         request = {"do": "ask", "words": list(words), "limit_s": limit_s}
@@ -242,7 +336,7 @@ def exit_code_of(plan: Plan) -> int:
         return 0
     if set(plan.unreachable) >= set(plan.hosts):
         return EXIT_UNREACHABLE
-    return EXIT_FAILURE if plan.scheduler_host in plan.problems else EXIT_PARTIAL
+    return EXIT_FAILURE if plan.has_no_scheduler(plan.problems) else EXIT_PARTIAL
 
 
 def _keys(

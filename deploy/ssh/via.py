@@ -1,7 +1,9 @@
 """`--via HOST`: a command looks at the cluster of another host, through a tunnel that it opens itself.
 
-The sockets of that host's run directory appear here, in a directory of our own with run files that name them, and the command does what it
-does on that host. It is ssh that says who may: the sockets are that user's, so no key of the cluster is needed.
+Without a key it is the sockets of that host's run directory that appear here: it is ssh that says who may, for they are that user's,
+and one sees what runs on that host. With one (the operator's, or a client's), and where the cluster was deployed, it is the TCP
+addresses of all schedulers and frontends, as that host reaches them. Either way there is a directory of our own with run files that
+name them, and the command does what it does on a host of the cluster.
 """
 
 from __future__ import annotations
@@ -9,39 +11,73 @@ from __future__ import annotations
 import contextlib
 import select
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from deploy.ssh.connection import HostConnection
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
+from fabric.ids import frontend_id, scheduler_id
 from fabric.ipc import IPC
 from roles.config.checks import name_like
 from roles.config.hosts import DeployConfig
+from roles.config.read_config import parse_config
 from roles.runtime.process import RunFile, write_run_file
 from roles.runtime.run_directory import UpFile, write_up_file
 from roles.runtime.running_cluster import endpoints_in
 
 OPEN_LIMIT_MS: Final = 20_000.0
 PURPOSES: Final = ("control", "client")
+TCP: Final = "tcp://"
+_ANY_MODEL: Final = {"name": "any", "slo_ms": 1_000, "profile": {"alpha_ms": 1, "beta_ms": 1}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """An address of a role there, and where it appears here."""
+
+    role_id: str
+    incarnation: str
+    purpose: str
+    there: str
+    here: str
+
+    @property
+    def option(self) -> str:
+        """As ssh is told."""
+        return ":".join(address.removeprefix(IPC).removeprefix(TCP) for address in (self.here, self.there))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ssh listens here by now."""
+        if self.here.startswith(IPC):
+            return Path(self.here.removeprefix(IPC)).is_socket()
+        host, _, port = self.here.removeprefix(TCP).rpartition(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
 
 
 @contextlib.contextmanager
-def tunnel(host: str) -> Iterator[Path]:
+def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
     """A run directory here that stands for the one there. Raises PeerLost where there is none, or no way to it."""
     connection = HostConnection(host, DeployConfig())
     told = connection.ask({"do": "run_files"})
     folder = Path(tempfile.mkdtemp(prefix="tenuto-via-"))
     try:
-        there = {path: folder / Path(path).name for one in told["run_files"] for path in _sockets(one)}
-        if not there:
+        has_tcp = key_file is not None and bool(told["cluster"])
+        forwards = _addresses_of(told["cluster"]) if has_tcp else _sockets_of(told["run_files"], folder)
+        if not forwards:
             raise PeerLost(f"no cluster runs on {host} (looked in {', '.join(told['looked_in'])})")
-        with _forwarded(connection, there) as ssh:
-            for one in told["run_files"]:
-                _write(folder, one, ssh.pid)
+        with _forwarded(connection, forwards) as ssh:
+            for role_id in dict.fromkeys(one.role_id for one in forwards):
+                own = [one for one in forwards if one.role_id == role_id]
+                addresses = {one.purpose: [one.here] for one in own}
+                write_run_file(folder, RunFile(role_id, ssh.pid, own[0].incarnation, addresses))
             write_up_file(folder, UpFile(ssh.pid, is_ready=True, endpoints=endpoints_in(folder)))
             yield folder
     finally:
@@ -49,14 +85,13 @@ def tunnel(host: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _forwarded(connection: HostConnection, there: Mapping[str, Path]) -> Iterator[subprocess.Popen[bytes]]:
-    forwards = [word for path, here in there.items() for word in ("-L", f"{here}:{path}")]
+def _forwarded(connection: HostConnection, forwards: Sequence[_Forward]) -> Iterator[subprocess.Popen[bytes]]:
     command = [
         *connection.command_before_host(),
         "-N",
         "-o",
         "ExitOnForwardFailure=yes",
-        *forwards,
+        *(word for one in forwards for word in ("-L", one.option)),
         "--",
         connection.host,
     ]
@@ -65,7 +100,7 @@ def _forwarded(connection: HostConnection, there: Mapping[str, Path]) -> Iterato
         try:
             clock = MonotonicClock()
             until_ms = clock.now_ms() + OPEN_LIMIT_MS
-            while not all(here.is_socket() for here in there.values()):
+            while not all(one.is_open for one in forwards):
                 if process.poll() is not None or clock.now_ms() > until_ms:
                     said.seek(0)
                     lines = said.read().decode("utf-8", "replace").strip().splitlines()
@@ -80,25 +115,41 @@ def _forwarded(connection: HostConnection, there: Mapping[str, Path]) -> Iterato
             process.wait()
 
 
-def _sockets(run_file: Mapping[str, Any]) -> Sequence[str]:
-    return [
-        address.removeprefix(IPC)
-        for purpose in PURPOSES
-        for address in run_file["addresses"].get(purpose, ())
-        if address.startswith(IPC)
-    ]
-
-
-def _write(folder: Path, told: Mapping[str, Any], pid: int) -> None:
-    """As that role's own, with our sockets and the process that lives as long as they do."""
+def _sockets_of(run_files: Sequence[Mapping[str, Any]], folder: Path) -> list[_Forward]:
+    """By the run files there: the roles of that host."""
     try:
-        role_id = name_like(str(told["role_id"]), "a role's name")
-        addresses = {
-            purpose: [f"{IPC}{folder / Path(address.removeprefix(IPC)).name}"]
+        return [
+            _Forward(
+                name_like(str(told["role_id"]), "a role's name"),
+                str(told["incarnation"]),
+                purpose,
+                address,
+                f"{IPC}{folder / Path(address.removeprefix(IPC)).name}",
+            )
+            for told in run_files
             for purpose in PURPOSES
             for address in told["addresses"].get(purpose, ())
             if address.startswith(IPC)
-        }
-        write_run_file(folder, RunFile(role_id, pid, str(told["incarnation"]), addresses))
+        ]
     except (KeyError, TypeError) as error:
         raise FabricError(f"its run files cannot be understood: {error!r}") from error
+
+
+def _addresses_of(deployed: Mapping[str, Any]) -> list[_Forward]:
+    """By the configuration there: the schedulers and frontends of all hosts."""
+    places = parse_config({**deployed, "models": [_ANY_MODEL]}, Path()).places
+    found = [
+        (scheduler_id(at), "control", places.control_address(at)) for at in range(len(places.schedulers))
+    ]
+    for index, place in enumerate(places.frontends):
+        address = places.addresses.get(place.host, place.host)
+        listens = places.client_address(index, address)
+        if listens.startswith(TCP):
+            found.append((frontend_id(index), "client", f"{TCP}{address}:{listens.rpartition(':')[2]}"))
+    with contextlib.ExitStack() as taken:  # all at once, so that no two are the same
+        ports = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in found]
+        here = [f"{TCP}127.0.0.1:{one.getsockname()[1]}" for one in ports]
+    return [
+        _Forward(role_id, "", purpose, there, own)
+        for (role_id, purpose, there), own in zip(found, here, strict=True)
+    ]

@@ -256,6 +256,11 @@ class Client:
     # ------------------------------------------------------------ which frontend
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a frontend is there that wants requests."""
+        return any(not one.is_unready for one in self._usable)
+
+    @property
     def _where(self) -> str:
         first, *others = self._addresses
         return f"{first} or {len(others)} more" if others else first

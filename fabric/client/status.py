@@ -1,17 +1,20 @@
-"""The question that every role answers: how it is."""
+"""What an operator may ask a role: how it is, and what it remembers."""
 
 from __future__ import annotations
 
 import selectors
 from collections.abc import Sequence
+from typing import TypeVar
 
 from fabric.clock import MonotonicClock
 from fabric.curve import guarded
 from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
 from fabric.keys import CLIENT, Keyring, kind_of
-from fabric.messages import StatusAsked, StatusListed
+from fabric.messages import AnyMessage, StatusAsked, StatusListed
 from fabric.sockets import DealerLink
+
+AnswerT = TypeVar("AnswerT")
 
 
 def ask_status(
@@ -21,7 +24,20 @@ def ask_status(
     server: PeerId = PeerId("frontend"),  # noqa: B008  a name
     keyring: Keyring | None = None,
 ) -> StatusListed:
-    """Ask any role how it is. `server`: which kind it is, where keys are asked for: "frontend" or "scheduler".
+    """Ask any role how it is; see `ask_role`."""
+    return ask_role(address, StatusAsked(), StatusListed, timeout_ms, server=server, keyring=keyring)
+
+
+def ask_role(
+    address: str | Sequence[str],
+    question: AnyMessage,
+    answered_by: type[AnswerT],
+    timeout_ms: float = 2_000.0,
+    *,
+    server: PeerId = PeerId("frontend"),  # noqa: B008  a name
+    keyring: Keyring | None = None,
+) -> AnswerT:
+    """Ask a role something as the operator. `server`: which kind it is, where keys are asked for: "frontend" or "scheduler".
 
     Raises PeerLost if nobody answers in time, Unauthorised where the key does not permit it, ConfigError for a bad address.
     """
@@ -37,11 +53,11 @@ def ask_status(
         with selectors.DefaultSelector() as selector:
             selector.register(link.fileno(), selectors.EVENT_READ)
             while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(server, StatusAsked())
+                is_asked = is_asked or link.send(server, question)
                 if link.refusal:
                     raise Unauthorised(link.refusal)
                 for received in link.receive(16):
-                    if isinstance(received.message, StatusListed):
+                    if isinstance(received.message, answered_by):
                         return received.message
                 if link.take_lost():
                     break

@@ -69,6 +69,7 @@ from fabric.messages.frontend_scheduler import (
     FrontendHello as FrontendHello,
     FrontendInfo as FrontendInfo,
     Grant as Grant,
+    Left as Left,
     Returned as Returned,
     SliceInfo as SliceInfo,
     Withdraw as Withdraw,
@@ -107,11 +108,13 @@ from fabric.messages.operator import (
     ModelSet as ModelSet,
     ModelsRemove as ModelsRemove,
     PlanChange as PlanChange,
+    PlanRequest as PlanRequest,
     PlanReport as PlanReport,
     RestartRoles as RestartRoles,
     RoleChange as RoleChange,
     RoleDrain as RoleDrain,
     SchedulerStanding as SchedulerStanding,
+    SectionAsked as SectionAsked,
     SliceReport as SliceReport,
     StandbyReport as StandbyReport,
     StatusAsked as StatusAsked,
@@ -127,6 +130,13 @@ from fabric.messages.planner import (
     PlanAsked as PlanAsked,
     PlanMade as PlanMade,
     ReplicaHint as ReplicaHint,
+)
+from fabric.messages.records import (
+    BatchEntry as BatchEntry,
+    BatchesRemembered as BatchesRemembered,
+    RecordsAsked as RecordsAsked,
+    RequestRecord as RequestRecord,
+    RequestsRemembered as RequestsRemembered,
 )
 from fabric.messages.tensors import (
     RANK_MAX as RANK_MAX,

@@ -24,6 +24,7 @@ class Ledger(Value, frozen=True):
     batch_size: int = 0
     slice_id: SliceId = SliceId("")
     reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
+    request_id: str = ""  # by which `tenuto explain` knows it
 
     def seen_by_client(self, total_ms: float) -> Ledger:
         """The frontend's ledger for one who waited `total_ms` in all: the difference was the network."""

@@ -26,6 +26,7 @@ from fabric.messages.frontend_scheduler import (
     Dropped,
     FrontendHello,
     Grant,
+    Left,
     Returned,
     Withdraw,
 )
@@ -39,10 +40,12 @@ from fabric.messages.operator import (
     ModelsRemove,
     RestartRoles,
     RoleDrain,
+    SectionAsked,
     StatusAsked,
     StatusListed,
 )
 from fabric.messages.planner import PlanAsked, PlanMade
+from fabric.messages.records import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.messages.tensors import TENSORS_MAX, TensorSpec
 from fabric.messages.worker_scheduler import Done, PreemptBatch, RunBatch, SliceReady
 
@@ -62,6 +65,7 @@ AnyMessage = (
     | Directory
     | Arrivals
     | Withdraw
+    | Left
     | Grant
     | Dropped
     | Returned
@@ -87,6 +91,7 @@ AnyMessage = (
     | ModelsRemove
     | ModelSet
     | DrainAsked
+    | SectionAsked
     | RoleDrain
     | RestartRoles
     | Changed
@@ -97,6 +102,9 @@ AnyMessage = (
     | SchedulerHello
     | PlanCopy
     | EpochGranted
+    | RecordsAsked
+    | RequestsRemembered
+    | BatchesRemembered
 )
 
 

@@ -66,6 +66,13 @@ class Withdraw(Message, frozen=True, tag=13):
     runs: Runs
 
 
+class Left(Message, frozen=True, tag=17):
+    """Frontend -> scheduler: no more requests of this model come from here, another shard serves it; `is_back`: they do again."""
+
+    model_id: ModelId
+    is_back: bool = False
+
+
 class Grant(Message, frozen=True, tag=14):
     """Scheduler -> frontend: push the inputs of `runs` to that slice as part `part` of the batch.
 

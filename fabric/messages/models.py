@@ -21,6 +21,8 @@ class ModelInfo(Value, frozen=True):
     """A request may run again after a worker was lost that may have run it."""
     coming_in_ms: float | None = None
     """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
+    term: int = 0
+    """How often it was moved between shards: of those that list it the one with the highest term serves it."""
 
 
 class LoaderSpec(Value, frozen=True):
@@ -64,6 +66,8 @@ class ModelSpec(Value, frozen=True):
     """A run that takes longer has hung; None: twenty times l(b), at least 2 s."""
     is_idempotent: bool = True
     """A request may run more than once."""
+    term: int = 0
+    """As in `ModelInfo`, where a scheduler speaks of a model; 0 where a slice is to host it."""
 
 
 class InterferenceOption(Value, frozen=True):

@@ -72,7 +72,7 @@ class StandbyReport(Value, frozen=True):
 class SchedulerStanding(Value, frozen=True):
     """Whether a scheduler is the active one: `state` standby | candidate | active, and the `epoch` of its lease.
 
-    `agents_granted` of `agents` hold its lease now; `takeovers`: how often it became active.
+    `agents_granted` of the shard's `agents` hold its lease now; `takeovers`: how often it became active.
     """
 
     state: str
@@ -81,6 +81,8 @@ class SchedulerStanding(Value, frozen=True):
     agents: int
     takeovers: int
     standbys: Listed[StandbyReport] = ()
+    shard: int = 0
+    shards: int = 1
 
 
 class StatusAsked(Message, frozen=True, tag=60):
@@ -109,19 +111,21 @@ class ModelsAdd(Message, frozen=True, tag=62):
 
 
 class ModelsRemove(Message, frozen=True, tag=63):
-    """Operator -> scheduler: serve these no more."""
+    """Operator -> scheduler: serve these no more. `when_left`: once every frontend has `Left` them for another shard."""
 
     request_no: int
     model_ids: Listed[ModelId]
+    when_left: bool = False
 
 
 class ModelSet(Message, frozen=True, tag=64):
-    """Operator -> scheduler: another SLO or declared rate; None leaves it as it is."""
+    """Operator -> scheduler: another SLO, declared rate or (a higher) term; None leaves it as it is."""
 
     request_no: int
     model_id: ModelId
     slo_ms: float | None = None
     rate_rps: float | None = None
+    term: int | None = None
 
 
 class DrainAsked(Message, frozen=True, tag=65):
@@ -133,8 +137,17 @@ class DrainAsked(Message, frozen=True, tag=65):
     is_back: bool = False
 
 
+class SectionAsked(Message, frozen=True, tag=69):
+    """Operator -> scheduler: the model's section of the configuration, as it is now, with the rate that is planned for."""
+
+    request_no: int
+    model_id: ModelId
+
+
 PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
 """What an operator may ask for while everything serves."""
+PlanRequest = PlanChange | SectionAsked
+"""All that he may ask the active scheduler besides how it is; each is answered with a `Changed`."""
 
 
 class RoleDrain(Message, frozen=True, tag=67):
@@ -160,7 +173,7 @@ class Changed(Message, frozen=True, tag=66):
 
     refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy, NotActive);
     partial: `unplaced` found no place; failed: rolled back. The numbers are of slices; `changed` ones serve on with
-    other models.
+    other models. `document`: the section that was asked for, JSON.
     """
 
     request_no: int
@@ -172,3 +185,4 @@ class Changed(Message, frozen=True, tag=66):
     kept: int = 0
     unplaced: Listed[UnplacedInfo] = ()
     changed: int = 0
+    document: str = ""

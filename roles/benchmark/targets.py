@@ -9,8 +9,9 @@ from roles.config.cluster import ClusterConfig
 
 
 def one_of_each(addresses: Sequence[str]) -> tuple[str, ...]:
-    """One address of every frontend of this host: each has exactly one that is ipc."""
-    return tuple(address for address in addresses if address.startswith("ipc://"))
+    """One address of every frontend: on this host each has exactly one that is ipc; through a tunnel it is the only one."""
+    by_ipc = tuple(address for address in addresses if address.startswith("ipc://"))
+    return by_ipc or tuple(addresses)
 
 
 def default_processes(config: ClusterConfig) -> int:

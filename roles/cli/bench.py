@@ -13,7 +13,7 @@ from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.scaling import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
-from roles.benchmark.targets import default_processes, one_of_each
+from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
 from roles.cli.console import plain_console
 from roles.cli.infer import running_frontends
@@ -91,7 +91,7 @@ def bench(
     plan = LoadPlan(
         config,
         workload,
-        (target,) if target else one_of_each(running_frontends()),
+        (target,) if target else tuple(running_frontends()),
         window.until_ms,
         processes or default_processes(config),
         payload_bytes,

@@ -32,14 +32,18 @@ COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
     "config": "roles.cli.config:config",
+    "dashboards": "roles.cli.dashboards:dashboards",
     "deploy": "deploy.ssh.commands:deploy",
     "demo": "deploy.local.demo.command:demo",
     "doctor": "roles.cli.doctor:doctor",
     "down": "deploy.local.commands:down",
     "drain": "roles.cli.models:drain",
     "restart": "roles.cli.restart:restart",
+    "explain": "roles.cli.explain:explain",
     "frontend": "roles.cli.role_commands:frontend",
+    "gateway": "roles.cli.gateway:gateway",
     "goodput": "roles.cli.goodput:goodput",
+    "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",
     "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
@@ -50,13 +54,16 @@ COMMANDS = {
     "reproduce": "roles.cli.reproduce:reproduce",
     "scheduler": "roles.cli.role_commands:scheduler",
     "simulate": "roles.cli.simulate:simulate",
+    "spans": "roles.cli.spans:spans",
     "status": "roles.cli.status:status",
+    "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
+    "why": "roles.cli.why:why",
     "worker": "roles.cli.role_commands:worker",
 }
 
 
-BESIDE_SERVING = ("drain", "models", "restart", "status")
+BESIDE_SERVING = ("drain", "health", "models", "restart", "status")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

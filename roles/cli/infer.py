@@ -14,11 +14,13 @@ from rich.text import Text
 
 from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
+from fabric.ids import FRONTEND_PREFIX
 from fabric.link import Tensor
+from roles.benchmark.targets import one_of_each
 from roles.cli.console import plain_console
 from roles.cli.options import BUDGET_MS, echo_json, key_option, via_option
 from roles.runtime.environment import run_dir
-from roles.runtime.run_directory import read_up_file
+from roles.runtime.running_cluster import processes_in
 
 if TYPE_CHECKING:
     from fabric.messages import ModelInfo
@@ -73,16 +75,20 @@ def print_result(result: InferResult) -> None:
 
 
 def running_frontends() -> Sequence[str]:
-    """Where clients come in at this host's cluster; PeerLost when none runs."""
+    """The local socket of each frontend of this host, whoever started it; PeerLost when none runs."""
     home = run_dir()
     try:
-        up_file = read_up_file(home.path)
+        addresses = [
+            address
+            for process in processes_in(home.path)
+            if process.alive and process.role_id.startswith(FRONTEND_PREFIX)
+            for address in one_of_each(process.addresses.get("client", ()))
+        ]
     finally:
         home.remove()
-    addresses = up_file.endpoints.get("client", ()) if up_file else ()
     if not addresses:
         raise PeerLost(
-            f"no cluster runs here (looked in {home.path}): start one with 'tenuto up', or give --target"
+            f"no frontend runs here (looked in {home.path}): start a cluster with 'tenuto up', or give --target"
         )
     return addresses
 

@@ -4,95 +4,53 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId, NodeId
-from fabric.keys import Keyring
 from fabric.messages import (
     Changed,
     DrainAsked,
-    GpuReport,
     ModelsAdd,
     ModelSet,
     ModelsRemove,
     PlanChange,
-    RoleChange,
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import (
     BUDGET_MS,
     RATE_RPS,
+    IntRange,
     as_plain,
     chosen_run_dir,
     echo_json,
-    json_option,
-    key_option,
-    keyring_of,
-    run_dir_flag,
-    scheduler_option,
-    via_option,
+)
+from roles.cli.plan_changes import (
+    Change,
+    Cluster,
+    carry_out,
+    known_shard,
+    of_cluster,
+    plain_answer,
+    schedulers_of,
+    show,
 )
 from roles.cli.restart import ask_supervisor, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
+from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
-from roles.runtime.core import SCHEDULER
-from roles.runtime.exit_codes import EXIT_PARTIAL
-from roles.runtime.running_cluster import scheduler_addresses
-
-
-@dataclass(slots=True, frozen=True)
-class _Cluster:
-    """Which one is meant: that of a run directory, or the one whose scheduler is at an address."""
-
-    run_dir: Path | None
-    address: str | None
-    key_file: Path | None
-
-
-def _of_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which cluster, as the command's `cluster`."""
-
-    @run_dir_flag
-    @via_option
-    @scheduler_option
-    @key_option
-    @json_option
-    @wraps(command)
-    def commanding(
-        *,
-        run_dir_option: Path | None,
-        scheduler_address: str | None,
-        key_file: Path | None,
-        **rest: Any,
-    ) -> None:
-        command(cluster=_Cluster(run_dir_option, scheduler_address, key_file), **rest)
-
-    return commanding
-
-
-@contextmanager
-def _addresses(cluster: _Cluster) -> Iterator[tuple[Sequence[str], Keyring | None]]:
-    """Where its scheduler is, and the key for it."""
-    keyring = keyring_of(cluster.key_file)
-    home = chosen_run_dir(cluster.run_dir)
-    try:
-        yield [cluster.address] if cluster.address else scheduler_addresses(home.path), keyring
-    finally:
-        home.remove()
+from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
+from roles.runtime.operator_request import ask_change, new_request_no
+from roles.runtime.running_cluster import ActiveScheduler, having, roomiest
+from roles.runtime.shard_reports import combined, merged
 
 
 @click.group(cls=WholeHelpGroup)
@@ -101,11 +59,11 @@ def models() -> None:
 
 
 @models.command("list")
-@_of_cluster
-def list_(*, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def list_(*, cluster: Cluster, as_json: bool) -> None:
     """List the models that are served, with SLO, replicas and what should be known of them."""
-    with _addresses(cluster) as (addresses, keyring):
-        listed = ask_status(addresses, server=SCHEDULER, keyring=keyring)
+    with schedulers_of(cluster) as (schedulers, _):
+        listed = merged([one.status for one in schedulers.values()])
     if as_json:
         echo_json(as_plain({"models": listed.models, "warnings": listed.warnings}))
     else:
@@ -115,111 +73,155 @@ def list_(*, cluster: _Cluster, as_json: bool) -> None:
 @models.command()
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@_of_cluster
-def add(*, source: str, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
+@click.option("--shard", type=IntRange(0, SHARDS_MAX - 1), help="Which shard is to serve them.")
+@of_cluster
+def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: Cluster, as_json: bool) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
 
-    Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'.
+    Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'. Where neither --shard
+    nor the section's `shard` says it, a model goes to the shard that has fewest models for its GPUs.
     """
     sections = _sections(source, names)
-    _carry_out(lambda number: ModelsAdd(number, json.dumps(sections)), cluster, as_json=as_json)
+
+    def added(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
+        parts: dict[int, list[dict[str, Any]]] = {}
+        coming: list[int] = []
+        for section in sections:
+            said = section.pop("shard", None) if shard is None else shard
+            section.pop("shard", None)
+            coming.append(known_shard(roomiest(schedulers, coming) if said is None else said, schedulers))
+            parts.setdefault(coming[-1], []).append(section)
+        return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
+
+    carry_out(added, cluster, as_json=as_json)
 
 
 @models.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_of_cluster
-def remove(*, names: tuple[str, ...], cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def remove(*, names: tuple[str, ...], cluster: Cluster, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
-    ids = tuple(ModelId(name) for name in dict.fromkeys(names))
-    _carry_out(lambda number: ModelsRemove(number, ids), cluster, as_json=as_json)
+
+    def removed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
+        parts: dict[int, list[ModelId]] = {}
+        for name in dict.fromkeys(names):
+            for own in having(ModelId(name), schedulers):
+                parts.setdefault(own, []).append(ModelId(name))
+        return {own: partial(_models_remove, tuple(ids)) for own, ids in parts.items()}
+
+    carry_out(removed, cluster, as_json=as_json)
+
+
+@models.command()
+@click.argument("name")
+@click.option(
+    "--to", "target", type=IntRange(0, SHARDS_MAX - 1), required=True, help="The shard to serve it."
+)
+@of_cluster
+def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
+    """Let another shard serve a model: it is loaded there, requests go there, and only then is it ended where it was.
+
+    No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
+    """
+    answers: list[Changed] = []
+    section = ""
+    for _ in range(STEPS_MAX):
+        with schedulers_of(cluster) as (schedulers, keyring):
+            known_shard(target, schedulers)
+            statuses = {shard: active.status for shard, active in schedulers.items()}
+            step = next_step(ModelId(name), target, statuses, section, new_request_no())
+            if isinstance(step, Refuse):
+                raise ConfigError(step.reason)
+            if step is None:
+                break
+            answer = ask_change(schedulers[step.shard].addresses, step.request, keyring=keyring)
+        section = answer.document or section
+        answers.append(answer)
+        if answer.status != "ok":
+            break
+    else:
+        raise FabricError(f"{name} is changed by somebody else meanwhile: it may be in two shards")
+    show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
 
 
 @models.command("set")
 @click.argument("name")
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
-@_of_cluster
-def set_(
-    *, name: str, slo_ms: float | None, rate_rps: float | None, cluster: _Cluster, as_json: bool
-) -> None:
+@of_cluster
+def set_(*, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cluster, as_json: bool) -> None:
     """Change a model's SLO or the rate to plan for."""
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
-    _carry_out(lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps), cluster, as_json=as_json)
+
+    def changed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
+        return {
+            own: lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps)
+            for own in having(ModelId(name), schedulers)
+        }
+
+    carry_out(changed, cluster, as_json=as_json)
 
 
 @click.command()
 @click.argument("where", metavar="NODE|NODE/gpuN|ROLE")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
-@_of_cluster
-def drain(*, where: str, is_back: bool, cluster: _Cluster, as_json: bool) -> None:
+@of_cluster
+def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty; or end a ROLE when it has finished, and keep it down.
 
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
-    if cluster.address is None and _is_role(where, cluster.run_dir):
-        _carry_out(lambda no: RoleDrain(no, where, is_back), cluster, as_json=as_json)
+    if cluster.address is None and _is_role(where, cluster):
+        _drain_role(where, cluster, is_back=is_back, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
         raise ConfigError(f"{shown(where)} is no GPU; write it like {brief(node or 'local')}/gpu0")
     node_id, local = (NodeId(node), int(gpu.removeprefix("gpu"))) if slash else (NodeId(where), None)
-    _carry_out(lambda no: DrainAsked(no, node_id, local, is_back), cluster, as_json=as_json)
+
+    def drained(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
+        having = [
+            own
+            for own, active in schedulers.items()
+            if any(report.node_id == node_id for report in active.status.gpus)
+        ]
+        return {
+            own: lambda no: DrainAsked(no, node_id, local, is_back) for own in having or [*schedulers][:1]
+        }
+
+    carry_out(drained, cluster, as_json=as_json)
 
 
-def _is_role(where: str, run_dir_option: Path | None) -> bool:
+def _is_role(where: str, cluster: Cluster) -> bool:
     """Whether it names a process that `tenuto up` keeps running, or kept before it was drained."""
-    home = chosen_run_dir(run_dir_option)
+    if "/" in where:
+        return False
+    with schedulers_of(cluster) as (schedulers, _):
+        gpus = [gpu for one in schedulers.values() for gpu in one.status.gpus]
+    is_node = any(where == report.node_id for report in gpus)
+    return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
+
+
+def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool) -> None:
+    home = chosen_run_dir(cluster.run_dir)
     try:
-        is_node = "/" in where or any(where == report.node_id for report in _gpus(home.path))
+        answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
     finally:
         home.remove()
-    return not is_node and bool(re.fullmatch(r"(frontend|scheduler)-[0-9]+|node-.+", where))
-
-
-def _gpus(run_dir: Path) -> Sequence[GpuReport]:
-    return ask_status(scheduler_addresses(run_dir)).gpus
-
-
-def _carry_out(change: Callable[[int], PlanChange | RoleChange], cluster: _Cluster, *, as_json: bool) -> None:
-    asked = change(new_request_no())
-    if isinstance(asked, RoleChange):
-        home = chosen_run_dir(cluster.run_dir)
-        try:
-            answer = ask_supervisor(home.path, asked)
-        finally:
-            home.remove()
-    else:
-        with _addresses(cluster) as (addresses, keyring):
-            answer = ask_change(addresses, asked, keyring=keyring)
     if as_json:
-        echo_json(_plain(answer))
-    elif isinstance(asked, RoleChange):
+        echo_json(plain_answer(answer))
+    else:
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
-    elif answer.status in ("ok", "partial"):
-        click.echo(
-            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
-            f" {answer.kept} not touched",
-            err=True,
-        )
-        for one in answer.unplaced:
-            rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
-            click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
-    if answer.status == "failed" and not isinstance(asked, RoleChange):
-        raise FabricError(f"rolled back: {answer.reason}")
     raise_refusal(answer)
-    if answer.status == "partial":
-        sys.exit(EXIT_PARTIAL)
 
 
-def _plain(answer: Changed) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        name: getattr(answer, name) for name in answer.__struct_fields__ if name != "request_no"
-    }
-    plain["unplaced"] = [
-        {"model": one.model_id, "rate_rps": one.rate_rps, "reason": one.reason} for one in answer.unplaced
-    ]
-    return plain
+def _models_add(document: str, number: int) -> PlanChange:
+    return ModelsAdd(number, document)
+
+
+def _models_remove(model_ids: tuple[ModelId, ...], number: int) -> PlanChange:
+    return ModelsRemove(number, model_ids)
 
 
 # ---------------------------------------------------------------- sections
@@ -244,7 +246,9 @@ def _sections(source: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
                 raise ConfigError(f"{where}: has no model {name!r}")
         sections = [known[name] for name in names]
     base_dir = Path.cwd() if is_inline else path.absolute().parent
-    parse_config({"models": sections, "cluster": {"gpus": 1}}, base_dir, source=where)
+    # Whether there is such a shard the cluster knows.
+    checked = [{key: value for key, value in one.items() if key != "shard"} for one in sections]
+    parse_config({"models": checked, "cluster": {"gpus": 1}}, base_dir, source=where)
     return [_with_absolute_paths(section, base_dir) for section in sections]
 
 

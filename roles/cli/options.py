@@ -111,22 +111,27 @@ run_dir_flag = click.option(
 )
 
 
-def _through_tunnel(context: click.Context, parameter: click.Parameter, host: str | None) -> None:
-    """From here on the run directory is one that stands for that host's, until the command is over."""
-    del parameter
-    if host is not None:
+def _through_tunnel(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
+    """From here on the run directory is one that stands for that host's, until the command is over.
+
+    The callback of both `--via` and `--key`, in whichever order they were written: the second one opens it.
+    """
+    known: dict[str, Any] = context.meta.setdefault(f"{__name__}.via", {})
+    known[str(parameter.name)] = given
+    if len(known) == len(_OF_TUNNEL) and known[_OF_TUNNEL[0]] is not None:
         # By its name: roles know nothing of ssh, and most commands need none.
         tunnel = importlib.import_module("deploy.ssh.via").tunnel
-        os.environ["TENUTO_RUN_DIR"] = str(context.with_resource(tunnel(host)))
+        os.environ["TENUTO_RUN_DIR"] = str(context.with_resource(tunnel(*map(known.get, _OF_TUNNEL))))
+    return given
 
 
+_OF_TUNNEL = ("via", "key_file")
 via_option = click.option(
     "--via",
     metavar="HOST",
     expose_value=False,
-    is_eager=True,
     callback=_through_tunnel,
-    help="The cluster that runs on HOST, reached by ssh, instead of this host's.",
+    help="The cluster of HOST, reached by ssh, instead of this host's; with --key all of it, else what runs on HOST itself.",
 )
 
 
@@ -135,12 +140,13 @@ key_option = click.option(
     "key_file",
     envvar="TENUTO_KEY_FILE",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    callback=_through_tunnel,
     help="For an address by TCP that asks for one (or $TENUTO_KEY_FILE): a client's file, or operator.key in its keys folder.",
 )
 scheduler_option = click.option(
     "--scheduler",
     "scheduler_address",
-    help="Its control address, with --key by TCP (default: the cluster of this host).",
+    help="Its control address, with --key by TCP (default: the cluster of this host). Of several shards: ADDRESS,ADDRESS…",
 )
 
 

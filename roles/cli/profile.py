@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -41,7 +43,7 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option(
     "--file",
     "file",
@@ -74,10 +76,28 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
     type=OutputPath(),
     help="The JSON file.  [default: MODEL-TYPE.json]",
 )
+@click.option(
+    "--estimate",
+    "is_estimate",
+    is_flag=True,
+    help="Not measured: from the operator graph and kernel records; needs --gpu, and no GPU.",
+)
+@click.option("--gpu", "gpu", help="With --estimate: v100, v100-sxm2, a100, p100; t4, l4, h100 roughly.")
+@click.option(
+    "--records",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --estimate: kernel records of your own GPU to learn from too.",
+)
+@click.option(
+    "--estimate-check",
+    "check",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Instead of MODEL: compare the estimator with these kernel records (.csv.gz), which it does not learn from.",
+)
 @plot_option
 @json_option
 def profile(
-    model: str,
+    model: str | None,
     file: Path | None,
     device: str,
     batches: str | None,
@@ -90,20 +110,38 @@ def profile(
     limit_s: float,
     threads: int,
     out: Path | None,
+    is_estimate: bool,  # noqa: FBT001  click's flag
+    gpu: str | None,
+    records: Path | None,
+    check: Path | None,
     plot_path: Path | None,
     as_json: bool,  # noqa: FBT001  click's flag
 ) -> None:
-    """Measure MODEL's run times, memory and, on CUDA, power, clocks and kernels.
+    """Measure MODEL's run times, memory and, on CUDA, power, clocks and kernels; or estimate them without a GPU.
 
     MODEL is resnet50 or torchvision/resnet50, transformers/bert, module:Class, or with --file a name in that file.
     The result is a profile for workload files: `profile: {ref: the-file.json}`.
     """
+    if check is not None:
+        _check(check, gpu, as_json=as_json)
+        return
+    if model is None:
+        raise click.UsageError("MODEL is missing: what should be measured or estimated")
+    if not is_estimate and (gpu or records):
+        raise click.UsageError("--gpu and --records are for --estimate; what is measured is --device")
     painter = painters() if plot_path is not None else None
+    sizes = [_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch)
+    if is_estimate:
+        if gpu is None or shares or igniter:
+            raise click.UsageError("--estimate needs --gpu TYPE, and knows neither --shares nor --igniter")
+        measured = _estimated(model, _loader(model, file, dtype), gpu, sizes, records)
+        _write_out(measured, out, painter, plot_path, as_json=as_json)
+        return
     ask = Ask(
         model=model,
         loader=_loader(model, file, dtype),
         device=_checked_device(device),
-        batch_sizes=[_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch),
+        batch_sizes=sizes,
         shares=[_number(word) for word in shares.split(",")] if shares else (),
         gpu_type=(gpu_type or device.partition(":")[0]).lower(),
         for_ms=seconds * 1e3,
@@ -113,7 +151,59 @@ def profile(
     )
     with progress(f"profiling {model} on {device}") as advance:
         measured = Session(ask, advance, lambda words: click.echo(f"tenuto: {words}", err=True)).measure()
-    path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{ask.gpu_type}.json")
+    _write_out(measured, out, painter, plot_path, as_json=as_json)
+
+
+def _estimated(
+    model: str, loader: LoaderSpec, gpu: str, sizes: list[int], records: Path | None
+) -> MeasuredProfile:
+    estimating = _estimating()
+    ask = estimating.EstimateAsk(model, loader, gpu, sizes, records)
+    with progress(f"estimating {model} on {gpu}") as advance:
+        measured: MeasuredProfile = estimating.estimated(
+            ask, advance, lambda words: click.echo(f"tenuto: {words}", err=True)
+        )
+    return measured
+
+
+def _check(records: Path, gpu: str | None, *, as_json: bool) -> None:
+    if gpu is None:
+        raise click.UsageError("--estimate-check needs --gpu TYPE: the GPU that the records are of")
+    errors = _estimating().estimate_checked(records, gpu)
+    if as_json:
+        echo_json(errors)
+        return
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for title in ("operator", "records", "median error %", "p90 %", "roofline's median %"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for op, one in errors.items():
+        percents = (one["median_error"], one["p90_error"], one["roofline_median_error"])
+        table.add_row(op, str(one["n"]), *(f"{100 * value:.1f}" for value in percents))
+    plain_console().print(table)
+
+
+def _estimating() -> ModuleType:
+    """The estimator, which nothing else of the command needs: torch and scikit-learn take seconds to import."""
+    try:
+        importlib.import_module("sklearn")
+        return importlib.import_module("roles.profiling.estimating")
+    except ImportError as error:
+        raise click.ClickException(
+            f"estimates need the extras 'worker' and 'estimate': pip install 'tenuto[worker,estimate]' ({error})"
+        ) from error
+
+
+def _write_out(
+    measured: MeasuredProfile,
+    out: Path | None,
+    painter: ModuleType | None,
+    plot_path: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    subject = measured.subject
+    kind = "-estimate" if measured.error is not None else ""
+    path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject.model)}-{subject.gpu_type}{kind}.json")
     write_measured(path, measured)
     if painter is not None and plot_path is not None:
         painter.plot_profile(plot_path, measured)
@@ -173,25 +263,29 @@ def _number(word: str) -> float:
 def _print(measured: MeasuredProfile) -> None:
     subject = measured.subject
     console = plain_console()
-    console.print(f"{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
+    estimate = "ESTIMATE, not measured: " if measured.error is not None else ""
+    console.print(f"{estimate}{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
     console.print(points_table(measured))
 
 
 def points_table(measured: MeasuredProfile) -> Table:
     """A row a share and batch size, within 80 columns."""
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for title in ("share %", "batch", "p50 ms", "p95 ms", "p99 ms", "runs", "memory MB", "W", "MHz", "SM %"):
+    is_estimate = measured.error is not None
+    times = ("low ms", "ms", "high ms") if is_estimate else ("p50 ms", "p95 ms", "p99 ms")
+    for title in ("share %", "batch", *times, "runs", "memory MB", "W", "MHz", "SM %"):
         table.add_column(title, justify="right", no_wrap=True)
     for point in measured.points:
         needs = measured.requirements.get(point.batch_size)
         is_whole = point.share_percent == 100.0
+        shown_ms = (point.p50_ms, point.p95_ms, point.p99_ms)
+        if point.low_ms is not None and point.high_ms is not None:
+            shown_ms = (point.low_ms, point.p50_ms, point.high_ms)
         sm = needs.weighted_sm_percent if needs is not None and is_whole else None
         table.add_row(
             f"{point.share_percent:g}",
             str(point.batch_size),
-            f"{point.p50_ms:.3f}",
-            f"{point.p95_ms:.3f}",
-            f"{point.p99_ms:.3f}",
+            *(f"{value:.3f}" for value in shown_ms),
             str(point.runs),
             f"{point.memory_bytes / 2**20:.0f}",
             _shown(point.power_w),

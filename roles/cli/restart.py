@@ -8,9 +8,9 @@ import click
 
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.messages import Changed, RestartRoles, RoleChange
-from roles.cli.operator import ask_change, new_request_no
 from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_flag
 from roles.runtime.environment import RunDir
+from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed
 
 
@@ -54,6 +54,7 @@ def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:
 def raise_refusal(answer: Changed) -> None:
     """Raise what ends the command, unless all went well."""
     if answer.status == "refused":
-        raise (FabricError if answer.code == "Busy" else ConfigError)(f"{answer.code}: {answer.reason}")
+        is_passing = answer.code in ("Busy", "NotActive")
+        raise (FabricError if is_passing else ConfigError)(f"{answer.code}: {answer.reason}")
     if answer.status == "failed":
         raise FabricError(answer.reason)

@@ -11,9 +11,16 @@ import click
 
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
 from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
-from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, index_of_scheduler
+from roles.cli.whereabouts import (
+    Whereabouts,
+    check_frontend_name,
+    chosen_host,
+    index_of_frontend,
+    index_of_scheduler,
+)
 from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
+from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, parse_config
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
@@ -21,7 +28,12 @@ from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptor
 JOURNAL_MB_MAX = 1 << 20  # a terabyte
 
 _CLIENT = click.option("--client", help="Where clients come in (default: as the file's listen.client says).")
-_HERE = click.option(
+_METRICS = click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
+)
+here_option = click.option(
     "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
 )
 
@@ -52,10 +64,11 @@ _HERE = click.option(
 )
 @click.option(
     "--index",
-    type=IntRange(0, SCHEDULERS_MAX - 1),
+    type=IntRange(0, SCHEDULERS_MAX * SHARDS_MAX - 1),
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
-@_HERE
+@_METRICS
+@here_option
 def scheduler(
     file: Path,
     run_dir_option: Path | None,
@@ -65,6 +78,7 @@ def scheduler(
     client: str | None,
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
@@ -74,17 +88,19 @@ def scheduler(
     document = read_document(file)
     written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
     number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
-    if standby and number == 0:
-        raise click.UsageError("scheduler 0 is the active one at a start: it does not begin as a standby")
-    with _role(scheduler_id(number), run_dir_option) as (home, stop):
+    if standby and not written.config.places.schedulers[number].is_standby:
+        raise click.UsageError(
+            f"scheduler {number} is the active one at a start: it does not begin as a standby"
+        )
+    with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
         where = Whereabouts(written.config, home, is_here=here)
-        control = where.scheduler(number)
+        addresses = where.scheduler(number, metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
-            run_on_one_loop(written, options, stop, recording, control, number)
+            run_on_one_loop(written, options, stop, recording, addresses, number)
         else:
-            run_scheduler(written, home, stop, recording, control, number=number)
+            run_scheduler(written, home, stop, recording, addresses, number=number)
 
 
 @click.command()
@@ -94,19 +110,26 @@ def scheduler(
     "--index", type=IntRange(0, FRONTENDS_MAX - 1), help="Which of cluster.frontends this one is, from 0."
 )
 @click.option(
+    "--name",
+    help="A name of its own instead of the number, for one of several at the same place of FILE: something else says how many.",
+)
+@click.option(
     "--scheduler",
     "scheduler_given",
     multiple=True,
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
 @_CLIENT
-@_HERE
+@_METRICS
+@here_option
 def frontend(
     file: Path,
     run_dir_option: Path | None,
     index: int | None,
+    name: str | None,
     scheduler_given: tuple[str, ...],
     client: str | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
@@ -117,8 +140,11 @@ def frontend(
 
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
-    with _role(frontend_id(own), run_dir_option) as (home, stop):
-        options = Whereabouts(config, home, is_here=here).frontend(own, scheduler_given, client=client)
+    if name is not None:
+        check_frontend_name(name)
+    with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
+        where = Whereabouts(config, home, is_here=here)
+        options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
         run_frontend(options, stop)
 
 
@@ -126,11 +152,13 @@ def frontend(
 @file_argument
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
-@_HERE
+@_METRICS
+@here_option
 def node_agent(
     file: Path,
     node: str | None,
     run_dir_option: Path | None,
+    metrics: str | None,
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
@@ -138,9 +166,9 @@ def node_agent(
 
     config = load_config(file)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
-    with _role(role_id_of_node(host), run_dir_option) as (home, stop):
+    with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        run_node_agent(config, host, home, stop, where.node(host))
+        run_node_agent(config, host, home, stop, where.node(host, metrics))
 
 
 @click.command()
@@ -156,7 +184,8 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 
 
 @contextmanager
-def _role(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
+    """The process of a role, from its start to its end: its run directory, and the signal that ends it."""
     die_with_parent()
     with StopSignal() as stop:
         set_up_descriptors()

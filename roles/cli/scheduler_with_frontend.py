@@ -6,14 +6,13 @@ more than they gain by having two (docs/adr/0130-two-roles-on-one-loop.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.process import StopSignal
-from roles.scheduler.shell import Recording, SchedulerShell, Written
+from roles.scheduler.shell import HERE_ALONE, Recording, SchedulerAddresses, SchedulerShell, Written
 
 
 def run_on_one_loop(
@@ -21,11 +20,11 @@ def run_on_one_loop(
     frontend: FrontendOptions,
     stop: StopSignal,
     recording: Recording | None = None,
-    control_addresses: Sequence[str] = (),
+    addresses: SchedulerAddresses = HERE_ALONE,
     number: int = 0,
 ) -> None:
     """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, control_addresses, number=number)
+    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, addresses, number=number)
     try:
         try:
             frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)

@@ -24,6 +24,7 @@ from roles.cli.options import (
 from roles.runtime.running_cluster import ClusterReport, look, look_from_afar
 
 LATELY_SHOWN = 5
+MODELS_SHOWN = 4
 LOOP_COLUMNS = (
     "timer_late_p50_ms",
     "timer_late_p99_ms",
@@ -50,11 +51,11 @@ def status(
 ) -> None:
     """Show the cluster of this host, or what a scheduler elsewhere knows: what runs, and how its slices are."""
     if scheduler_address is not None:
-        report = look_from_afar(scheduler_address, keyring_of(key_file))
+        report = look_from_afar(scheduler_address.split(","), keyring_of(key_file))
     else:
         home = chosen_run_dir(run_dir_option)
         try:
-            report = look(home.path)
+            report = look(home.path, keyring_of(key_file))
         finally:
             home.remove()
     if as_json:
@@ -67,6 +68,7 @@ def status(
             "gpus": listed.gpus,
             "plan": listed.plan,
             "scheduling": listed.standing,
+            "shards": report.shards,
             "warnings": listed.warnings,
             "counters": listed.counters,
             "roles": report.counters,
@@ -92,7 +94,9 @@ def _print_status(report: ClusterReport, *, has_loops: bool) -> None:
     for table in ([_loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
     standing = report.scheduler.standing
-    if standing is not None:
+    if len(report.shards) > 1:
+        console.print(_shard_table(report))
+    elif standing is not None:
         console.print(
             f"Scheduling: {report.scheduler.role_id} is active, epoch {standing.epoch},"
             f" granted by {standing.agents_granted} of {standing.agents} agents"
@@ -120,6 +124,23 @@ def print_models(listed: StatusListed) -> None:
     console.print(table)
     for warning in listed.warnings:
         console.print(f"{warning.model_id}: {warning.reason}")
+
+
+def _shard_table(report: ClusterReport) -> Table:
+    """Who schedules each shard, and what is in it."""
+    columns = ("shard", "scheduler", "epoch", "stand by", "models", "slices", "GPUs")
+    table = Table(*columns, title="Shards", title_justify="left")
+    for one in report.shards:
+        if not one.scheduler:
+            table.add_row(str(one.shard), "none answers", *("?" * 5))
+            continue
+        models = f"{len(one.models)}: {', '.join(one.models[:MODELS_SHOWN])}" + (
+            ", …" if len(one.models) > MODELS_SHOWN else ""
+        )
+        standbys = ", ".join(one.standbys) or "-"
+        numbers = (str(one.slices), str(one.gpus))
+        table.add_row(str(one.shard), one.scheduler, str(one.epoch), standbys, models, *numbers)
+    return table
 
 
 def _loop_table(report: ClusterReport) -> Table:

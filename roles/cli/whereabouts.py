@@ -6,16 +6,24 @@ their TCP addresses are on loopback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, scheduler_id
+from fabric.ids import (
+    FRONTEND_NAME_BYTES_MAX,
+    FRONTEND_PREFIX,
+    frontend_id,
+    role_id_of_node,
+    scheduler_id,
+)
 from fabric.keys import FRONTEND, Keyring
+from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
 from roles.config.hosts import moved
+from roles.config.metrics_pages import metrics_pages
 from roles.config.read_config import listen_config
 from roles.config.sections import ListenSection
 from roles.runtime.environment import RunDir
@@ -25,6 +33,7 @@ from roles.runtime.process import read_run_file
 if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
+    from roles.scheduler.shell import SchedulerAddresses
 
 
 class Whereabouts:
@@ -41,12 +50,31 @@ class Whereabouts:
         if self._is_placed:
             require_keys(config)
 
-    def scheduler(self, number: int) -> Sequence[str]:
-        """The control addresses of a scheduler beside the run directory's."""
+    def _metrics(self, role_id: str, given: str | None) -> str | None:
+        """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere."""
+        if given is not None:
+            listen_config(ListenSection(metrics=given), has_keys=True)
+            return given
+        for page in metrics_pages(self._config):
+            if page.role_id == role_id:
+                if not self._is_placed or page.is_on_loopback:
+                    return page.address
+                return page.bound_at(self._address(page.host))
+        return None
+
+    def scheduler(self, number: int, metrics: str | None = None) -> SchedulerAddresses:
+        """Where a scheduler serves beside the run directory, and where it finds those of other hosts.
+
+        `metrics`: where its page of metrics is, instead of where the file says. Raises ConfigError where nobody can listen.
+        """
+        from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
+
+        page = self._metrics(scheduler_id(number), metrics)
         if not self._is_placed:
-            return ()
+            return SchedulerAddresses(metrics=page)
         place = self._places.schedulers[number]
-        return (f"tcp://{self._address(place.host)}:{place.port}",)
+        own = (f"tcp://{self._address(place.host)}:{place.port}",)
+        return SchedulerAddresses(own, self._schedulers_elsewhere(place.host), page)
 
     def frontend(
         self,
@@ -54,11 +82,14 @@ class Whereabouts:
         scheduler_given: Sequence[str] = (),
         *,
         client: str | None = None,
+        name: str | None = None,
+        metrics: str | None = None,
         is_beside: bool = False,
     ) -> FrontendOptions:
         """How to run a frontend.
 
-        `client`: where clients come in, instead of where the file says. `is_beside`: in the scheduler's process, so that no
+        `name`: its own, where several are at that one place of the file. `client`, `metrics`: where clients come in and its page of metrics
+        is, instead of where the file says. `is_beside`: in the scheduler's process, so that no
         address of that is needed. Raises ConfigError for a `client` where nobody can listen.
         """
         from roles.frontend.shell import FrontendOptions  # noqa: PLC0415  not every role needs it
@@ -66,10 +97,26 @@ class Whereabouts:
         keys = self._config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, FRONTEND)
         heartbeats = self._config.heartbeats
-        own = FrontendOptions(frontend_id(index), self._run_dir, (), keyring=keyring, heartbeats=heartbeats)
+        shards = tuple(place.shard for place in self._places.schedulers)
+        own = FrontendOptions(
+            frontend_id(index if name is None else name),
+            self._run_dir,
+            (),
+            keyring=keyring,
+            metrics=self._metrics(frontend_id(index), metrics),
+            heartbeats=heartbeats,
+            scheduler_shards=shards,
+        )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
         given = [(address,) for address in scheduler_given]
+        if given and len(given) != len(shards) and self._config.shards > 1:
+            raise ConfigError(
+                f"--scheduler: is there {len(given)} times; FILE has {len(shards)} schedulers of"
+                f" {self._config.shards} shards: give the address of each, in their order"
+            )
+        if given and self._config.shards == 1:
+            own = replace(own, scheduler_shards=())
         if not self._is_placed:
             client = client or moved(self._config.listen.client, index)
             if not given and not is_beside:
@@ -85,18 +132,32 @@ class Whereabouts:
             scheduler_addresses=given or self._schedulers_seen_from(host),
         )
 
-    def node(self, host: str) -> AgentOptions:
-        """How to run the agent of a node."""
+    def clients(self, host: str | None, *, is_everywhere: bool) -> Sequence[str]:
+        """The addresses of frontends as a client on that host reaches them: by ipc there, else by TCP.
+
+        `host` None: one without roles. `is_everywhere`: of those on other hosts too.
+        """
+        run_dir, places = RunDir(self._run_dir), self._places
+        found = []
+        for index, place in enumerate(places.frontends):
+            if not self._is_placed or place.host == host:
+                found.append(run_dir.ipc_address(f"{frontend_id(index)}.client"))
+            elif is_everywhere:
+                found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
+        return found
+
+    def node(self, host: str, metrics: str | None = None) -> AgentOptions:
+        """How to run the agent of a node. `metrics` as for a frontend."""
         from roles.node_agent.shell import AgentOptions  # noqa: PLC0415  likewise
 
+        metrics = self._metrics(role_id_of_node(host), metrics)
         if not self._is_placed:
-            return AgentOptions()
-        elsewhere = {
-            scheduler_id(number): addresses
-            for number, addresses in enumerate(self._schedulers_seen_from(host))
-            if self._places.schedulers[number].host != host
-        }
-        return AgentOptions(address=self._address(host), scheduler_addresses=elsewhere)
+            return AgentOptions(metrics=metrics)
+        return AgentOptions(
+            address=self._address(host),
+            scheduler_addresses=self._schedulers_elsewhere(host),
+            metrics=metrics,
+        )
 
     def _address(self, host: str) -> str:
         return own_address(host, self._places.addresses.get(host), self._config.deploy.interface)
@@ -107,6 +168,13 @@ class Whereabouts:
             (self._by_ipc(number) if place.host == host else self._places.control_address(number),)
             for number, place in enumerate(self._places.schedulers)
         ]
+
+    def _schedulers_elsewhere(self, host: str) -> Mapping[str, Sequence[str]]:
+        return {
+            scheduler_id(number): addresses
+            for number, addresses in enumerate(self._schedulers_seen_from(host))
+            if self._places.schedulers[number].host != host
+        }
 
     def _by_ipc(self, number: int) -> str:
         return RunDir(self._run_dir).ipc_address(f"{scheduler_id(number)}.control")
@@ -149,7 +217,7 @@ def chosen_host(given: str | None, hosts: Sequence[str], option: str) -> str:
 
 def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: bool, is_here: bool) -> int:
     """Which scheduler is meant; ConfigError for one that the file does not have."""
-    number = int(is_standby) if given is None else given
+    number = (config.shards if is_standby else 0) if given is None else given
     if given is None and config.places.is_written and not is_here:
         hosts = [one.host for one in config.places.schedulers]
         number = hosts.index(chosen_host(None, tuple(dict.fromkeys(hosts)), "--index"))
@@ -158,6 +226,16 @@ def index_of_scheduler(config: ClusterConfig, given: int | None, *, is_standby: 
             f"cluster.schedulers: is {config.schedulers}; with scheduler {number} it must be over {number}"
         )
     return number
+
+
+def check_frontend_name(name: str) -> None:
+    """Raises ConfigError for a name that a scheduler would refuse, or that another one's number is."""
+    name_like(name, "--name")
+    if name.isdigit():
+        raise ConfigError(f"--name: is {name}, the number of a frontend of the file: give --index")
+    if len(frontend_id(name)) > FRONTEND_NAME_BYTES_MAX:
+        most = FRONTEND_NAME_BYTES_MAX - len(FRONTEND_PREFIX)
+        raise ConfigError(f"--name: has {len(name)} letters; a frontend's name may have {most}")
 
 
 def index_of_frontend(config: ClusterConfig, given: int | None, *, is_here: bool) -> int:

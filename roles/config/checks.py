@@ -125,3 +125,14 @@ def _shown(document: Any, path: str) -> str:
             return "of the wrong kind"
         value = value[int(index)] if index else value.get(key) if isinstance(value, Mapping) else None
     return shown(value)
+
+
+def unique(names: Sequence[str], where: str) -> None:
+    """Raises ConfigError for a name that is there twice; `where` has {} for its place."""
+    first: dict[str, int] = {}
+    for place, name in enumerate(names):
+        if name in first:
+            raise ConfigError(
+                f"{where.format(place)}: {name!r} is already the name at {where.format(first[name])}"
+            )
+        first[name] = place

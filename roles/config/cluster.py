@@ -7,7 +7,7 @@ and popularity already applied; times are in ms, memory is in bytes, names are i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from fabric.messages import LoaderSpec
 from policies.graphs import ApplicationPlan
 from policies.graphs.graph import Graph
 from policies.placement import placement_options, placement_policy
-from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
 
@@ -48,7 +49,8 @@ class ModelConfig:
     `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
     trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
-    `is_idempotent`: a request may run again after the worker that had it was lost. `stage_rps`: what stages of applications
+    `is_idempotent`: a request may run again after the worker that had it was lost. `shard`: whose scheduler has it;
+    `term`: how often it was moved between shards. `stage_rps`: what stages of applications
     ask of it at their highest rates, beside its own requests.
     """
 
@@ -65,6 +67,8 @@ class ModelConfig:
     run_limit_ms: float | None = None
     is_idempotent: bool = True
     stage_rps: float = 0.0
+    shard: int = 0
+    term: int = 0
 
     @property
     def name(self) -> str:
@@ -118,7 +122,7 @@ class NodeConfig:
     """A host with `gpus` devices of one type; memory and price are per device.
 
     `mps`: share real GPUs through NVIDIA's MPS where it can be had. `pin_cores`: so many cores for each worker
-    process, None: any. `workers_outlive_agent`: they serve on without it for a while.
+    process, None: any. `workers_outlive_agent`: they serve on without it for a while. `shard`: whose scheduler has it.
     """
 
     host: str
@@ -130,6 +134,7 @@ class NodeConfig:
     mps: bool = True
     pin_cores: int | None = None
     workers_outlive_agent: bool = False
+    shard: int = 0
 
     @property
     def node_id(self) -> NodeId:
@@ -151,12 +156,11 @@ class NetworkConfig:
 class ListenConfig:
     """Where others come in. `client` is a ZeroMQ endpoint of the frontends, `control` one of the scheduler beside its ipc one.
 
-    The others are host:port. None: not served.
+    `metrics` is host:port. None: not served. HTTP and gRPC are the gateway's (`roles/config/gateway.py`).
     """
 
     client: str = "tcp://127.0.0.1:0"
     control: str | None = None
-    http: str | None = None
     metrics: str | None = None
 
 
@@ -195,17 +199,30 @@ class ClusterConfig:
     seed: int = 1
     frontends: int = 1
     schedulers: int = 1
-    """One active, the others stand by."""
+    """Of all shards. In each one is active, the others stand by."""
+    shards: int = 1
     network: NetworkConfig = NetworkConfig()
     interference: PolicyChoice = PolicyChoice("none")
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     listen: ListenConfig = ListenConfig()
     security: SecurityConfig = SecurityConfig()
     places: Places = ONE_HOST
+    gateway: GatewayConfig = NO_GATEWAY
     deploy: DeployConfig = DEPLOY_DEFAULT
     applications: tuple[ApplicationConfig, ...] = ()
     graph_deadlines: str = policies.graphs.DEFAULT
     settings: tuple[Setting, ...] = field(default=(), repr=False)
+
+    def of_shard(self, shard: int) -> ClusterConfig:
+        """One shard's models and nodes, as a cluster of its own."""
+        if self.shards == 1:
+            return self
+        return replace(
+            self,
+            models=tuple(replace(model, shard=0) for model in self.models if model.shard == shard),
+            nodes=tuple(replace(node, shard=0) for node in self.nodes if node.shard == shard),
+            shards=1,
+        )
 
     @property
     def gpus(self) -> tuple[GpuSlot, ...]:
@@ -272,15 +289,41 @@ class ClusterConfig:
     ) -> Placement:
         """The placement of this workload by its own policy, or by another one, on all GPUs or on some of them.
 
+        Each shard is placed by itself, and with them all `current` and `gpus` are not asked for.
         Raises ConfigError where the policy's options do not fit this cluster.
         """
+        if self.shards > 1:
+            return self._place_shards(name, options)
         policy = placement_policy(
             name or self.placement.name, self.placement.options if name is None else options
         )
         if isinstance(policy, ConditionedPolicy):
             policy = policy.under(self.conditions())
         own_gpus = self.gpus if gpus is None else gpus
-        return policy.place(placed_models(self.models), own_gpus, self.profiles(), current)
+        profiles = self.profiles()
+        placement = policy.place(placed_models(self.models), own_gpus, profiles, current)
+        return replace(placement, decisions=(*placement.decisions, *_estimates(profiles)))
+
+    def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
+        index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in self.gpus}
+        parts: list[Placement] = []
+        for shard in range(self.shards):
+            own = self.of_shard(shard)
+            gpus = own.gpus
+            placed = own.place(name, options)
+            slices = tuple(
+                replace(planned, gpu=index_of[gpus[planned.gpu].node_id, gpus[planned.gpu].local_index])
+                for planned in placed.slices
+            )
+            parts.append(replace(placed, slices=slices))
+        expected = [part.expected_goodput_rps for part in parts]
+        return Placement(
+            tuple(planned for part in parts for planned in part.slices),
+            tuple(unplaced for part in parts for unplaced in part.unplaced),
+            tuple(violation for part in parts for violation in part.violations),
+            None if None in expected else sum(one for one in expected if one is not None),
+            tuple(decision for part in parts for decision in part.decisions),
+        )
 
     @property
     def is_planned_for_its_batching(self) -> bool:
@@ -316,6 +359,19 @@ class ClusterConfig:
         except ProfileError as error:
             raise ConfigError(f"cluster.interference: {error}") from error
         return DeviceModel(profiles, interference)
+
+
+def _estimates(profiles: Profiles) -> list[Decision]:
+    """What the plan rests on that nobody measured."""
+    return [
+        Decision(
+            f"profile of {model_id} on {gpu_type}",
+            "an ESTIMATE from its operator graph, not measured",
+            {"run time within %": 100 * profile.error},
+        )
+        for (model_id, gpu_type), profile in sorted(profiles.items())
+        if profile.error is not None
+    ]
 
 
 def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]:

@@ -52,6 +52,27 @@ def read_value(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: is nested too deeply") from error
 
 
+def as_yaml(value: Any) -> str:
+    """Plain values as YAML that a person likes to read: in the order of their keys, text of several lines as such."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without anchors: what is the same twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Of anything."""
+        del data
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML, plus two repairs: duplicate keys are refused, and 1e4 is a number (YAML 1.1 reads text)."""
 

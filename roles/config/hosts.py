@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ class SchedulerPlace:
     host: str
     is_standby: bool = False
     port: int = CONTROL_PORT
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Places:
     frontends: tuple[FrontendPlace, ...]
     addresses: Mapping[str, str] = field(default_factory=dict)
     is_written: bool = False
+
+    def schedulers_of(self, shard: int) -> tuple[int, ...]:
+        """The numbers of a shard's schedulers; the first one is the active one at a start."""
+        return tuple(number for number, place in enumerate(self.schedulers) if place.shard == shard)
 
     def control_address(self, number: int) -> str:
         """Where other hosts reach a scheduler."""
@@ -108,7 +114,7 @@ DEPLOY_DEFAULT: Final = DeployConfig()
 
 def checked_places(section: ClusterSection, first_host: str, client: str | None) -> Places:
     """The places that a file says. `client`: its `listen.client`, None where it says none."""
-    schedulers = _schedulers(section.schedulers, first_host)
+    schedulers = _schedulers(section.schedulers, first_host, section.shards)
     frontends = _frontends(section.frontends, schedulers[0].host, client)
     for host, address in section.addresses.items():
         where = f"cluster.addresses.{name_like(host, 'cluster.addresses')}"
@@ -180,21 +186,39 @@ def moved(address: str, by: int) -> str:
     return address if port == "0" else f"{host}:{int(port) + by}"
 
 
-def _schedulers(written: int | Sequence[SchedulerSection], first_host: str) -> tuple[SchedulerPlace, ...]:
+def _schedulers(
+    written: int | Sequence[SchedulerSection], first_host: str, shards: int
+) -> tuple[SchedulerPlace, ...]:
+    """A number is of each shard: the active ones first, so that shard k begins with scheduler k."""
     where = "cluster.schedulers"
     if isinstance(written, int):
         count = whole(written, where, 1, SCHEDULERS_MAX)
-        return tuple(SchedulerPlace(first_host, at > 0, CONTROL_PORT - at) for at in range(count))
-    whole(len(written), f"the length of {where}", 1, SCHEDULERS_MAX)
-    places = []
+        return tuple(
+            SchedulerPlace(first_host, at >= shards, CONTROL_PORT - at, at % shards)
+            for at in range(count * shards)
+        )
+    whole(len(written), f"the length of {where}", 1, SCHEDULERS_MAX * shards)
+    places: list[SchedulerPlace] = []
+    seen: Counter[int] = Counter()
     for at, one in enumerate(written):
-        if one.standby != (at > 0):
+        whole(one.shard, f"{where}[{at}].shard", 0, shards - 1)
+        if one.standby != (seen[one.shard] > 0):
+            of_shard = "" if shards == 1 else f" of shard {one.shard}"
             right = (
-                "the first one is the active one at a start" if at == 0 else "only the first one is active"
+                f"only the first one{of_shard} is active"
+                if seen[one.shard]
+                else f"the first one{of_shard} is the active one at a start"
             )
             raise ConfigError(f"{where}[{at}].standby: is {shown(one.standby)}; {right}")
+        seen[one.shard] += 1
+        if seen[one.shard] > SCHEDULERS_MAX:
+            raise ConfigError(f"{where}: shard {one.shard} has more than {SCHEDULERS_MAX}")
         whole(one.port, f"{where}[{at}].port", 1, PORT_MAX)
-        places.append(SchedulerPlace(name_like(one.host, f"{where}[{at}].host"), one.standby, one.port))
+        host = name_like(one.host, f"{where}[{at}].host")
+        places.append(SchedulerPlace(host, one.standby, one.port, one.shard))
+    lacking = next((shard for shard in range(shards) if not seen[shard]), None)
+    if lacking is not None:
+        raise ConfigError(f"{where}: none is of shard {lacking}; each of the {shards} shards needs one")
     return tuple(places)
 
 

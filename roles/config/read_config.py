@@ -21,7 +21,7 @@ from fabric.ids import ModelId
 from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import shown
 from policies.batching import discipline_options
-from profiles.gpu import GIB, MIB, gpu_profile
+from profiles.gpu import MIB
 from profiles.interference import interference_options
 from profiles.model import ModelProfile
 from roles.config.applications import ReadApplications, read_applications
@@ -33,6 +33,7 @@ from roles.config.checks import (
     name_like,
     one_of,
     translated,
+    unique,
     whole,
 )
 from roles.config.cluster import (
@@ -47,31 +48,28 @@ from roles.config.cluster import (
     placement_choice,
 )
 from roles.config.documents import read_document
+from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
 from roles.config.model_loaders import loader_spec
 from roles.config.model_profiles import on_types, read_profiles
+from roles.config.nodes import MEMORY_GB_MAX, checked_nodes
 from roles.config.origins import policy_settings, section_settings
 from roles.config.rates import Steps, model_rates
 from roles.config.sections import (
     SECTIONS,
     ArrivalSection,
-    ClusterSection,
     Document,
     HeartbeatSection,
     ListenSection,
     ModelSection,
-    NodeSection,
 )
+from roles.config.shards import models_in_shards
 
 __all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
 
-DEVICES = ("emulated", "cpu", "cuda")
-GPUS_LIMIT = 65_536
+TERM_MAX = 1 << 53  # what the wire takes
 NETWORK_MS_MAX = 60_000.0
 HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX = 1.0, 600_000.0
-MEMORY_GB_MAX = 1e6
-PRICE_MAX = 1e9
-PIN_CORES_MAX = 4096
 PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
 
@@ -107,14 +105,16 @@ def _cluster_config(
         raise ConfigError("models: is empty; it must list at least one model")
     for place, section in enumerate(read.models):
         name_like(section.name, f"models[{place}].name")
-    _unique([section.name for section in read.models], "models[{}].name")
+    unique([section.name for section in read.models], "models[{}].name")
     zipf = read.popularity.zipf if read.popularity else None
     if read.applications and read.rate_rps is not None:
         raise ConfigError(
             "rate_rps: a total is shared out among models; beside applications each has a rate_rps of its own"
         )
+    if read.applications and read.cluster.shards > 1:
+        raise ConfigError("cluster.shards: applications are played with one scheduler so far, without shards")
     rates = model_rates(read.rate_rps, zipf, [(section.rate_rps, section.weight) for section in read.models])
-    nodes = _nodes(read.cluster)
+    nodes = checked_nodes(read.cluster)
     profiles = [
         read_profiles(section.profile, f"models[{place}].profile", base_dir)
         for place, section in enumerate(read.models)
@@ -148,6 +148,7 @@ def _cluster_config(
     interference = _interference(*interference_given)
     listen = listen_config(read.listen, has_keys=read.security.keys is not None)
     is_client_written = "client" in (document.get("listen") or {})
+    models = models_in_shards(models, [section.shard for section in read.models], nodes, read.cluster.shards)
     places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
     return ClusterConfig(
         models=models,
@@ -157,6 +158,7 @@ def _cluster_config(
         seed=read.seed,
         frontends=len(places.frontends),
         schedulers=len(places.schedulers),
+        shards=read.cluster.shards,
         network=NetworkConfig(
             network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms
         ),
@@ -165,6 +167,7 @@ def _cluster_config(
         listen=listen,
         security=SecurityConfig(None if read.security.keys is None else base_dir / read.security.keys),
         places=places,
+        gateway=checked_gateway(read.cluster.gateway, read.listen, base_dir),
         deploy=checked_deploy(read.deploy, base_dir),
         applications=applied.applications,
         graph_deadlines=read.graph_deadlines,
@@ -228,6 +231,7 @@ def _model(
         priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
         run_limit_ms=section.run_limit_ms,
         is_idempotent=section.idempotent,
+        term=whole(section.term, f"{where}.term", 0, TERM_MAX),
         stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
     )
 
@@ -279,64 +283,18 @@ def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConf
     return ArrivalConfig(section.process, shape, section.phase, trace_path)
 
 
-def _nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
-    if (section.gpus is None) == (section.nodes is None):
-        raise ConfigError("cluster: must have exactly one of gpus (a number) and nodes (a list of hosts)")
-    if section.nodes is None:
-        written = [NodeSection("local", section.gpus or 0, section.gpu_type or "generic")]
-    else:
-        if section.gpu_type is not None:
-            raise ConfigError("cluster.gpu_type: goes with gpus; a node has its own type")
-        written = list(section.nodes)
-    nodes = []
-    for place, node in enumerate(written):
-        where = "cluster" if section.nodes is None else f"cluster.nodes[{place}]"
-        name_like(node.host, f"{where}.host")
-        one_of(node.device, DEVICES, f"{where}.device")
-        whole(node.gpus, f"{where}.gpus", 0, GPUS_LIMIT)
-        memory_bytes = gpu_profile(node.type).memory_bytes
-        if node.memory_gb is not None:
-            memory_bytes = int(
-                finite(node.memory_gb, f"{where}.memory_gb", over=0, at_most=MEMORY_GB_MAX) * GIB
-            )
-        if node.price_per_hour is not None:
-            finite(node.price_per_hour, f"{where}.price_per_hour", at_most=PRICE_MAX)
-        if node.pin_cores is not None:
-            whole(node.pin_cores, f"{where}.pin_cores", 1, PIN_CORES_MAX)
-        nodes.append(
-            NodeConfig(
-                node.host,
-                node.gpus,
-                node.type.lower(),
-                memory_bytes,
-                node.price_per_hour,
-                node.device,
-                node.mps,
-                node.pin_cores,
-                node.workers_outlive_agent,
-            )
-        )
-    _unique([node.host for node in nodes], "cluster.nodes[{}].host")
-    if not 1 <= sum(node.gpus for node in nodes) <= GPUS_LIMIT:
-        raise ConfigError(f"cluster: has no GPU; it must have from 1 to {GPUS_LIMIT} of them")
-    return tuple(nodes)
-
-
 def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
     """Where to listen, checked. Raises ConfigError."""
-    for key, value in (("client", section.client), ("control", section.control)):
-        if value is None:
-            continue
+    for key, value in (("client", section.client), ("control", section.control or section.client)):
         check_endpoint(value, f"listen.{key}", schemes=("tcp", "ipc"))
         if not has_keys and value.startswith("tcp://") and not is_loopback(host_of(value)):
             raise ConfigError(
                 f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
                 " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
             )
-    for key, value in (("http", section.http), ("metrics", section.metrics)):
-        if value is not None:
-            check_endpoint(value, f"listen.{key}", schemes=())
-    return ListenConfig(section.client, section.control, section.http, section.metrics)
+    if section.metrics is not None:
+        check_endpoint(section.metrics, "listen.metrics", schemes=())
+    return ListenConfig(section.client, section.control, section.metrics)
 
 
 def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[str, dict[str, Any]]:
@@ -355,13 +313,3 @@ def _batching(name: str, given: Mapping[str, Any]) -> PolicyChoice:
 
 def _interference(name: str, given: Mapping[str, Any]) -> PolicyChoice:
     return PolicyChoice(name, interference_options(name, given, "cluster.interference"))
-
-
-def _unique(names: Sequence[str], where: str) -> None:
-    first: dict[str, int] = {}
-    for place, name in enumerate(names):
-        if name in first:
-            raise ConfigError(
-                f"{where.format(place)}: {name!r} is already the name at {where.format(first[name])}"
-            )
-        first[name] = place

@@ -71,6 +71,8 @@ class ModelSection(Section, frozen=True):
     priority: int = 0
     run_limit_ms: float | None = None
     idempotent: bool = True
+    shard: int | None = None
+    term: int = 0
 
 
 class FanOutSection(Section, frozen=True):
@@ -110,6 +112,7 @@ class NodeSection(Section, frozen=True):
     mps: bool = True
     pin_cores: int | None = None
     workers_outlive_agent: bool = False
+    shard: int | None = None
 
 
 class NetworkSection(Section, frozen=True):
@@ -149,12 +152,25 @@ class SchedulerSection(Section, frozen=True):
     host: str
     standby: bool = False
     port: int = 5550
+    shard: int = 0
+
+
+class GatewaySection(Section, frozen=True):
+    """`cluster.gateway`: HTTP and gRPC, where `listen.http` and `listen.grpc` say."""
+
+    token_file: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    request_mb: int = 64
+    connections: int = 1_024
+    model_control: bool = False
 
 
 class ClusterSection(Section, frozen=True):
     """`cluster`: `gpus` (with `gpu_type`), or `nodes`.
 
-    `frontends`: so many beside the scheduler, or where each one is. `addresses`: of hosts that are not found by name.
+    `frontends`: so many beside the scheduler, or where each one is. `schedulers`: so many of each shard, or where each one is.
+    `addresses`: of hosts that are not found by name.
     """
 
     gpus: int | None = None
@@ -162,10 +178,12 @@ class ClusterSection(Section, frozen=True):
     nodes: tuple[NodeSection, ...] | None = None
     frontends: int | tuple[FrontendSection, ...] = 1
     schedulers: int | tuple[SchedulerSection, ...] = 1
+    shards: int = 1
     addresses: dict[str, str] = {}
     network: NetworkSection = NetworkSection()
     interference: str | dict[str, dict[str, Any] | None] = "none"
     heartbeats: HeartbeatSection = HeartbeatSection()
+    gateway: GatewaySection | None = None
 
 
 class PopularitySection(Section, frozen=True):
@@ -180,6 +198,7 @@ class ListenSection(Section, frozen=True):
     client: str = "tcp://127.0.0.1:0"
     control: str | None = None
     http: str | None = None
+    grpc: str | None = None
     metrics: str | None = None
 
 
@@ -236,6 +255,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "deploy": DeploySection,
     "network": NetworkSection,
     "heartbeats": HeartbeatSection,
+    "gateway": GatewaySection,
     "popularity": PopularitySection,
     "listen": ListenSection,
     "security": SecuritySection,

@@ -20,9 +20,9 @@ from fabric.errors import (
 from fabric.ids import ModelId
 from fabric.learned_margin import LearnedWay
 from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo, TensorSpec
-from roles.frontend.directory import Known
 from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending
+from roles.frontend.shards import Shards
 
 # A client may have pending so many times what is free. One alone gets 8/9 of everything, and whoever comes next always
 # finds room, however long its requests wait for a worker that is stuck (a dynamic threshold: Choudhury and Hahne 1998).
@@ -41,7 +41,7 @@ class NotAdmitted:
 
 
 def admit(
-    asked: Asked, known: Known, pending: Pending, settings: FrontendSettings, now_ms: float
+    asked: Asked, shards: Shards, pending: Pending, settings: FrontendSettings, now_ms: float
 ) -> ModelInfo | NotAdmitted:
     """The model that the request is for, or why it is not taken on."""
     message = asked.message
@@ -50,11 +50,16 @@ def admit(
     if asked.size_bytes > settings.request_bytes_max:
         limit_bytes = settings.request_bytes_max
         return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
-    if known.is_empty:
+    if shards.is_empty:
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
-    info = known.models.get(message.model_id)
+    info = shards.models.get(message.model_id)
     if info is None:
-        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known.models))
+        if shards.unheard:
+            unheard = ", ".join(map(str, shards.unheard))
+            return NotAdmitted(
+                NoReplica, f"no shard that answers has it, and shard {unheard} does not answer"
+            )
+        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, shards.models))
     if message.spent_ms > 0 and not info.is_idempotent:
         return NotAdmitted(
             WorkerLost,
@@ -63,7 +68,7 @@ def admit(
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if info.replicas == 0 and not _outlasts_start(asked, info, known, now_ms):
+    if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:
@@ -75,9 +80,9 @@ def admit(
     return info
 
 
-def _outlasts_start(asked: Asked, info: ModelInfo, known: Known, now_ms: float) -> bool:
+def _outlasts_start(asked: Asked, info: ModelInfo, shards: Shards, now_ms: float) -> bool:
     """Whether a slice will be ready before the budget ends; the scheduler knows best, and decides when it is announced."""
-    coming_at_ms = known.coming_at_ms.get(info.model_id)
+    coming_at_ms = shards.coming_at_ms(info.model_id)
     return coming_at_ms is not None and now_ms + budget_left_ms(asked, info) > coming_at_ms
 
 

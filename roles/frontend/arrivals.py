@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
@@ -20,7 +20,9 @@ class Gatherer:
 
     def __init__(self) -> None:
         self._gathered: dict[ModelId, list[Request]] = {}
-        self._next_seq: dict[ModelId, int] = {}  # never forgotten: a model that returns goes on where it was
+        # Of all shards together, so that a seq means one request whoever speaks of it. Never forgotten: a model that
+        # returns goes on where it was.
+        self._next_seq: dict[ModelId, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._gathered)
@@ -29,15 +31,28 @@ class Gatherer:
         """Announce it when the turn ends."""
         self._gathered.setdefault(request.model_id, []).append(request)
 
-    def clear(self) -> None:
-        """Announce nothing: there is nobody to tell."""
-        self._gathered.clear()
+    def forget(self, model_ids: Iterable[ModelId]) -> None:
+        """Announce nothing of these: there is nobody to tell."""
+        for model_id in model_ids:
+            self._gathered.pop(model_id, None)
 
-    def announce(self, pending: Pending, estimates: Estimates, now_ms: float) -> Iterator[Arrivals]:
-        """Number all that was gathered and is still unanswered."""
+    def announce(
+        self,
+        pending: Pending,
+        estimates: Estimates,
+        shard_of: Callable[[ModelId], int | None],
+        now_ms: float,
+    ) -> Iterator[tuple[int, Arrivals]]:
+        """Number all that was gathered and is still unanswered; with each run the shard that it is for.
+
+        `shard_of`: the one that can be told of a model; None: none can, and its requests stay as they are.
+        """
         gathered, self._gathered = self._gathered, {}
         for model_id, requests in gathered.items():
-            live = [request for request in requests if request.stage is RequestState.GATHERED]
+            shard = shard_of(model_id)
+            if shard is None:
+                continue
+            live = [one for one in dict.fromkeys(requests) if one.stage is RequestState.GATHERED]
             path = estimates.return_of(model_id)
             # A run has one priority and one ready moment, and whoever is ready need not wait for who is not.
             kinds: dict[tuple[bool, int | None], list[Request]] = {}
@@ -45,16 +60,21 @@ class Gatherer:
                 kinds.setdefault((request.is_ready, request.priority), []).append(request)
             for (is_ready, priority), alike in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
                 for run, tightest_ms, span_ms in cut_runs(alike, path, now_ms):
-                    first_seq = self._number(model_id, run, pending, now_ms)
+                    first_seq = self._number(model_id, run, shard, pending, now_ms)
                     ready_ms = (
                         0.0 if is_ready else max(estimates.ready_in_ms(request, now_ms) for request in run)
                     )
                     slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
-                    yield Arrivals(
-                        model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms, priority
+                    yield (
+                        shard,
+                        Arrivals(
+                            model_id, first_seq, len(run), tightest_ms, span_ms, ready_ms, slack_ms, priority
+                        ),
                     )
 
-    def _number(self, model_id: ModelId, run: Sequence[Request], pending: Pending, now_ms: float) -> int:
+    def _number(
+        self, model_id: ModelId, run: Sequence[Request], shard: int, pending: Pending, now_ms: float
+    ) -> int:
         """Give them dense seqs; the first one."""
         first_seq = self._next_seq.get(model_id, 0)
         self._next_seq[model_id] = first_seq + len(run)
@@ -63,6 +83,7 @@ class Gatherer:
             pending.set_seq(request, seq)
             request.step(RequestTransition.ANNOUNCE)
             request.run = announced
+            request.shard = shard
             request.announced_at_ms = now_ms
             if request.first_announced_at_ms is None:
                 request.first_announced_at_ms = now_ms

@@ -8,18 +8,17 @@ What is gathered in one turn of the shell's loop is announced when the turn ends
 shell feeds `TurnEnded` after it has handed over what it heard. That adds no wait, for the turn of a lone
 request ends with it.
 
-The scheduler is *linked* while its directory lists this incarnation of the frontend. Otherwise the frontend
-says hello until it does, and then announces again whatever was never granted: a restarted scheduler has
-forgotten it.
-
-Of several schedulers it goes by the one with the highest epoch: a scheduler has one only while a majority of the agents
-has granted it. Whatever bears a lower one is refused.
+A cluster has one or more shards, each with a scheduler (`shards.py`). A request is announced to the shard that has its
+model, and only that shard decides about it, until it gives it back or the request is announced again. A scheduler that
+lists this frontend after a time in which none of its shard did (`registration.py`) is told again of whatever was never
+granted: a restarted one has forgotten it. What bears a lower epoch than the highest one of the shard is refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from fabric.errors import (
     REQUEST_ERRORS,
@@ -44,10 +43,12 @@ from fabric.messages import (
     FrontendHello,
     Grant,
     Inputs,
+    Left,
     ModelInfo,
     ModelsAsked,
     ModelsListed,
     Ping,
+    RecordsAsked,
     Refusal,
     Returned,
     SeqRun,
@@ -57,7 +58,7 @@ from fabric.messages import (
 )
 from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
 from roles.frontend.arrivals import Gatherer
-from roles.frontend.directory import Known, lists
+from roles.frontend.directory import lists
 from roles.frontend.drain import Drain
 from roles.frontend.estimates import Estimates
 from roles.frontend.events import (
@@ -88,12 +89,19 @@ from roles.frontend.events import (
 from roles.frontend.grants import part_of
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
+from roles.frontend.recorder import ABANDONED, RequestRecorder
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.runs import coded
+from roles.frontend.shards import Rerouted, ShardLink, Shards
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict
 from roles.runtime.process_events import StopAsked
+
+SHARDS_WAIT_MS: Final = 1_000.0  # of a start: a shard that does not answer by then is down
+ID_DIGITS = (
+    6  # of an incarnation in a request's name: two frontends are told apart, and people can still type it
+)
 
 
 class FrontendCore:
@@ -109,18 +117,17 @@ class FrontendCore:
         make_margin: Callable[[], ReturnMargin] = ReturnPath,
     ) -> None:
         self._settings = settings
-        self._known = Known()
+        self._shards = Shards(settings, now_ms)
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
         self._gatherer = Gatherer()
+        self.recorder = RequestRecorder()
+        self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
-        self._is_linked = False
+        self._ready_from_ms = now_ms + SHARDS_WAIT_MS
+        """From then on it takes requests though not all shards are linked."""
         self._drain = Drain(settings.incarnation, settings.memory)
-        self._epoch = 0
-        self._scheduler = 0
-        """The number of the one that has it."""
-        self._hello_at_ms = now_ms
         self._counts: Counter[str] = Counter()
         self._now_ms = now_ms
         self._out: list[FrontendAction] = []
@@ -129,10 +136,9 @@ class FrontendCore:
     def wake_at_ms(self) -> float | None:
         """The earliest deadline, or the next hello."""
         deadline_at_ms = self._pending.next_deadline_at_ms
-        if self._is_linked and not self._drain.has_begun:
+        if self._shards.are_linked and not self._drain.has_begun:
             return deadline_at_ms
-        hello_at_ms = None if self._is_linked else self._hello_at_ms
-        moments = (deadline_at_ms, hello_at_ms, self._drain.wake_at_ms(self._now_ms))
+        moments = (deadline_at_ms, self._shards.wake_at_ms, self._drain.wake_at_ms(self._now_ms))
         return min((moment for moment in moments if moment is not None), default=None)
 
     def is_drained(self, now_ms: float) -> bool:
@@ -147,13 +153,14 @@ class FrontendCore:
     @property
     def models(self) -> tuple[ModelInfo, ...]:
         """The models that clients may ask for."""
-        return tuple(self._known.models.values())
+        return tuple(self._shards.models.values())
 
     @property
     def counters(self) -> Mapping[str, float]:
         """What happened since the start: accepted = answers + refusals + abandoned + pending."""
         gauges = {
-            "is_ready": float(self._is_linked),
+            "is_ready": float(self._is_ready),
+            "shards_linked": float(sum(link.is_linked for link in self._shards.links)),
             "pending": len(self._pending),
             "pending_bytes": self._pending.size_bytes,
             "reserve_ms_max": self._estimates.reserve_ms_max,
@@ -161,9 +168,22 @@ class FrontendCore:
         return {**self._counts, **self.offences.counters, **gauges}
 
     @property
+    def margins_ms(self) -> Mapping[ModelId, float]:
+        """What is kept back of each model's budgets for the way back."""
+        return self._estimates.reserves_ms
+
+    @property
     def offences(self) -> Offences:
         """Of its peers."""
         return self._checks.offences
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether clients should come: a shard that is down for long keeps the models of the others from nobody."""
+        shards = self._shards
+        return shards.are_linked or (
+            self._now_ms >= self._ready_from_ms and any(link.is_linked for link in shards.links)
+        )
 
     def handle(self, event: FrontendEvent, now_ms: float) -> Sequence[FrontendAction]:
         """Take one event; deadlines that have come by `now_ms` are answered before it is looked at."""
@@ -184,14 +204,18 @@ class FrontendCore:
                     out.append(Release(event.payload))
             case TurnEnded():
                 self._announce()
-            case SchedulerSaid(message, epoch, scheduler):
-                is_of_the_active_one = epoch == self._epoch or self._adopts(epoch, scheduler)
+            case SchedulerSaid(message, epoch, scheduler, shard):
+                link = self._shards.links[shard]
+                is_of_the_active_one = epoch == link.registration.epoch or self._adopts(
+                    link, epoch, scheduler
+                )
                 if is_of_the_active_one and self._checks.scheduler(message, now_ms) is None:
-                    self._on_scheduler(message)
+                    self._on_scheduler(message, link)
             case Computed():
                 self._on_computed(event)
             case Tick():
-                self._say_hello_if_due()
+                for link in self._shards.links:
+                    self._say(link.registration.hello_if_unlinked(now_ms), link)
             case ClientSaid(peer, message):
                 if self._is_clients(peer, message):
                     self._on_client(peer, message)
@@ -200,13 +224,14 @@ class FrontendCore:
             case WorkerSaid(message):
                 if self._checks.worker(message, now_ms) is None:
                     self._on_worker(message)
-            case Unannounced(message):
-                self._on_unannounced(message)
+            case Unannounced(message, shard):
+                self._on_unannounced(message, self._shards.links[shard])
             case Unpushed(message, reason):
                 self._on_unpushed(message, reason)
-            case SchedulerLost(scheduler):
-                if scheduler == self._scheduler:
-                    self._unlink()
+            case SchedulerLost(scheduler, shard):
+                link = self._shards.links[shard]
+                if scheduler == link.registration.scheduler:
+                    self._unlink(link)
             case StopAsked():
                 out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
             case Lost(peer):
@@ -229,11 +254,13 @@ class FrontendCore:
         for request in self._pending.of_client(client):
             self._finish(request)
             self._counts["abandoned"] += 1
+            self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
 
     def _on_asked(self, asked: Asked) -> None:
-        admitted = admit(asked, self._known, self._pending, self._settings, self._now_ms)
+        admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
+            self.recorder.turned_away(asked.message.model_id, admitted.error.code)
             self._out.append(Release(asked.payload))
             self._out.append(
                 _refusal(
@@ -246,6 +273,7 @@ class FrontendCore:
             )
             return
         self._counts["accepted"] += 1
+        self.recorder.asked(admitted.model_id, self._now_ms)
         info = admitted
         image = encoded_image(info, asked.specs)
         deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
@@ -261,6 +289,7 @@ class FrontendCore:
             deadline_at_ms=deadline_at_ms,
             is_ready=image is None,
             priority=asked.message.priority,
+            request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
         )
         self._pending.add(request)
         if image is not None:
@@ -280,8 +309,10 @@ class FrontendCore:
                 self._out.append(Reply(peer, ModelsListed(self.models)))
             case StatusAsked():
                 self._out.append(Report(peer))
+            case RecordsAsked():
+                self._out.append(Reply(peer, self.recorder.remembered(message, self._now_ms)))
             case Ping(number):
-                self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_linked)))
+                self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_ready)))
 
     # ------------------------------------------------------------ pictures
 
@@ -307,21 +338,26 @@ class FrontendCore:
 
     def _gather(self, request: Request) -> None:
         # Unlinked there is nobody to tell: the request waits in `_pending` for the link or its deadline.
-        if self._is_linked:
+        if self._shards.open_to(request.model_id) is not None:
             self._gatherer.add(request)
 
     def _announce(self) -> None:
-        for arrivals in self._gatherer.announce(self._pending, self._estimates, self._now_ms):
+        for shard, arrivals in self._gatherer.announce(
+            self._pending, self._estimates, self._shards.open_to, self._now_ms
+        ):
             self._counts["runs_announced"] += 1
             self._counts["requests_announced"] += arrivals.count
-            self._out.append(Tell(arrivals))
+            self._out.append(Tell(arrivals, shard))
 
-    def _on_scheduler(self, message: AnyMessage) -> None:
+    def _on_scheduler(self, message: AnyMessage, link: ShardLink) -> None:
         match message:
             case Grant():
-                self._on_grant(message)
+                self._on_grant(message, link)
             case Dropped(model_id, runs, code, reason, retry_after_ms):
-                dropped = self._queued(model_id, runs)
+                dropped = self._queued(model_id, runs, link)
+                if code == ModelNotFound.code and self._shards.of(model_id) not in (None, link):
+                    self._move(dropped)
+                    return
                 if retry_after_ms is None:  # else no margin is to blame
                     self._estimates.return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
@@ -329,23 +365,21 @@ class FrontendCore:
                     self._refuse_dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
-                for request in self._granted(batch_id, model_id, runs):
+                for request in self._granted(batch_id, model_id, runs, link):
                     self._give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
             case Directory():
-                self._on_directory(message)
+                self._on_directory(message, link)
 
-    def _adopts(self, epoch: int, scheduler: int) -> bool:
+    def _adopts(self, link: ShardLink, epoch: int, scheduler: int) -> bool:
         """Whether that is a higher epoch than the one known: whoever has it is the active scheduler."""
-        if epoch < self._epoch:
+        if epoch < link.registration.epoch:
             self._counts["epochs_refused"] += 1
             return False
-        self._epoch = epoch
-        self._unlink()  # whoever begins an epoch may know nothing of what was announced before
-        self._hello_at_ms = self._now_ms
-        if scheduler != self._scheduler:
-            self._scheduler = scheduler
+        self._unlink(link)  # whoever begins an epoch may know nothing of what was announced before
+        link.has_heard = False
+        if link.registration.follow(scheduler, epoch, self._now_ms):
             self._counts["schedulers_changed"] += 1
-            self._out.append(UseScheduler(scheduler))
+            self._out.append(UseScheduler(scheduler, link.number))
         return True
 
     def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
@@ -358,10 +392,10 @@ class FrontendCore:
         else:
             self._refuse(request, error, reason, retry_after_ms)
 
-    def _on_grant(self, grant: Grant) -> None:
+    def _on_grant(self, grant: Grant, link: ShardLink) -> None:
         self._counts["grants"] += 1
-        queued = self._queued(grant.model_id, grant.runs)
-        if not self._known.has(grant.slice_id, grant.incarnation):
+        queued = self._queued(grant.model_id, grant.runs, link)
+        if not link.known.has(grant.slice_id, grant.incarnation):
             for request in queued:
                 self._give_back(
                     request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
@@ -388,7 +422,7 @@ class FrontendCore:
             grant.part,
             live_seqs=tuple(request.seq for request in part.live),
         )
-        info = self._known.models.get(grant.model_id)
+        info = link.known.models.get(grant.model_id)
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
         self._out.append(PushInputs(inputs, tuple(request.payload for request in part.live), names))
 
@@ -402,26 +436,61 @@ class FrontendCore:
                 reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
                 self._give_back(request, Overloaded, reason)
 
-    def _on_unannounced(self, arrivals: Arrivals) -> None:
+    def _on_unannounced(self, message: Arrivals | Left, link: ShardLink) -> None:
         """A control queue is only full when its reader is stuck or not there: to us that is the same."""
-        for request in self._announced(arrivals.model_id, (SeqRun(arrivals.first_seq, arrivals.count),)):
-            self._leave_queue(request)
-            request.step(RequestTransition.GIVE_BACK)
-        self._unlink()
+        if isinstance(message, Arrivals):
+            runs = (SeqRun(message.first_seq, message.count),)
+            self._take_back(self._announced(message.model_id, runs, link))
+        self._unlink(link)
 
-    def _on_directory(self, directory: Directory) -> None:
-        change = self._known.update(directory, self._now_ms)
+    def _on_directory(self, directory: Directory, link: ShardLink) -> None:
+        was_linked = link.is_linked
+        is_listed = lists(directory, self._settings.frontend_id, self._settings.incarnation)
+        change, rerouted = self._shards.heard(link, directory, is_listed=is_listed, now_ms=self._now_ms)
+        self.recorder.know(self.models)
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:
             self._out.append(OpenSlice(slice_.slice_id, slice_.incarnation, slice_.addresses))
-        self._link(is_listed=lists(directory, self._settings.frontend_id, self._settings.incarnation))
+        if not is_listed:
+            self._unlink(link)
+        elif not was_linked:
+            self._announce_all_again(link)
+        self._follow(rerouted)
         for slice_ in change.gone:
             for request in self._pending.on_slice(slice_.slice_id):
                 reason = f"slice {slice_.slice_id} was lost"
                 self._give_back(request, WorkerLost, reason, may_have_run=True)
         if change.removed:
-            self._refuse_removed(set(change.removed))
+            removed = set(change.removed)
+            announced = (one for one in self._pending if one.shard == link.number and one.model_id in removed)
+            self._move(one for one in announced if self._shards.of(one.model_id) is not None)
+        if rerouted.removed and not self._shards.unheard:  # else one that does not answer may have them
+            self._refuse_removed(set(rerouted.removed))
+
+    def _follow(self, rerouted: Rerouted) -> None:
+        """Models that go to another shard now: what has not been announced goes there, what has been stays where it is."""
+        if rerouted.moved:
+            moved = set(rerouted.moved)
+            for request in self._pending:
+                if request.model_id in moved and request.stage is RequestState.GATHERED:
+                    self._gather(request)
+        for link, left in self._shards.untold():
+            self._out.append(Tell(left, link.number))
+
+    def _move(self, requests: Iterable[Request]) -> None:
+        """Announced to a shard that has forgotten their model, while another one has it: announce them there."""
+        for request in self._take_back(requests):
+            self._counts["requests_moved"] += 1
+            self._gather(request)
+
+    def _take_back(self, requests: Iterable[Request]) -> list[Request]:
+        """What a scheduler does not have, or not any more: it waits to be announced."""
+        taken = [one for one in requests if one.stage is RequestState.ANNOUNCED]
+        for request in taken:
+            self._leave_queue(request)
+            request.step(RequestTransition.GIVE_BACK)
+        return taken
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
@@ -432,55 +501,43 @@ class FrontendCore:
         ]:
             self._refuse(request, ModelNotFound, f"model {request.model_id!r} was removed")
 
-    def _link(self, *, is_listed: bool) -> None:
-        if not is_listed:
-            self._unlink()
-        elif not self._is_linked:
-            self._is_linked = True
-            self._announce_all_again()
-
-    def _announce_all_again(self) -> None:
+    def _announce_all_again(self, link: ShardLink) -> None:
         """All that was never granted. A scheduler that was only silent still has it queued: take that back."""
         stale: dict[ModelId, list[int]] = {}
         for request in self._pending:
-            if request.stage is RequestState.ANNOUNCED:
+            if request.stage is RequestState.ANNOUNCED and request.shard == link.number:
                 stale.setdefault(request.model_id, []).append(request.seq)
-                self._leave_queue(request)
-                request.step(RequestTransition.GIVE_BACK)
-            if request.stage is RequestState.GATHERED:
+                self._take_back((request,))
+                self._gather(request)
+            elif request.stage is RequestState.GATHERED and self._shards.of(request.model_id) is link:
                 self._gather(request)
         for model_id, seqs in stale.items():
-            self._out.extend(Tell(Withdraw(model_id, runs)) for runs in split_runs(coded(seqs)))
+            self._out.extend(Tell(Withdraw(model_id, runs), link.number) for runs in split_runs(coded(seqs)))
 
-    def _unlink(self) -> None:
-        if self._is_linked:
+    def _unlink(self, link: ShardLink) -> None:
+        if link.registration.unlink(self._now_ms):
             self._counts["scheduler_lost"] += 1
-            self._is_linked = False
-            self._gatherer.clear()
-            self._hello_at_ms = self._now_ms
-
-    def _say_hello_if_due(self) -> None:
-        if not self._is_linked and self._now_ms >= self._hello_at_ms:
-            self._say_hello()
+            self._gatherer.forget(one for one in link.known.models if self._shards.of(one) is link)
+            self._follow(self._shards.reroute(link.known.models))
 
     @property
     def hello(self) -> FrontendHello:
         """Who it is."""
-        settings = self._settings
-        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+        return self._shards.links[0].registration.hello
 
-    def _say_hello(self) -> None:
-        self._hello_at_ms = self._now_ms + self._settings.hello_every_ms
-        self._out.append(Tell(self.hello))
+    def _say(self, hello: FrontendHello | None, link: ShardLink) -> None:
+        if hello is not None:
+            link.has_heard = False  # with a hello a scheduler begins anew with us
+            self._out.append(Tell(hello, link.number))
 
     def _doubt_scheduler(self, late: Request) -> None:
         """A request expired in its queue, though its budget there is tighter than ours.
 
-        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well. It answers a
-        hello with a directory.
+        So the scheduler may have restarted before we took it for lost, or lost us while we heard it well.
         """
-        if self._is_linked and late.stage is RequestState.ANNOUNCED and self._now_ms >= self._hello_at_ms:
-            self._say_hello()
+        if late.stage is RequestState.ANNOUNCED:
+            link = self._shards.links[late.shard]
+            self._say(link.registration.hello_if_doubted(self._now_ms), link)
 
     # ------------------------------------------------------------ workers
 
@@ -496,6 +553,7 @@ class FrontendCore:
                 )
             else:
                 ledger = settle(request, outputs, self._now_ms)
+                self.recorder.answered(request, ledger, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
                     self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
@@ -514,21 +572,27 @@ class FrontendCore:
 
     # ------------------------------------------------------------ one request
 
-    def _announced(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
-        return [one for one in self._pending.at(model_id, runs) if one.stage is RequestState.ANNOUNCED]
+    def _at(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
+        """Those that were announced to that shard: it can speak of no others."""
+        return [one for one in self._pending.at(model_id, runs) if one.shard == link.number]
 
-    def _queued(self, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
-        """Those the scheduler decides about: of granted ones it speaks again when their batch was stopped."""
+    def _announced(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
+        return [one for one in self._at(model_id, runs, link) if one.stage is RequestState.ANNOUNCED]
+
+    def _queued(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
+        """Those its scheduler decides about: of granted ones it speaks again when their batch was stopped."""
         stages = (RequestState.ANNOUNCED, RequestState.GRANTED)
-        return [one for one in self._pending.at(model_id, runs) if one.stage in stages]
+        return [one for one in self._at(model_id, runs, link) if one.stage in stages]
 
-    def _granted(self, batch_id: BatchId, model_id: ModelId, runs: Sequence[SeqRun]) -> list[Request]:
-        """Those whose newest grant is that batch."""
-        found = self._pending.at(model_id, runs)
+    def _granted(
+        self, batch_id: BatchId, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink | None = None
+    ) -> list[Request]:
+        """Those whose newest grant is that batch. `link`: of the shard that says so; None: we do."""
+        found = self._pending.at(model_id, runs) if link is None else self._at(model_id, runs, link)
         return [one for one in found if one.place is not None and one.place.batch_id == batch_id]
 
     def _is_idempotent(self, model_id: ModelId) -> bool:
-        info = self._known.models.get(model_id)
+        info = self._shards.models.get(model_id)
         return info is None or info.is_idempotent
 
     def _give_back(
@@ -568,6 +632,7 @@ class FrontendCore:
         retry_after_ms: float | None = None,
     ) -> None:
         self._finish(request)
+        self.recorder.refused(request, error.code, reason, self._now_ms)
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
@@ -578,11 +643,11 @@ class FrontendCore:
         self._pending.remove(request)
         self._decoding.pop(request.payload, None)
         self._out.append(Release(request.payload))
-        if request.run is not None and self._is_linked:
+        if request.run is not None and self._shards.links[request.shard].is_linked:
             withdraw = request.run.note_dead(request.seq)
             if withdraw is not None:
                 self._counts["withdraws"] += 1
-                self._out.append(Tell(withdraw))
+                self._out.append(Tell(withdraw, request.shard))
 
 
 def _why_late(request: Request) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fabric.ids import ModelId
 from roles.frontend.preprocess_times import PreprocessTimes
@@ -22,6 +22,11 @@ class Estimates:
     def reserve_ms_max(self) -> float:
         """The largest reserve of a model."""
         return max((path.reserve_ms for path in self._returns.values()), default=0.0)
+
+    @property
+    def reserves_ms(self) -> Mapping[ModelId, float]:
+        """What is kept back of each model's budgets for the way back."""
+        return {model_id: path.reserve_ms for model_id, path in self._returns.items()}
 
     def return_of(self, model_id: ModelId) -> ReturnMargin:
         """The way back of its answers."""

@@ -14,10 +14,12 @@ from fabric.messages import (
     ImagePreprocess,
     Infer,
     Inputs,
+    Left,
     ModelsListed,
     Outputs,
     Pong,
     Refusal,
+    RequestsRemembered,
     TensorSpec,
     Unready,
     Withdraw,
@@ -25,7 +27,7 @@ from fabric.messages import (
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from roles.runtime.process_events import StopAsked
 
-ToScheduler = FrontendHello | Arrivals | Withdraw
+ToScheduler = FrontendHello | Arrivals | Withdraw | Left
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +41,7 @@ class FrontendSettings:
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
     memory: str = ""
+    shards: int = 1
     hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
 
 
@@ -72,6 +75,7 @@ class SchedulerSaid:
     message: AnyMessage
     epoch: int = 0
     scheduler: int = 0
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,9 +117,10 @@ class TurnEnded:
 
 @dataclass(slots=True, frozen=True)
 class Unannounced:
-    """The scheduler's queue did not take these, or there is no connection to it."""
+    """A scheduler's queue did not take this, or there is no connection to it."""
 
-    message: Arrivals
+    message: Arrivals | Left
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -131,6 +136,7 @@ class SchedulerLost:
     """Its connection is closed, or nothing has been heard of it for too long."""
 
     scheduler: int = 0
+    shard: int = 0
 
 
 FrontendEvent = (
@@ -158,7 +164,7 @@ class Reply:
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
-    message: Answer | Refusal | ModelsListed | Pong | Unready
+    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered
     payload: Handle = NO_PAYLOAD
     row: int = 0
 
@@ -172,16 +178,21 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Tell:
-    """To the active scheduler, a `FrontendHello` to all. `Arrivals` that cannot be sent come back as `Unannounced`; the rest is counted and dropped."""
+    """To a shard's active scheduler, a `FrontendHello` to all of the shard.
+
+    `Arrivals` and `Left` that cannot be sent come back as `Unannounced`; the rest is counted and dropped.
+    """
 
     message: ToScheduler
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class UseScheduler:
-    """That one is the active scheduler from now on."""
+    """That one is the shard's active scheduler from now on."""
 
     scheduler: int
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)

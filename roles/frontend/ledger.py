@@ -35,4 +35,5 @@ def settle(request: Request, outputs: Outputs, now_ms: float) -> Ledger:
         batch_size=outputs.batch_size,
         slice_id=outputs.slice_id,
         reason=place.reason if place is not None else "",
+        request_id=request.request_id,
     )

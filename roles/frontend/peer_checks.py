@@ -24,6 +24,7 @@ from fabric.messages import (
     ModelsAsked,
     Outputs,
     Ping,
+    RecordsAsked,
     Returned,
     StatusAsked,
 )
@@ -42,7 +43,11 @@ class FrontendPeerChecks:
         self.offences = Offences()
         self._pending = pending
         asking = (Infer, CancelRequest, ModelsAsked, Ping)
-        clients: dict[type, Rule] = {**dict.fromkeys(asking, anybody), StatusAsked: _operator_only}
+        clients: dict[type, Rule] = {
+            **dict.fromkeys(asking, anybody),
+            StatusAsked: _operator_only,
+            RecordsAsked: _operator_only,
+        }
         self._clients = PeerChecks(clients, self.offences)
         serving = (Directory, Grant, Dropped, Returned)
         self._scheduler = PeerChecks(dict.fromkeys(serving, anybody), self.offences, frozenset({SCHEDULER}))
@@ -90,7 +95,7 @@ class FrontendPeerChecks:
         self.offences.note(A_WORKER, error, now_ms, may_cut_off=False)
 
 
-def _operator_only(peer: PeerId, message: StatusAsked) -> None:
+def _operator_only(peer: PeerId, message: StatusAsked | RecordsAsked) -> None:
     del message
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not the operator", NOT_OWNER)

@@ -99,6 +99,7 @@ class Request:
     deadline_at_ms: float
     is_ready: bool
     priority: int | None = None
+    request_id: str = ""  # by which people ask what became of it
     stage: RequestState = RequestState.GATHERED
     seq: int = NO_SEQ
     former_seq: int = NO_SEQ  # under which it was granted to a worker that was lost; a result may still come
@@ -107,6 +108,7 @@ class Request:
     first_announced_at_ms: float | None = None
     announced_at_ms: float = 0.0
     run: AnnouncedRun | None = None  # while the scheduler has it queued
+    shard: int = 0  # which one it was announced to last: nobody else decides about it
     place: BatchSlot | None = None  # while granted
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing

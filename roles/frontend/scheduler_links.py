@@ -1,8 +1,8 @@
-"""A frontend's links to all schedulers of its cluster: it speaks to the active one, and the others know that it is there."""
+"""A frontend's links to all schedulers of a shard: it speaks to the active one, and the others know that it is there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from fabric.clock import Clock
@@ -10,7 +10,8 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
 from fabric.link import Packed
-from fabric.messages import FrontendHello
+from fabric.messages import AnyMessage, FrontendHello
+from fabric.outbox import Outbox
 from roles.frontend.events import FrontendEvent, SchedulerLost, SchedulerSaid
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.loop.server_connection import ServerSource
@@ -20,19 +21,31 @@ GREET_EVERY_MS = 250.0  # a scheduler that was not there
 
 
 class SchedulerLinks:
-    """By the schedulers' numbers. What is sent goes to the `active` one, `greet` to all."""
+    """By the schedulers' numbers. What is sent goes to the `active` one, `greet` to all.
 
-    def __init__(self, links: Sequence[ServerLink], clock: Clock, heartbeats: HeartbeatTiming) -> None:
-        self.active = 0
+    `on_refused` hears of what that one did not take.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        links: Mapping[int, ServerLink],
+        clock: Clock,
+        heartbeats: HeartbeatTiming,
+        on_refused: Callable[[PeerId, AnyMessage], None],
+    ) -> None:
+        self.active = next(iter(links))
+        self._shard = shard
         self._links = links
         self._clock = clock
-        self._ungreeted = set(range(len(links)))
+        self._outbox = Outbox(self, on_refused)
+        self._ungreeted = set(links)
         self._greet_at_ms = 0.0
         self.sources: list[TranslatedSource[Heard | Lost, FrontendEvent]] = [
             TranslatedSource(
                 ServerSource(link, SCHEDULER, clock, heartbeats), partial(self._translated, number)
             )
-            for number, link in enumerate(links)
+            for number, link in links.items()
         ]
 
     @property
@@ -40,13 +53,27 @@ class SchedulerLinks:
         """The active scheduler's."""
         return self._links[self.active]
 
+    def use(self, number: int) -> None:
+        """That one is the active scheduler from now on."""
+        self._outbox.flush()  # what was for the former one
+        self.active = number
+
+    def tell(self, message: AnyMessage) -> None:
+        """To the active one, with the end of the turn. Raises LocalProtocolError for what cannot be sent."""
+        self._outbox.put(SCHEDULER, message)
+
+    def end_turn(self, hello: FrontendHello) -> None:
+        """Send what was told, and greet those that are due."""
+        self._outbox.flush()
+        self.greet_others(hello)
+
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """To the active one; False: it takes nothing."""
         return self.link.send_packed(peer, packed)
 
     def greet(self, hello: FrontendHello) -> None:
         """Tell all of them that this frontend is there; who does not hear it is told later."""
-        self._ungreeted = set(range(len(self._links)))
+        self._ungreeted = set(self._links)
         self._greet_at_ms = 0.0
         self.greet_others(hello)
 
@@ -59,11 +86,11 @@ class SchedulerLinks:
 
     def close(self) -> None:
         """Flush, and give everything back."""
-        for link in self._links:
+        for link in self._links.values():
             link.close()
 
     def _translated(self, number: int, event: Heard | Lost) -> FrontendEvent:
         if isinstance(event, Lost):
             self._ungreeted.add(number)
-            return SchedulerLost(number)
-        return SchedulerSaid(event.message, event.epoch, number)
+            return SchedulerLost(number, self._shard)
+        return SchedulerSaid(event.message, event.epoch, number, self._shard)

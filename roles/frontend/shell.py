@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fabric.clock import Clock, MonotonicClock
@@ -23,6 +24,7 @@ from fabric.messages import (
     Arrivals,
     FrontendHello,
     Infer,
+    Left,
     Outputs,
     Refusal,
     StatusListed,
@@ -62,11 +64,16 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import CLOSED, LinkSource, Source
+from roles.runtime.loop.sources import CLOSED, LinkSource, Source, TranslatedSource
+from roles.runtime.metrics import catalog
+from roles.runtime.metrics.common import about_process, about_role, other_events
+from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
+from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.runtime.process_events import StopAsked
 
+_SHOWN = frozenset({"pending", "pending_bytes", "is_ready"})
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
 
@@ -74,7 +81,8 @@ _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is 
 class FrontendOptions:
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
-    `scheduler_addresses`: of each scheduler. `host`: the interface of the TCP address at which workers leave outputs.
+    `metrics`: HOST:PORT of its page; None: it has none. `scheduler_addresses`: of each scheduler; `scheduler_shards`: the shard of
+    each, empty: there is one. `host`: the interface of the TCP address at which workers leave outputs.
     `incarnation`, `clock`, `transport`: a process has its own; tests may know better.
     """
 
@@ -88,10 +96,12 @@ class FrontendOptions:
     decode_threads: int = 2
     host: str = "127.0.0.1"
     keyring: Keyring | None = None
+    metrics: str | None = None
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
     incarnation: Incarnation = field(default_factory=new_incarnation)
     clock: Clock = field(default_factory=MonotonicClock)
     transport: Transport = ZMQ
+    scheduler_shards: Sequence[int] = ()
 
 
 class FrontendShell:
@@ -128,19 +138,30 @@ class FrontendShell:
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
             guard=guarded(keyring, {NODE}, names=False),
         )
-        links: list[ServerLink] = [
-            hub.connect(own)
-            if hub is not None and number == beside
-            else transport.connect(own, SCHEDULER, addresses, guarded(keyring))
-            for number, addresses in enumerate(options.scheduler_addresses)
+        shards = options.scheduler_shards or (0,) * len(options.scheduler_addresses)
+        links: list[dict[int, ServerLink]] = [{} for _ in range(max(shards) + 1)]
+        for number, control in enumerate(options.scheduler_addresses):
+            links[shards[number]][number] = (
+                hub.connect(own)
+                if hub is not None and number == beside
+                else transport.connect(own, SCHEDULER, control, guarded(keyring))
+            )
+        self._shards = [
+            SchedulerLinks(shard, of_shard, self._clock, options.heartbeats, partial(self._untold, shard))
+            for shard, of_shard in enumerate(links)
         ]
-        self._schedulers = SchedulerLinks(links, self._clock, options.heartbeats)
         self._slices = transport.push(
             PushOptions(shared_bytes_max=options.pending_bytes_max), guarded(keyring)
         )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
-        self._to_scheduler = Outbox(self._schedulers, self._untold)
         self._decoding = Decoding(self._payloads, options.decode_threads)
+        self._is_alone = hub is None
+        self._metrics = (
+            None if options.metrics is None else MetricsServer(options.metrics, self._id, self._clock)
+        )
+        asked: list[Source[FrontendEvent]] = (
+            [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
+        )
         self._core = FrontendCore(
             FrontendSettings(
                 self._id,
@@ -150,6 +171,7 @@ class FrontendShell:
                 options.pending_max,
                 options.pending_bytes_max,
                 memory_address(),
+                len(self._shards),
             ),
             self._clock.now_ms(),
         )
@@ -158,15 +180,18 @@ class FrontendShell:
             [
                 stop,
                 LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
-                *self._schedulers.sources,
+                *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
                 self._unsent,
+                *asked,
             ],
             self._perform,
             self._end_turn,
         )
         addresses = {"client": list(self._clients.addresses), "payload": list(self._outputs.addresses)}
+        if self._metrics is not None:
+            addresses["metrics"] = [self._metrics.address]
         self._run_file = RunFile(self._id, os.getpid(), incarnation, addresses)
 
     def announce(self) -> None:
@@ -182,10 +207,13 @@ class FrontendShell:
     def close(self) -> None:
         """Flush for at most 100 ms, end the decoding threads."""
         remove_run_file(self._run_dir, self._run_file)
+        if self._metrics is not None:
+            self._metrics.close()
         links: tuple[Link, ...] = (self._clients, self._outputs, self._slices)
         for link in links:
             link.close()
-        self._schedulers.close()
+        for shard in self._shards:
+            shard.close()
         self._decoding.close()
         self._unsent.close()
 
@@ -217,13 +245,12 @@ class FrontendShell:
             case Release(payload):
                 self._payloads.release(payload)
                 self._decoding.forget(payload)
-            case Tell(FrontendHello() as hello):
-                self._schedulers.greet(hello)
-            case Tell(message):
-                self._tell(message)
-            case UseScheduler(number):
-                self._to_scheduler.flush()  # what was for the former one
-                self._schedulers.active = number
+            case Tell(FrontendHello() as hello, shard):
+                self._shards[shard].greet(hello)
+            case Tell(message, shard):
+                self._tell(message, shard)
+            case UseScheduler(number, shard):
+                self._shards[shard].use(number)
             case PushInputs():
                 self._push(action)
             case Preprocess(payload, image):
@@ -255,20 +282,20 @@ class FrontendShell:
                 number, code = action.message.request_no, code_of_unsendable(error)
                 self._to_clients.put(action.peer, Refusal(number, code, reason, retryable=False))
 
-    def _tell(self, message: AnyMessage) -> None:
+    def _tell(self, message: AnyMessage, shard: int) -> None:
         try:
-            self._to_scheduler.put(SCHEDULER, message)
+            self._shards[shard].tell(message)
         except LocalProtocolError as error:
             log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
-            self._untold(SCHEDULER, message)
+            self._untold(shard, SCHEDULER, message)
 
     def _end_turn(self) -> None:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
                 self._perform(action)
         log_offences(self._core.offences)
-        self._to_scheduler.flush()
-        self._schedulers.greet_others(self._core.hello)
+        for links in self._shards:
+            links.end_turn(self._core.hello)
         self._to_clients.flush()
 
     def _undelivered(self, peer: PeerId, message: AnyMessage) -> None:
@@ -276,11 +303,11 @@ class FrontendShell:
         del peer, message
         self._counts["answers_dropped"] += 1
 
-    def _untold(self, peer: PeerId, message: AnyMessage) -> None:
+    def _untold(self, shard: int, peer: PeerId, message: AnyMessage) -> None:
         del peer
         self._counts["scheduler_full"] += 1
-        if isinstance(message, Arrivals):
-            self._unsent.post(Unannounced(message))
+        if isinstance(message, Arrivals | Left):
+            self._unsent.post(Unannounced(message, shard))
 
     def _push(self, action: PushInputs) -> None:
         tensors = [
@@ -297,16 +324,38 @@ class FrontendShell:
         if not is_sent:
             self._unsent.post(Unpushed(action.message))
 
-    def _status(self) -> StatusListed:
+    def _show(self, asked: SnapshotAsked) -> None:
+        """Somebody wants its page of metrics. What is about the process the scheduler in it shows, if there is one."""
+        del asked
+        assert self._metrics is not None, "it asked"
+        core, counters = self._core, self._counters()
+        process = about_process(self.role.stats) if self._is_alone else ()
+        self._metrics.publish(
+            [
+                about_role("frontend"),
+                *process,
+                *core.recorder.measured(core.margins_ms),
+                Measured(catalog.PENDING, (), counters["pending"]),
+                Measured(catalog.PENDING_BYTES, (), counters["pending_bytes"]),
+                Measured(catalog.FRONTEND_READY, (), counters["is_ready"]),
+                *other_events(counters, _SHOWN),
+            ]
+        )
+
+    def _counters(self) -> dict[str, float]:
         counters: dict[str, float] = {**self._core.counters, **self._counts}
         links: dict[str, Link] = {
             "client": self._clients,
-            "scheduler": self._schedulers.link,
+            **{f"scheduler{number or ''}": links.link for number, links in enumerate(self._shards)},
             "inputs": self._slices,
             "outputs": self._outputs,
         }
         for name, link in links.items():
             counters |= {f"{name}_{counter}": value for counter, value in link.counters.items()}
+        return counters
+
+    def _status(self) -> StatusListed:
+        counters = self._counters()
         return self.role.stats.told_in(StatusListed(self._id, os.getpid(), (), self._core.models, counters))
 
 

@@ -137,6 +137,7 @@ class NodeAgentCore:
         self._workers.epoch = self._lease.epoch
         self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers)
         self._wanted: dict[SliceId, SliceSpec] = {}
+        self._is_told = False  # what to run, since its start
         self._hello_at_ms: float | None = None
         self._is_stopping = False
         self._unready_until_ms: float | None = None
@@ -319,6 +320,7 @@ class NodeAgentCore:
     def _listed(self, of_workers: Mapping[str, float], now_ms: float) -> StatusListed:
         counted = self.counters + self.offences.counters
         counters = {name: float(count) for name, count in counted.items()} | dict(of_workers)
+        counters["is_ready"] = float(self._is_told)
         slices = self._reports.listed(self._wanted)
         return StatusListed(
             self._own.role_id, self._own.pid, slices, (), counters, self._watch.listed(now_ms)
@@ -329,6 +331,7 @@ class NodeAgentCore:
     def _on_want(self, message: DesiredSlices, now_ms: float) -> None:
         if self._is_stopping:
             return
+        self._is_told = True
         self._wanted = {spec.slice_id: spec for spec in message.slices}
         self._reports.compare(self._wanted)
         self._workers.want(self._wanted)

@@ -15,7 +15,7 @@ from fabric.errors import ConfigError
 from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import LeaseAsked, StatusListed
+from fabric.messages import LeaseAsked, StatusAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.blocking_calls import BlockingCalls
@@ -39,6 +39,7 @@ from roles.node_agent.events import (
 from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.node_agent.lease_file import LeaseFile
+from roles.node_agent.measured import METRICS, measured_agent
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
@@ -53,6 +54,7 @@ from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.scheduler_source import SchedulerEvent, SchedulerSource
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
+from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -76,7 +78,7 @@ class AgentOptions:
     """`command`: (agent address, worker id, run directory) -> the worker's command line.
 
     `address`: this host's, at which its workers take payload. `scheduler_addresses`: of schedulers on other hosts, by
-    role id; the others are found in the run directory.
+    role id; the others are found in the run directory. `metrics`: HOST:PORT of its page of metrics; None: it has none.
     """
 
     limits: AgentLimits = field(default_factory=AgentLimits)
@@ -86,6 +88,7 @@ class AgentOptions:
     outlive_ms: float = OUTLIVE_MS
     address: str = "127.0.0.1"
     scheduler_addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: str | None = None
 
 
 def run_node_agent(
@@ -138,7 +141,7 @@ class _Agent:
             PeerId(known): RemoteScheduler(own_peer, elsewhere[known], options.clock, keyring, known, beats)
             if known in elsewhere
             else LocalScheduler(own_peer, run_dir, options.clock, keyring, known, beats)
-            for known in map(scheduler_id, range(config.schedulers))
+            for known in map(scheduler_id, config.places.schedulers_of(node.shard))
         }
         self._followed = next(iter(self._schedulers))
         self._lease_file = LeaseFile(run_dir, node.host)
@@ -163,6 +166,11 @@ class _Agent:
         schedulers: list[Source[AgentEvent]] = [
             TranslatedSource(scheduler, _from_scheduler) for scheduler in self._schedulers.values()
         ]
+        self._metrics = (
+            None if options.metrics is None else MetricsServer(options.metrics, role_id, options.clock)
+        )
+        # Its page also has what its workers say of themselves: it asks them as when somebody wants its status.
+        asked = [] if self._metrics is None else [TranslatedSource(self._metrics.asked, _status_for_page)]
         role = Role[AgentEvent, AgentAction](
             self._core,
             # Words before ends: what a worker said last is heard before it counts as gone.
@@ -173,12 +181,16 @@ class _Agent:
                 self._kept,
                 TranslatedSource(self._blocking, self._from_blocking),
                 TranslatedSource(self._processes, self._from_process),
+                *asked,
             ],
             self._perform,
             lambda: log_offences(self._core.offences),
         )
         self._driver = Driver([role], options.clock, on_defect=DefectReport(role_id, run_dir).end)
-        self._run_file = RunFile(role_id, os.getpid(), incarnation, {"control": list(self._link.addresses)})
+        addresses = {"control": list(self._link.addresses)}
+        if self._metrics is not None:
+            addresses["metrics"] = [self._metrics.address]
+        self._run_file = RunFile(role_id, os.getpid(), incarnation, addresses)
 
     def run(self) -> None:
         write_run_file(self._run_dir, self._run_file)
@@ -191,6 +203,8 @@ class _Agent:
         self._records.remove()
 
     def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
         self._sharing.release(self._processes)
         self._processes.close()
         self._driver.close()
@@ -221,6 +235,9 @@ class _Agent:
                 self._followed = peer
             case KeepLease(record):
                 self._kept.post(LeaseKept(record, self._lease_file.write(record)))
+            case Send(peer, StatusListed() as status) if peer == METRICS:
+                assert self._metrics is not None, "it asked"
+                self._metrics.publish(measured_agent(status, self._driver.stats))
             case Send(peer, StatusListed() as status):
                 self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
@@ -294,6 +311,11 @@ class _Agent:
     def _sample(self) -> GpusSampled:
         assert self._nvml is not None, "only NVIDIA GPUs are sampled"
         return GpusSampled(tuple(map(self._nvml.sample, self._gpus)))
+
+
+def _status_for_page(asked: SnapshotAsked) -> Heard:
+    del asked
+    return Heard(METRICS, StatusAsked())
 
 
 def _from_worker(received: Received) -> Heard:

@@ -1,23 +1,30 @@
-"""A cluster that runs on this host, as its run directory and its scheduler show it."""
+"""A cluster that runs on this host, as its run directory and its schedulers show it."""
 
 from __future__ import annotations
 
 import select
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, SCHEDULER_PREFIX
+from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, SCHEDULER_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
 from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
+from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report
 
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
+_TOLD: Mapping[str, Sequence[str]] = {
+    FRONTEND_PREFIX: ("client",),
+    GATEWAY_PREFIX: ("http", "grpc"),
+    SCHEDULER_PREFIX: ("control",),
+}
+"""By whose it is: what others may want to reach."""
 TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
 
 
@@ -33,24 +40,29 @@ class ProcessReport:
 
 @dataclass(slots=True, frozen=True)
 class ClusterReport:
-    """What `tenuto status` shows."""
+    """What `tenuto status` shows. `scheduler`: the active one, or all shards' as if they were one."""
 
     endpoints: Mapping[str, Sequence[str]]
     processes: Sequence[ProcessReport]
     scheduler: StatusListed
     counters: Mapping[str, Mapping[str, float]]
     """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
+    shards: Sequence[ShardReport] = ()
 
 
-def look(run_dir: Path) -> ClusterReport:
-    """The cluster of a run directory as its active scheduler sees it. PeerLost when none answers that is."""
-    _, scheduler = _active_scheduler(run_dir)
+def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
+    """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is.
+
+    `keyring`: the operator's, for roles that are reached by TCP.
+    """
+    active = active_schedulers(run_dir, keyring)
     processes = processes_in(run_dir)
-    counters: dict[str, Mapping[str, float]] = {scheduler.role_id: scheduler.counters}
+    report = _report(endpoints_in(run_dir), active)
+    counters = dict(report.counters)
     for process in processes:
         if process.alive and process.role_id not in counters:
-            counters |= _counters(process)
-    return ClusterReport(endpoints_in(run_dir), processes, scheduler, counters)
+            counters |= _counters(process, keyring)
+    return replace(report, processes=processes, counters=counters)
 
 
 def is_active(scheduler: StatusListed) -> bool:
@@ -58,19 +70,30 @@ def is_active(scheduler: StatusListed) -> bool:
     return scheduler.standing is None or scheduler.standing.state == "active"
 
 
-def look_from_afar(address: str, keyring: Keyring | None) -> ClusterReport:
-    """What the scheduler at that control address knows. Raises PeerLost, and Unauthorised where the key does not permit it."""
-    scheduler = ask_status(address, server=SCHEDULER, keyring=keyring)
-    return ClusterReport({"control": [address]}, (), scheduler, {scheduler.role_id: scheduler.counters})
+def look_from_afar(addresses: Sequence[str], keyring: Keyring | None) -> ClusterReport:
+    """What the schedulers at these control addresses know; see `active_at`."""
+    active = active_at(addresses, keyring)
+    report = _report({"control": list(addresses)}, active)
+    return replace(report, shards=[one for one in report.shards if one.shard in active])
 
 
-def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
+def _report(endpoints: Mapping[str, Sequence[str]], active: Mapping[int, ActiveScheduler]) -> ClusterReport:
+    statuses = [one.status for one in active.values()]
+    counters = {one.role_id: one.counters for one in statuses}
+    shards = [
+        shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
+        for shard in range(shards_of(statuses[0]))
+    ]
+    return ClusterReport(endpoints, (), merged(statuses), counters, shards)
+
+
+def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:
     """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
     addresses = process.addresses.get("control") or process.addresses.get("client")
     if not addresses:
         return {}
     try:
-        listed = ask_status(addresses, ROLE_LIMIT_MS)
+        listed = ask_status(addresses, ROLE_LIMIT_MS, server=PeerId(process.role_id), keyring=keyring)
     except PeerLost:
         return {}
     counters: dict[str, dict[str, float]] = {process.role_id: {}}
@@ -80,13 +103,21 @@ def _counters(process: ProcessReport) -> dict[str, dict[str, float]]:
     return counters
 
 
-def scheduler_addresses(run_dir: Path) -> Sequence[str]:
-    """Where the active scheduler of a run directory listens. PeerLost where there is none."""
-    return _active_scheduler(run_dir)[0]
+@dataclass(slots=True, frozen=True)
+class ActiveScheduler:
+    """Where one listens, and what it says."""
+
+    addresses: Sequence[str]
+    status: StatusListed
 
 
-def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
-    """The one with the highest epoch. While one takes over there is none: so they are asked again for a while."""
+def shards_of(status: StatusListed) -> int:
+    """How many shards the cluster has."""
+    return 1 if status.standing is None else status.standing.shards
+
+
+def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int, ActiveScheduler]:
+    """Of a run directory, by shard. PeerLost where no shard has an active one on this host."""
     alive = [
         process.addresses.get("control", ())
         for process in processes_in(run_dir)
@@ -94,21 +125,81 @@ def _active_scheduler(run_dir: Path) -> tuple[Sequence[str], StatusListed]:
     ]
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
+    return _active_of(alive, keyring, str(run_dir))
+
+
+def active_at(addresses: Sequence[str], keyring: Keyring | None) -> dict[int, ActiveScheduler]:
+    """Those at these control addresses, by shard; a single one is meant whether it is active or not.
+
+    Raises PeerLost, and Unauthorised where the key does not permit it.
+    """
+    if len(addresses) == 1:
+        status = ask_status(addresses[0], server=SCHEDULER, keyring=keyring)
+        return {shard_of(status): ActiveScheduler(addresses, status)}
+    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses), is_afar=True)
+
+
+def having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
+    """The shards that list a model, two while it moves; the first one, which says so, where none does."""
+    having = [
+        own
+        for own, active in schedulers.items()
+        if any(model.model_id == model_id for model in active.status.models)
+    ]
+    return having or [*schedulers][:1]
+
+
+def roomiest(schedulers: Mapping[int, ActiveScheduler], coming: Sequence[int] = ()) -> int:
+    """The shard that has fewest models for its GPUs. `coming`: shards to which one more model each will come."""
+
+    def crowd(shard: int) -> tuple[float, int]:
+        status = schedulers[shard].status
+        return (len(status.models) + coming.count(shard)) / max(1, len(status.gpus)), shard
+
+    return min(schedulers, key=crowd)
+
+
+def _active_of(
+    alive: Sequence[Sequence[str]], keyring: Keyring | None, where: str, *, is_afar: bool = False
+) -> dict[int, ActiveScheduler]:
+    """By shard, the one with the highest epoch; a shard none of whose schedulers is among these is left out.
+
+    While one takes over there is none: so they are asked again for a while, unless none of those that are `is_afar` answers.
+    """
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
-    for _ in range(1 if len(alive) == 1 else TAKE_OVER_TRIES):
-        answers = [(addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms))]
-        active = [answer for answer in answers if is_active(answer[1])]
-        if active:
-            return max(
-                active, key=lambda answer: 0 if answer[1].standing is None else answer[1].standing.epoch
-            )
+    answers: list[tuple[Sequence[str], StatusListed]] = []
+    active: dict[int, ActiveScheduler] = {}
+    for _ in range(TAKE_OVER_TRIES):
+        answers = [
+            (addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms, keyring))
+        ]
+        active = {
+            shard_of(status): ActiveScheduler(addresses, status)
+            for addresses, status in sorted(answers, key=lambda one: _epoch(one[1]))
+            if is_active(status)
+        }
+        if active and active.keys() >= {shard_of(status) for _, status in answers}:
+            break
+        if not answers and (is_afar or len(alive) == 1):
+            break
         select.select([], [], [], TAKE_OVER_LOOK_S)
-    raise PeerLost(f"no active scheduler answers in {run_dir}")
+    if active:
+        return dict(sorted(active.items()))
+    if not answers:
+        raise PeerLost(f"no active scheduler answers in {where}")
+    names = " and ".join(status.role_id for _, status in answers)
+    raise PeerLost(
+        f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
+    )
 
 
-def _asked(addresses: Sequence[str], limit_ms: float) -> StatusListed | None:
+def _epoch(status: StatusListed) -> int:
+    return 0 if status.standing is None else status.standing.epoch
+
+
+def _asked(addresses: Sequence[str], limit_ms: float, keyring: Keyring | None) -> StatusListed | None:
     try:
-        return ask_status(addresses, limit_ms)
+        return ask_status(addresses, limit_ms, server=SCHEDULER, keyring=keyring)
     except PeerLost:
         return None
 
@@ -123,14 +214,11 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
 
 
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
-    """Where the living cluster can be reached: client, http, … of all frontends, control of the scheduler."""
+    """Where the living cluster can be reached: client, http, … of frontends and gateways, control of the scheduler, all metrics."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
         for purpose, addresses in run_file.addresses.items():
-            is_frontend = run_file.role_id.startswith(FRONTEND_PREFIX)
-            is_scheduler = run_file.role_id.startswith(SCHEDULER_PREFIX)
-            if (is_frontend and purpose in ("client", "http", "metrics")) or (
-                is_scheduler and purpose == "control"
-            ):
+            told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
+            if purpose in told or purpose == "metrics":
                 endpoints.setdefault(purpose, []).extend(addresses)
     return endpoints

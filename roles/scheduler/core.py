@@ -18,13 +18,16 @@ from fabric.messages import (
     Done,
     Dropped,
     FrontendHello,
+    Left,
     ModelSpec,
     NodeHello,
     Ping,
     PlanChange,
     PlanMade,
     Pong,
+    RecordsAsked,
     ReplicaHint,
+    SectionAsked,
     SeqRun,
     SliceChanged,
     SliceReady,
@@ -36,6 +39,7 @@ from fabric.messages import (
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -44,6 +48,7 @@ from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
+from roles.scheduler.measured import measured_batches
 from roles.scheduler.measured_rates import MeasuredRates
 from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
@@ -77,7 +82,8 @@ class SchedulerCore:
         nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
         names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
-        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or ())
+        terms = {model.model_id: model.term for model in settings.models}
+        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or (), terms)
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._estimates = Estimates(settings)
@@ -96,6 +102,7 @@ class SchedulerCore:
         self._on: dict[type, Callable[[PeerId, Any, float, float], Sequence[Send]]] = {
             Done: self._batches.done,
             Withdraw: self._on_withdraw,
+            Left: self._on_left,
             FrontendHello: self._on_frontend_hello,
             NodeHello: self._on_node_hello,
             SliceReady: self._on_slice_ready,
@@ -104,6 +111,7 @@ class SchedulerCore:
             Ping: self._on_ping,
             Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
+            RecordsAsked: self._on_records_asked,
         }
         self.controller: Controller | None = None
         if planning is not None and names is not None and run_time_watch is not None:
@@ -114,6 +122,7 @@ class SchedulerCore:
             self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
+            self._on[SectionAsked] = self._on_section_asked
         self._look_ahead()
 
     @property
@@ -126,13 +135,28 @@ class SchedulerCore:
         """Of its peers."""
         return self._checks.offences
 
+    def measured(self, now_ms: float) -> Iterator[Measured]:
+        """Its figures, for a page of metrics."""
+        plan = None if self.controller is None else self.controller.report(now_ms)
+        return measured_batches(self._fleet, self._batches, self._discipline, plan)
+
+    @property
+    def batches_ended(self) -> int:
+        """The number of the newest batch that it remembers."""
+        return self._batches.recorder.number
+
     def settings(self) -> SchedulerSettings:
         """What a scheduler would start with that goes on from here."""
         fleet, started = self._fleet, self._settings
         return replace(
             started,
             models=tuple(
-                ModelSpec(model_id, fleet.slo_ms(model_id), BATCH_SIZE_UNPROFILED)
+                ModelSpec(
+                    model_id,
+                    fleet.slo_ms(model_id),
+                    BATCH_SIZE_UNPROFILED,
+                    term=fleet.terms.get(model_id, 0),
+                )
                 for model_id in self._replicas
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
@@ -244,6 +268,14 @@ class SchedulerCore:
             self._withdrawals.take(peer, message, now_ms)
         return _NOTHING
 
+    def _on_left(self, peer: PeerId, message: Left, late_ms: float, now_ms: float) -> Sequence[Send]:
+        del late_ms
+        self._fleet.frontend_left(peer, message)
+        if self.controller is not None:
+            self.controller.frontend_left(now_ms)
+            return self._actuator.take()
+        return _NOTHING
+
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
         actions: list[Send] = []
         if self._withdrawals.due_at_ms <= now_ms:
@@ -272,6 +304,13 @@ class SchedulerCore:
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)
         return self._actuator.take()
+
+    def _on_section_asked(
+        self, peer: PeerId, message: SectionAsked, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del late_ms, now_ms
+        assert self.controller is not None, "listed with it"
+        return [Send(peer, self.controller.section(message))]
 
     def _on_plan_made(self, peer: PeerId, message: PlanMade, late_ms: float, now_ms: float) -> Sequence[Send]:
         del peer, late_ms
@@ -433,6 +472,12 @@ class SchedulerCore:
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
         )
         return [Send(peer, listed)]
+
+    def _on_records_asked(
+        self, peer: PeerId, message: RecordsAsked, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del late_ms
+        return [Send(peer, self._batches.recorder.remembered(message, now_ms))]
 
 
 def _records(

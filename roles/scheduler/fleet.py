@@ -19,6 +19,7 @@ from fabric.messages import (
     GpuReport,
     GpuSample,
     GpuSharing,
+    Left,
     LeftOut,
     ModelInfo,
     ModelSpec,
@@ -67,6 +68,9 @@ class Flight:
     exec_ms: float
     sent_at_ms: float
     runs: Sequence[RequestRun]
+    waited_ms: float = 0.0
+    reason: str = ""
+    """Why it left then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +153,12 @@ class Fleet:
         slices: Iterable[SliceRecord],
         slo_ms: dict[ModelId, float],
         nodes: Iterable[NodeId] = (),
+        terms: Mapping[ModelId, int] | None = None,
     ) -> None:
+        self.terms: dict[ModelId, int] = dict(terms or {})
+        """Of models that were moved here from another shard."""
+        self._left: dict[ModelId, set[PeerId]] = {}
+        """Frontends that announce a model to another shard."""
         self.version = 0
         self.now_ms = 0.0
         """Of the event that is handled just now."""
@@ -222,9 +231,19 @@ class Fleet:
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
         self.version += 1
 
+    def put_term(self, model_id: ModelId, term: int) -> bool:
+        """Frontends go by the highest; False: it has that one."""
+        if self.terms.get(model_id, 0) == term:
+            return False
+        self.terms[model_id] = term
+        self.version += 1
+        return True
+
     def forget_model(self, model_id: ModelId) -> None:
         """A model is not served any more, whatever still hosts it."""
         del self._slo_ms[model_id], self.replicas[model_id]
+        self.terms.pop(model_id, None)
+        self._left.pop(model_id, None)
         self.starts.forget_model(model_id)
         self._runs_once.discard(model_id)
         self.version += 1
@@ -236,9 +255,11 @@ class Fleet:
     def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> PeerId | None:
         """A frontend is there; where it is the next incarnation of one: the former."""
         info = FrontendInfo(hello.frontend_id, hello.incarnation, hello.addresses)
+        self._forget_left(peer)
         former = self.frontends.get(hello.frontend_id)
         if former is not None:
             del self.frontend_ids[former[0]]
+            self._forget_left(former[0])
         self.frontend_ids[peer] = hello.frontend_id
         self.frontends[hello.frontend_id] = (peer, info)
         self.version += 1
@@ -249,8 +270,25 @@ class Fleet:
         frontend_id = self.frontend_ids.pop(peer, None)
         if frontend_id is not None:
             del self.frontends[frontend_id]
+            self._forget_left(peer)
             self.version += 1
         return frontend_id
+
+    def frontend_left(self, peer: PeerId, left: Left) -> None:
+        """A listed frontend announces no more of a model here, or does so again."""
+        if left.is_back:
+            self._left.get(left.model_id, set()).discard(peer)
+        elif left.model_id in self.replicas:
+            self._left.setdefault(left.model_id, set()).add(peer)
+
+    def frontends_at(self, model_id: ModelId) -> tuple[FrontendId, ...]:
+        """Frontends that may announce requests of the model here."""
+        left = self._left.get(model_id, set())
+        return tuple(one for peer, one in self.frontend_ids.items() if peer not in left)
+
+    def _forget_left(self, peer: PeerId) -> None:
+        for peers in self._left.values():
+            peers.discard(peer)
 
     def slice_ready(self, peer: PeerId, message: SliceReady) -> SliceRecord | None:
         """A slice is warm, or hosts its models otherwise than it said; None: it is not planned, or that is no news."""
@@ -360,12 +398,19 @@ class Fleet:
                         count,
                         is_idempotent,
                         self._coming_in_ms(model_id),
+                        self.terms.get(model_id, 0),
                     )
                 )
             else:
                 coming_in_ms = self._coming_in_ms(model_id)
                 infos.append(
-                    ModelInfo(model_id, slo_ms, is_idempotent=is_idempotent, coming_in_ms=coming_in_ms)
+                    ModelInfo(
+                        model_id,
+                        slo_ms,
+                        is_idempotent=is_idempotent,
+                        coming_in_ms=coming_in_ms,
+                        term=self.terms.get(model_id, 0),
+                    )
                 )
         return tuple(infos)
 

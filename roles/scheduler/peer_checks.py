@@ -21,6 +21,7 @@ from typing import Final, get_args
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
     AGENT_PREFIX,
+    FRONTEND_NAME_BYTES_MAX,
     FRONTEND_PREFIX,
     OPERATOR,
     WORKER_PREFIX,
@@ -34,11 +35,13 @@ from fabric.messages import (
     Arrivals,
     Done,
     FrontendHello,
+    Left,
     NodeHello,
     Ping,
-    PlanChange,
     PlanMade,
+    PlanRequest,
     Pong,
+    RecordsAsked,
     ReplicaInfo,
     SliceChanged,
     SliceReady,
@@ -65,9 +68,6 @@ from roles.scheduler.dispatch.batches import Batches
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FRONTENDS_MAX: Final = 1_024
-FRONTEND_NAME_BYTES_MAX: Final = (
-    64  # so that a batch of 4,096 runs from so many frontends fits into one header
-)
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
@@ -86,6 +86,7 @@ class SchedulerPeerChecks(PeerChecks):
             Done: self._done,
             Arrivals: self._requests,
             Withdraw: self._requests,
+            Left: self._requests,
             FrontendHello: self._frontend_hello,
             NodeHello: self._node_hello,
             SliceReady: self._slice_ready,
@@ -94,9 +95,10 @@ class SchedulerPeerChecks(PeerChecks):
             Ping: self._heartbeat,
             Pong: self._heartbeat,
             StatusAsked: anybody,
+            RecordsAsked: _change,
         }
         if nodes is not None:  # then there is a plan that can be changed
-            rules |= dict.fromkeys(get_args(PlanChange), _change)
+            rules |= dict.fromkeys(get_args(PlanRequest), _change)
             rules[PlanMade] = _plan_made
         super().__init__(rules, Offences(), frozenset({PLANNER}))
 
@@ -147,7 +149,7 @@ class SchedulerPeerChecks(PeerChecks):
         if not is_known and not any(record.worker == peer for record in fleet.slices.values()):
             raise RemoteProtocolError("it is not known here", UNLISTED)
 
-    def _requests(self, peer: PeerId, message: Arrivals | Withdraw) -> None:
+    def _requests(self, peer: PeerId, message: Arrivals | Withdraw | Left) -> None:
         del message
         if peer not in self._fleet.frontend_ids:
             raise RemoteProtocolError("it is not listed", UNLISTED)
@@ -214,7 +216,7 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
             raise RemoteProtocolError(what, OTHER_PLAN)
 
 
-def _change(peer: PeerId, change: PlanChange) -> None:
+def _change(peer: PeerId, change: PlanRequest) -> None:
     del change
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not an operator", NOT_OWNER)

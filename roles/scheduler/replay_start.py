@@ -142,6 +142,7 @@ def _packed_planning(planning: ControllerSettings) -> dict[str, Any]:
         "drained": sorted([ref.node_id, ref.gpu] for ref in desired.drained),
         "made": b64encode(packed(made)).decode(),
         "is_rate_blind": planning.is_rate_blind,
+        "is_carried_over": planning.is_carried_over,
     }
 
 
@@ -157,4 +158,5 @@ def _planning(read: dict[str, Any]) -> ControllerSettings:
         {ModelId(model_id): rate_rps for model_id, rate_rps in read["declared_rps"].items()},
         frozenset(GpuRef(NodeId(node_id), gpu) for node_id, gpu in read["drained"]),
     )
-    return ControllerSettings(desired, made.kept, read["is_rate_blind"], made.unplaced)
+    is_carried_over = bool(read.get("is_carried_over"))
+    return ControllerSettings(desired, made.kept, read["is_rate_blind"], made.unplaced, is_carried_over)

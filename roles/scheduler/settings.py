@@ -66,7 +66,7 @@ def settings_from(
         gpu = gpus[planned.gpu]
         slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.local_index}/{seen[planned.gpu]}")
         seen[planned.gpu] += 1
-        slices.append((gpu.node_id, _slice_spec(config, planned, gpu, devices[gpu.gpu_type], slice_id)))
+        slices.append((gpu.node_id, slice_spec(config, planned, gpu, devices[gpu.gpu_type], slice_id)))
         for model in planned.models:
             if model.batch is not None or model.rate_rps:
                 hints[slice_id, model.model_id] = (model.batch, _weight(model, unrated))
@@ -109,9 +109,10 @@ def _weight(model: PlannedModel, unrated: set[ModelId]) -> float:
     return float(model.batch or 1)
 
 
-def _slice_spec(
+def slice_spec(
     config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, device: DeviceModel, slice_id: SliceId
 ) -> SliceSpec:
+    """A planned slice as its agent is told. Raises ConfigError as `settings_from` does."""
     models = tuple(
         _bounded(
             _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent),
@@ -157,4 +158,5 @@ def _model_spec(
         "" if profile is None else profile.ref,
         model.run_limit_ms,
         model.is_idempotent,
+        model.term if gpu is None else 0,
     )

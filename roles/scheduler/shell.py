@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
-from fabric.messages import AnyMessage, PlanAsked, PlanCopy, StatusListed, replaced
+from fabric.messages import AnyMessage, BatchesRemembered, PlanAsked, PlanCopy, StatusListed, replaced
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
+from roles.config.shards import shard_document
 from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.sources import WatchedLinkSource
+from roles.runtime.loop.remote_scheduler import RemoteScheduler
+from roles.runtime.loop.sources import Source, TranslatedSource, WatchedLinkSource
+from roles.runtime.metrics.common import about_process, about_role, other_events
+from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.standby import (
@@ -39,9 +44,11 @@ from roles.scheduler.availability.standby import (
 )
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.measured import measured_standing
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher
-from roles.scheduler.planning.saved_plan import SavedPlan
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
@@ -71,10 +78,26 @@ class Written:
     base_dir: Path
 
 
+@dataclass(slots=True, frozen=True)
+class SchedulerAddresses:
+    """`control`: where this scheduler serves beside its ipc address and `listen.control`.
+
+    `elsewhere`: of the schedulers on other hosts, by role id; those of this host are found in the run directory.
+    """
+
+    control: Sequence[str] = ()
+    elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: str | None = None
+    """HOST:PORT of its page of metrics; None: it has none."""
+
+
+HERE_ALONE = SchedulerAddresses()
+
+
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `control_addresses`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`. Raises ConfigError for a plan that
     cannot be, or an address in use.
     """
 
@@ -83,21 +106,35 @@ class SchedulerShell:
         written: Written,
         run_dir: Path,
         recording: Recording | None = None,
-        control_addresses: Sequence[str] = (),
+        addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
     ) -> None:
+        places = written.config.places
+        shard = places.schedulers[number].shard
+        peers = places.schedulers_of(shard)
+        role_ids = tuple(map(scheduler_id, peers))
+        rank = peers.index(number)
         self._run_dir = run_dir
-        self._written = written
+        shards = written.config.shards
+        self._written = written = _of_shard(written, shard)
         self._config = config = written.config
         self._recording = recording
         self._role_id = role_id = scheduler_id(number)
         self._clock = clock = MonotonicClock()
-        electorate = Electorate(frozenset(node.node_id for node in config.nodes), config.schedulers)
+        electorate = Electorate(frozenset(node.node_id for node in config.nodes), len(peers), role_ids)
         self._is_alone = not electorate.has_standby
-        self._kept = SavedPlan(run_dir, role_id, written.document)
+        # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
+        is_placed = bool(addresses.control)
+        self._kept = SavedPlan(
+            run_dir,
+            role_id,
+            written.document,
+            partial(_carried_over, written) if is_placed else None,
+            role_ids,
+        )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
-        self._first = None if number else self._kept.read() or _first_plan(written)
-        self._begun: tuple[SchedulerSettings, ControllerSettings] | None = None
+        self._first = None if rank else self._kept.read() or _first_plan(written)
+        self._begun: Begun | None = None
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
         keys = config.security.keys
@@ -105,7 +142,7 @@ class SchedulerShell:
         router = RouterLink.bind(
             [
                 RunDir(run_dir).ipc_address(f"{role_id}.control"),
-                *control_addresses,
+                *addresses.control,
                 *_configured(config, number),
             ],
             guard=guarded(keyring, CONTROL_KINDS),
@@ -113,29 +150,43 @@ class SchedulerShell:
         self.link = HubLink(router, SCHEDULER, clock)
         self._incarnation = new_incarnation()
         own = peer_id(role_id, self._incarnation)
-        self._others = {
-            PeerId(other): LocalScheduler(own, run_dir, clock, keyring, other, config.heartbeats)
-            for other in map(scheduler_id, range(config.schedulers))
+        elsewhere, beats = addresses.elsewhere, config.heartbeats
+        self._others: dict[PeerId, LocalScheduler | RemoteScheduler] = {
+            PeerId(other): RemoteScheduler(own, elsewhere[other], clock, keyring, other, beats)
+            if other in elsewhere
+            else LocalScheduler(own, run_dir, clock, keyring, other, beats)
+            for other in role_ids
             if other != role_id
         }
         self._outbox = Outbox(self.link, self._refused)
         self._planner = PlanLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, number, os.getpid(), self._kept.digest),
+            ReplicaSettings(self._incarnation, electorate, rank, os.getpid(), shard, shards),
             self._make_core,
+        )
+        page = addresses.metrics
+        self._metrics = None if page is None else MetricsServer(page, role_id, clock)
+        asked: list[Source[ReplicaEvent]] = (
+            [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
         )
         self.role = Role[ReplicaEvent, ReplicaAction](
             self._replica,
-            [WatchedLinkSource(self.link, clock, config.heartbeats), self._planner, *self._others.values()],
+            [
+                WatchedLinkSource(self.link, clock, config.heartbeats),
+                self._planner,
+                *self._others.values(),
+                *asked,
+            ],
             self._perform,
             self._end_turn,
         )
         journal = None if recording is None else kept_aside(recording.path)
         self.on_defect = DefectReport(role_id, run_dir, journal, self._keep_journal)
-        self._run_file = RunFile(
-            role_id, os.getpid(), self._incarnation, {"control": list(self.link.addresses)}
-        )
+        found = {"control": list(self.link.addresses)}
+        if self._metrics is not None:
+            found["metrics"] = [self._metrics.address]
+        self._run_file = RunFile(role_id, os.getpid(), self._incarnation, found)
 
     def announce(self) -> None:
         """Say where it is, and what has no place."""
@@ -145,6 +196,8 @@ class SchedulerShell:
     def close(self) -> None:
         """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
+        if self._metrics is not None:
+            self._metrics.close()
         self._planner.close()
         self._close_journal()
         for other in self._others.values():
@@ -204,10 +257,40 @@ class SchedulerShell:
         if isinstance(message, StatusListed):
             message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
+        if isinstance(message, BatchesRemembered):
+            message = self._with_plan(message)
         try:
             self._outbox.put(peer, message)
         except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
             log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
+
+    def _show(self, asked: SnapshotAsked) -> None:
+        """Somebody wants its page of metrics."""
+        del asked
+        assert self._metrics is not None, "it asked"
+        core = self._core
+        measured = () if core is None else core.measured(self._clock.now_ms())
+        offences = self._replica.offences.counters
+        counted = offences if core is None else offences + core.offences.counters
+        self._metrics.publish(
+            [
+                about_role("scheduler"),
+                *about_process(self.role.stats),
+                *measured_standing(self._replica.standing()),
+                *measured,
+                *other_events({**counted, **self.link.counters, **self._lost()}),
+            ]
+        )
+
+    def _with_plan(self, remembered: BatchesRemembered) -> BatchesRemembered:
+        """With the newest batches goes the present plan, for whoever wants to play it in a simulator."""
+        core = self._core
+        assert core is not None, "it answered"
+        assert core.controller is not None, "it was made with one"
+        if remembered.batches and remembered.batches[0].number != core.batches_ended:
+            return remembered
+        about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
+        return replaced(remembered, document=about.decode())
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""
@@ -270,11 +353,11 @@ def run_scheduler(
     run_dir: Path,
     stop: StopSignal,
     recording: Recording | None = None,
-    control_addresses: Sequence[str] = (),
+    addresses: SchedulerAddresses = HERE_ALONE,
     number: int = 0,
 ) -> None:
     """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, control_addresses, number)
+    shell = SchedulerShell(written, run_dir, recording, addresses, number)
     try:
         shell.announce()
         run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
@@ -289,6 +372,17 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
+
+
+def _of_shard(written: Written, shard: int) -> Written:
+    config = written.config
+    if config.shards == 1:
+        return written
+    return Written(config.of_shard(shard), shard_document(written.document, config, shard), written.base_dir)
+
+
+def _carried_over(written: Written, ran: Begun) -> Begun | None:
+    return carried_over(written.config, written.document, written.base_dir, ran)
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

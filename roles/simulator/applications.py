@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import Arrivals, SeqRun, Withdraw
 from policies.graphs import ApplicationPlan
@@ -31,12 +32,13 @@ from roles.applications.events import (
     TaskAnswered,
     TaskDropped,
 )
-from roles.config.cluster import FanOutConfig
+from roles.config.cluster import ClusterConfig, FanOutConfig
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin
 from roles.simulator.traffic import ModelTraffic
-from roles.workload.outcomes import StageOutcome
+from roles.workload.arrivals import Workload
+from roles.workload.outcomes import ApplicationOutcome, StageOutcome, Window, model_outcome
 
 TASKS_FROM = 1 << 41
 _DRAWS = 1 << 18
@@ -136,6 +138,18 @@ class ApplicationPlay:
         """Write down the fates of requests; those without any were dropped."""
         for one in self._played:
             one.traffic.settle()
+
+    def outcomes(self, window: Window) -> dict[str, ApplicationOutcome]:
+        """What became of the requests that came in the window, and of all tasks; after `settle`."""
+        return {
+            one.plan.name: ApplicationOutcome(
+                model_outcome(
+                    one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window
+                ),
+                {stage: tally.outcome() for stage, tally in tallies.items()},
+            )
+            for one, tallies in zip(self._played, self.tallies, strict=True)
+        }
 
     # ------------------------------------------------------------ what the world says
 
@@ -270,6 +284,21 @@ class ApplicationPlay:
             slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
             message = Arrivals(model_id, first_seq, len(run), budget_ms, span_ms, slack_ms=slack_ms)
             self._world.tell_scheduler(frontend, message, now_ms)
+
+
+def application_play(config: ClusterConfig, workload: Workload, until_ms: float) -> ApplicationPlay | None:
+    """The applications of a configuration, whose requests come until that moment; None where there are none."""
+    played = []
+    for one, source in zip(config.applications, workload.applications, strict=True):
+        if one.plan is None:
+            raise ConfigError(
+                f"application {one.name}: a model of its stages has no profile for the GPUs there are: it cannot be played"
+            )
+        traffic = ModelTraffic(ModelId(one.name), one.slo_ms, source.arrivals(workload.seed, until_ms))
+        played.append(PlayedApplication(one.plan, one.fan_outs, traffic))
+    if not played:
+        return None
+    return ApplicationPlay(played, config.graph_deadlines, workload.seed, config.frontends)
 
 
 class _FanOuts:

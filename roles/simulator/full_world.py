@@ -36,11 +36,11 @@ BOOT_MS: Final = -1_000.0
 
 
 class FullWorld:
-    """One run around `core`, a scheduler's. `traffic` says what arrives, and takes each request's fate."""
+    """One run around `cores`, each a shard's scheduler's. `traffic` says what arrives, and takes each request's fate."""
 
     def __init__(
         self,
-        core: Core[Heard | Lost | Tick, Send],
+        cores: Sequence[Core[Heard | Lost | Tick, Send]],
         hardware: SimulatedHardware,
         traffic: Sequence[ModelTraffic],
     ) -> None:
@@ -71,8 +71,8 @@ class FullWorld:
         for node in hardware.nodes:
             for info in node.gpus:
                 self._gpu_numbers[node.node_id, info.gpu] = len(self._gpu_numbers)
-        self._scheduler = VirtualScheduler(self, core)
-        self._frontends = [VirtualFrontend(self, number) for number in range(hardware.frontends)]
+        self._schedulers = [VirtualScheduler(self, core, shard) for shard, core in enumerate(cores)]
+        self._frontends = [VirtualFrontend(self, number, len(cores)) for number in range(hardware.frontends)]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
         # What workers are told comes last of one moment: inputs that come with it are there.
         agents_links = [agent.links for agent in self._agents]
@@ -216,7 +216,7 @@ class FullWorld:
     def _roles(self) -> Sequence[VirtualRole]:
         """In the order in which timers of one moment go."""
         workers = [worker for agent in self._agents for worker in agent.workers.values()]
-        return [*self._frontends, *self._agents, *workers, self._scheduler]
+        return [*self._frontends, *self._agents, *workers, *self._schedulers]
 
 
 def _requests_of(traffic: ModelTraffic) -> Iterator[tuple[float, ModelTraffic, int]]:

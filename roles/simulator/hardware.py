@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fabric.ids import NodeId
+from fabric.ids import NodeId, PeerId
 from fabric.messages import GpuInfo
 from profiles.device_model import DeviceModel
 from roles.simulator.network import Network
@@ -12,11 +12,12 @@ from roles.simulator.network import Network
 
 @dataclass(slots=True, frozen=True)
 class SimulatedNode:
-    """A host: what its agent reports, and the device model of each GPU, in the node's own order."""
+    """A host: what its agent reports, the device model of each GPU, in the node's own order, and whose shard has it."""
 
     node_id: NodeId
     gpus: tuple[GpuInfo, ...]
     devices: tuple[DeviceModel, ...]
+    shard: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,3 +32,8 @@ class SimulatedHardware:
     frontends: int = 1
     start_ms: float = 0.0
     plan_ms: float = 0.0
+
+
+def scheduler_peer(shard: int) -> PeerId:
+    """The name of a shard's scheduler in a simulated network."""
+    return PeerId(f"scheduler-{shard}")

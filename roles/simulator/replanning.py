@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fabric.errors import ConfigError
 from roles.config.cluster import ClusterConfig
+from roles.config.shards import shard_document
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.settings import settings_from
-from roles.simulator.simulation import Replanning, SimulatedRun, simulate
+from roles.simulator.simulation import Replanning, SimulatedRun, merged_runs, simulate
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import Window
 
@@ -23,6 +25,16 @@ def simulate_replanning(
     is_full: bool = False,
 ) -> SimulatedRun:
     """As `simulate`; `config` was read from `document`, whose paths are relative to `base_dir`. Raises the same."""
+    if config.shards > 1:
+        if is_full:
+            raise ConfigError("--replan with --full plays one shard: cluster.shards must be 1")
+        runs = []
+        for shard in range(config.shards):
+            own = config.of_shard(shard)
+            part = workload.of([model.model_id for model in own.models])
+            own_document = shard_document(document, config, shard)
+            runs.append(simulate_replanning(own, own_document, base_dir, part, window))
+        return merged_runs(config, window, runs)
     placement = config.place()
     settings = settings_from(config, placement)
     controller = controller_settings(config, document, base_dir, placement, settings)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.errors import ConfigError
-from fabric.ids import ModelId, SliceId
+from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import GpuInfo
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
-from roles.simulator.applications import ApplicationPlay, PlayedApplication
+from roles.simulator.applications import application_play
 from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
@@ -22,7 +22,6 @@ from roles.simulator.network import Network, NetworkModel
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import (
-    ApplicationOutcome,
     BatchRecord,
     Outcome,
     Window,
@@ -69,11 +68,12 @@ def simulate(
     replanning: Replanning | None = None,
     *,
     is_full: bool = False,
+    hardware: SimulatedHardware | None = None,
 ) -> SimulatedRun:
     """Play `workload` on the cluster of `config` from 0 on, and judge what arrives in the window.
 
     `settings` spares placing the models again; they go with `replanning`, if the placement is to follow the load.
-    `is_full`: with every real core, much slower (`FullWorld`).
+    `is_full`: with every real core, much slower (`FullWorld`). `hardware`: other devices than the configuration's.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
     slo_ms = max([model.slo_ms for model in config.models] + [one.slo_ms for one in config.applications])
@@ -85,6 +85,9 @@ def simulate(
             f"longest SLO of {slo_ms:,.10g} ms; a simulated run holds at most {REQUESTS_MAX:,}: "
             "make it shorter, or the SLO or the rate lower"
         )
+    if config.shards > 1 and not is_full:
+        assert replanning is None, "each shard has a controller of its own"
+        return _each_shard(config, workload, window, settings)
     settings = settings or settings_from(config)
     traffic = [
         ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms, priorities)
@@ -92,19 +95,19 @@ def simulate(
             config.models, workload.arrivals(until_ms), workload.priorities(until_ms), strict=True
         )
     ]
-    hardware = hardware_of(config, workload.seed)
-    core = scheduler_core(settings, config.batching)
+    hardware = hardware or hardware_of(config, workload.seed)
     if replanning is not None:
-        core = scheduler_core(settings, config.batching, replanning.controller)
         hardware = replace(hardware, start_ms=replanning.start_ms, plan_ms=replanning.plan_ms)
-    played = _played(config, workload, until_ms)
-    if is_full and played:
+    planning = None if replanning is None else replanning.controller
+    parts = [shard_settings(settings, config, shard) for shard in range(config.shards)]
+    cores = [scheduler_core(part, config.batching, planning) for part in parts]
+    applications = application_play(config, workload, until_ms)
+    if is_full and applications is not None:
         raise ConfigError("applications: only the fast simulation plays them so far")
-    applications = (
-        ApplicationPlay(played, config.graph_deadlines, workload.seed, config.frontends) if played else None
-    )
     world = (
-        FullWorld(core, hardware, traffic) if is_full else FastWorld(core, hardware, traffic, applications)
+        FullWorld(cores, hardware, traffic)
+        if is_full
+        else FastWorld(cores[0], hardware, traffic, applications)
     )
     with _collector_paused():
         world.run()
@@ -116,11 +119,11 @@ def simulate(
         )
         for one in traffic
     }
-    ended = {} if applications is None else _application_outcomes(played, applications, window)
+    ended = {} if applications is None else applications.outcomes(window)
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus, ended)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
-    log = () if core.controller is None else tuple(core.controller.unlogged)
+    log = [line for core in cores if core.controller is not None for line in core.controller.unlogged]
     return SimulatedRun(
         outcome,
         window,
@@ -133,28 +136,74 @@ def simulate(
     )
 
 
-def _played(config: ClusterConfig, workload: Workload, until_ms: float) -> list[PlayedApplication]:
-    found = []
-    for one, source in zip(config.applications, workload.applications, strict=True):
-        if one.plan is None:
-            raise ConfigError(
-                f"application {one.name}: a model of its stages has no profile for the GPUs there are: it cannot be played"
-            )
-        traffic = ModelTraffic(ModelId(one.name), one.slo_ms, source.arrivals(workload.seed, until_ms))
-        found.append(PlayedApplication(one.plan, one.fan_outs, traffic))
-    return found
+def _each_shard(
+    config: ClusterConfig, workload: Workload, window: Window, settings: SchedulerSettings | None
+) -> SimulatedRun:
+    """One after the other: nothing that happens in one changes what happens in another.
+
+    Frontends take all shards' requests, but here they are delays, which other requests do not change.
+    """
+    runs = []
+    for shard in range(config.shards):
+        own = config.of_shard(shard)
+        part = None if settings is None else shard_settings(settings, config, shard)
+        run = simulate(own, workload.of([model.model_id for model in own.models]), window, part)
+        runs.append(run)
+    return merged_runs(config, window, runs)
 
 
-def _application_outcomes(
-    played: Sequence[PlayedApplication], applications: ApplicationPlay, window: Window
-) -> dict[str, ApplicationOutcome]:
-    return {
-        one.plan.name: ApplicationOutcome(
-            model_outcome(one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window),
-            {stage: tally.outcome() for stage, tally in tallies.items()},
-        )
-        for one, tallies in zip(played, applications.tallies, strict=True)
-    }
+def merged_runs(config: ClusterConfig, window: Window, runs: Sequence[SimulatedRun]) -> SimulatedRun:
+    """The shards' runs as that of the cluster: models in the order of the file, GPUs as it numbers them."""
+    index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in config.gpus}
+    own_gpus = [config.of_shard(shard).gpus for shard in range(config.shards)]
+    numbers = [[index_of[gpu.node_id, gpu.local_index] for gpu in gpus] for gpus in own_gpus]
+    busy = [0.0] * len(config.gpus)
+    for shard, run in enumerate(runs):
+        for number, fraction in zip(numbers[shard], run.outcome.busy_fraction, strict=True):
+            busy[number] = fraction
+    models = {model_id: one for run in runs for model_id, one in run.outcome.models.items()}
+    traffic = {one.model_id: one for run in runs for one in run.traffic}
+    outcome = Outcome(
+        window.duration_s,
+        {model.model_id: models[model.model_id] for model in config.models},
+        tuple(busy),
+        sum(run.outcome.used_gpus for run in runs),
+    )
+    batches = [
+        batch._replace(gpu=numbers[shard][batch.gpu])
+        for shard, run in enumerate(runs)
+        for batch in run.batches
+    ]
+    return SimulatedRun(
+        outcome,
+        window,
+        sorted(batches, key=lambda batch: batch.finished_at_ms),
+        [traffic[model.model_id] for model in config.models],
+        [slice_id for run in runs for slice_id in run.slices],
+        {model_id: reason for run in runs for model_id, reason in run.unplaced.items()},
+        [line for run in runs for line in run.log],
+        sum(run.late_preemptions for run in runs),
+    )
+
+
+def shard_settings(settings: SchedulerSettings, config: ClusterConfig, shard: int) -> SchedulerSettings:
+    """What one shard's scheduler starts with, of what all together would."""
+    if config.shards == 1:
+        return settings
+    own = config.of_shard(shard)
+    names = {model.model_id for model in own.models}
+    nodes = {node.node_id for node in own.nodes}
+    slices = tuple(one for one in settings.slices if one[0] in nodes)
+    ids = {spec.slice_id for _, spec in slices}
+    return replace(
+        settings,
+        models=tuple(model for model in settings.models if model.model_id in names),
+        slices=slices,
+        priorities={model_id: one for model_id, one in settings.priorities.items() if model_id in names},
+        hints={key: hint for key, hint in settings.hints.items() if key[0] in ids},
+        unplaced={model_id: one for model_id, one in settings.unplaced.items() if model_id in names},
+        first_batch_id=BatchId((shard << 33) + settings.first_batch_id),
+    )
 
 
 @contextlib.contextmanager
@@ -175,7 +224,7 @@ def hardware_of(config: ClusterConfig, seed: int) -> SimulatedHardware:
     for node in config.nodes:
         infos = [GpuInfo(gpu, node.gpu_type, "emulated", node.memory_bytes) for gpu in range(node.gpus)]
         devices = (config.device_model(node.gpu_type),) * node.gpus
-        nodes.append(SimulatedNode(node.node_id, tuple(infos), devices))
+        nodes.append(SimulatedNode(node.node_id, tuple(infos), devices, node.shard))
     network = config.network
     modelled = NetworkModel(
         network.control_ms, network.data_ms_per_item, network.result_ms, network.jitter_ms

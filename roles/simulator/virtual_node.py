@@ -50,7 +50,7 @@ from roles.node_agent.events import AgentAction, AgentEvent, Kill, Spawn, Termin
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound
 from roles.simulator.fast_world import FIRST
-from roles.simulator.hardware import SimulatedNode
+from roles.simulator.hardware import SimulatedNode, scheduler_peer
 from roles.simulator.surroundings import Surroundings, unheard
 from roles.simulator.virtual_links import VirtualLinks
 
@@ -114,8 +114,10 @@ class VirtualWorker:
         now_ms = self._world.clock.now_ms()
         match action:
             case Send(peer, message):
-                link = self._to_agent if peer == AGENT else self._scheduler
-                link.send(peer, message)
+                if peer == AGENT:
+                    self._to_agent.send(peer, message)
+                else:
+                    self._scheduler.send(self._agent.scheduler, message)
             case JoinScheduler():
                 self._take(SchedulerAnswers())
             case KnowFrontends(frontends):
@@ -162,7 +164,9 @@ class VirtualAgent:
         self._core = NodeAgentCore(AgentSelf(node.node_id, FIRST), FoundDevices(node.gpus))
         self.wake_at_ms = self._core.wake_at_ms
         """The core's timer."""
-        self._scheduler = world.connect(world.control, own, self._hear_scheduler)
+        self.scheduler = scheduler_peer(node.shard)
+        """Of the node's shard, which is its workers' too."""
+        self._to_scheduler = world.connect(world.control, own, self._hear_scheduler)
         self._to_workers = world.connect(self.links, AGENT, lambda one: self._hear(one.peer, one))
         self.workers: dict[str, VirtualWorker] = {}
         """Its processes, in the order of their starts."""
@@ -253,8 +257,10 @@ class VirtualAgent:
     def _perform(self, action: AgentAction) -> None:
         match action:
             case Send(peer, message):
-                link = self._scheduler if peer == SCHEDULER else self._to_workers
-                link.send(peer, message)
+                if peer == SCHEDULER:
+                    self._to_scheduler.send(self.scheduler, message)
+                else:
+                    self._to_workers.send(peer, message)
             case Spawn(worker_id):
                 wait_ms = self._world.hardware.start_ms if self._world.clock.now_ms() > 0.0 else 0.0
                 self._world.after(wait_ms, lambda: self._start(worker_id))

@@ -38,10 +38,11 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
-from roles.runtime.core import NO_PAYLOAD, PLANNER, SCHEDULER, Core, Handle, Heard, Lost, Send, Tick
+from roles.runtime.core import NO_PAYLOAD, PLANNER, Core, Handle, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
 from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
+from roles.simulator.hardware import scheduler_peer
 from roles.simulator.network import KnownReturn
 from roles.simulator.surroundings import BatchTimes, Surroundings, unheard
 
@@ -53,15 +54,16 @@ _TICK: Final = Tick()
 
 
 class VirtualScheduler:
-    """The scheduler that is simulated."""
+    """A shard's scheduler that is simulated."""
 
-    def __init__(self, world: Surroundings, core: Core[Heard | Lost | Tick, Send]) -> None:
+    def __init__(self, world: Surroundings, core: Core[Heard | Lost | Tick, Send], shard: int = 0) -> None:
         self._world = world
         self._core = core
         self.wake_at_ms = core.wake_at_ms
         """The core's timer."""
-        self._control = world.connect(world.control, SCHEDULER, self._hear)
-        self._work = world.connect(world.work, SCHEDULER, self._hear)
+        own = scheduler_peer(shard)
+        self._control = world.connect(world.control, own, self._hear)
+        self._work = world.connect(world.work, own, self._hear)
 
     def tick(self) -> None:
         """Its moment has come."""
@@ -92,7 +94,7 @@ class VirtualScheduler:
 class VirtualFrontend:
     """A frontend; its clients are the world."""
 
-    def __init__(self, world: Surroundings, number: int) -> None:
+    def __init__(self, world: Surroundings, number: int, shards: int = 1) -> None:
         self._world = world
         self._id = frontend_id(number)
         outputs = PeerId(f"{self._id}/outputs")
@@ -102,13 +104,12 @@ class VirtualFrontend:
         def make_margin() -> ReturnMargin:
             return ReturnPath() if model.jitter_ms else KnownReturn(model.result_ms + GRACE_MS)
 
-        settings = FrontendSettings(self._id, FIRST, (outputs,), pending_max=PENDING_MAX)
+        settings = FrontendSettings(self._id, FIRST, (outputs,), pending_max=PENDING_MAX, shards=shards)
         self._core = FrontendCore(settings, world.clock.now_ms(), make_margin)
         self.wake_at_ms = self._core.wake_at_ms
         """The core's timer."""
-        self._link = world.connect(
-            world.control, peer_id(self._id, FIRST), lambda one: self._take(SchedulerSaid(one.message))
-        )
+        self._link = world.connect(world.control, peer_id(self._id, FIRST), self._heard_scheduler)
+        self._shard_of = {scheduler_peer(shard): shard for shard in range(shards)}
         self._inputs = world.connect(world.inputs, PeerId(self._id), unheard)
         world.connect(world.outputs, outputs, self._heard_worker, is_anonymous=True)
         self._slices: dict[SliceId, tuple[Incarnation, PeerId]] = {}
@@ -127,6 +128,9 @@ class VirtualFrontend:
         """All has been handed over that came at this moment."""
         if self._core.has_gathered:
             self._handle(TurnEnded())
+
+    def _heard_scheduler(self, one: Received) -> None:
+        self._take(SchedulerSaid(one.message, shard=self._shard_of[one.peer]))
 
     def _heard_worker(self, one: Received) -> None:
         if isinstance(one.message, Outputs):
@@ -151,8 +155,8 @@ class VirtualFrontend:
                 self._world.answered(number, self._computed)
             case Reply(message=Refusal(request_no=number, code=code)):
                 self._world.refused(number, code)
-            case Tell(message):
-                self._link.send(SCHEDULER, message)
+            case Tell(message, shard):
+                self._link.send(scheduler_peer(shard), message)
             case OpenSlice(slice_id, incarnation, addresses):
                 self._slices[slice_id] = incarnation, PeerId(addresses[0])
             case DropSlice(slice_id, incarnation):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -172,6 +172,10 @@ class Workload:
             sources=tuple(source.scaled(factor) for source in self.sources),
             applications=tuple(source.scaled(factor) for source in self.applications),
         )
+
+    def of(self, model_ids: Collection[ModelId]) -> Workload:
+        """The arrivals of these models; each has the same with and without the others."""
+        return replace(self, sources=tuple(one for one in self.sources if one.model_id in model_ids))
 
     def expected(self, from_ms: float, until_ms: float) -> float:
         """How many requests to expect in a window, all models and applications together."""

@@ -46,7 +46,7 @@ class Silent(World):
         for wire in list(self.network.wires):
             if wire.far.owner.place.startswith("client") or wire.near.owner.place.startswith("client"):
                 wire.is_broken = True
-        self._ask(0, 0, next(iter(self.by_number[0].shell._core._known.models)), 100.0)
+        self._ask(0, 0, next(iter(self.by_number[0].shell._core._shards.models)), 100.0)
         super()._settle()
         self._run_until(self.now_ms + 500.0)
 

@@ -6,22 +6,34 @@ home: the same path, other content. Programs and libraries are the machine's. Ne
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from deploy.ssh.inventory import inventory_of
+from fabric.keys import TRUSTED_FILE
+from roles.cli.keys import keys
+from roles.config.read_config import load_config
 from tests.integration.proc import until
 
 NETWORK = "10.83.19"
 SSHD = Path("/usr/sbin/sshd")
 CRONTABS = Path("/var/spool/cron")
+ROOT = Path(__file__).parents[2]
+PYTHON = [f"PYTHONPATH={ROOT}", sys.executable]
+"""For `env`: this tree, on a host."""
+TENUTO = [*PYTHON, "-m", "roles.cli"]
 _TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 
@@ -206,6 +218,74 @@ def _write_ssh(made: Mapping[str, Host], folder: Path) -> None:
         + f"Host *\n User root\n IdentityFile {folder}/operator\n IdentitiesOnly yes\n IdentityAgent none\n"
         f" UserKnownHostsFile {folder}/known_hosts\n GlobalKnownHostsFile none\n StrictHostKeyChecking yes\n"
     )
+
+
+def with_keys(folder: Path, text: str) -> Path:
+    """A file of a cluster in that folder, a key for each of its principals, and `alice.key` for a client."""
+    file = folder / "cluster.yaml"
+    file.write_text(text)
+    for words in (
+        ["create", folder / "keys", "--config", file],
+        ["add", folder / "keys", "client/alice", "--out", folder / "alice.key"],
+    ):
+        done = CliRunner().invoke(keys, list(map(str, words)))
+        assert done.exit_code == 0, done.output
+    return file
+
+
+def lay_out(file: Path, made: Mapping[str, Host], clients: Sequence[str] = ("laptop",)) -> None:
+    """The file and its own keys on each host, as somebody would copy them; alice's on those of `clients`."""
+    folder = file.parent
+    for wanted in inventory_of(load_config(file)).hosts:
+        host = made[wanted.host]
+        host.put("cluster.yaml", file.read_bytes())
+        host.put(f"keys/{TRUSTED_FILE}", (folder / "keys" / TRUSTED_FILE).read_bytes())
+        for name in wanted.keys:
+            host.put(f"keys/{name}", (folder / "keys" / name).read_bytes(), "600")
+    for name in clients:
+        made[name].put("alice.key", (folder / "alice.key").read_bytes(), "600")
+
+
+def start_role(host: Host, *words: str) -> subprocess.Popen[str]:
+    """`tenuto WORDS` in the foreground, as a unit or a shell would."""
+    return host.start("env", *TENUTO, *words, environment={"TENUTO_RUN_DIR": f"{host.home}/run"})
+
+
+def status_on(host: Host) -> dict[str, Any]:
+    """What `tenuto status --json` says there; empty where it says nothing."""
+    done = host.run(f"TENUTO_RUN_DIR={host.home}/run env {' '.join(TENUTO)} status --json", check=False)
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
+
+
+@contextmanager
+def loaded(
+    host: Host,
+    model: str,
+    rate_rps: float,
+    budget_ms: float,
+    addresses: Sequence[str],
+    key: Path | str = "alice.key",
+) -> Iterator[dict[str, Any]]:
+    """`hosts_load.py` on that host, from its first answer to the end of the block; then what it found."""
+    line = " ".join(
+        [
+            *("exec", "env", *PYTHON, "-m", "tests.integration.hosts_load"),
+            *(str(host.home / key), model, f"{rate_rps}", f"{budget_ms}", *addresses),
+        ]
+    )
+    command = host.inside("sh", "-c", line)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = {}
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n"
+        yield found
+        out, _ = process.communicate(timeout=120)
+        found.update(json.loads(out))
+    finally:
+        process.kill()
+        process.wait()
 
 
 _CAPTURE = """

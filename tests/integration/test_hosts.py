@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fabric.keys import TRUSTED_FILE
 from roles.cli.keys import keys
-from tests.integration.hosts_stage import NETWORK, Host, capture, hosts, needs_hosts
+from tests.integration.hosts_stage import (
+    NETWORK,
+    PYTHON,
+    Host,
+    capture,
+    hosts,
+    lay_out,
+    needs_hosts,
+    start_role,
+    status_on,
+    with_keys,
+)
 from tests.integration.proc import until
 
 pytestmark = [needs_hosts, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
 MARK = b"this-was-readable-on-the-wire!!!"  # 32 bytes, eight floats
 CLUSTER = f"""
 models:
@@ -58,51 +66,26 @@ for address in addresses:
             client.infer("fast", {{"input": np.full(4, value, np.float32)}}, budget_ms=60_000.0)
 print("served")
 """
-PYTHON = [f"PYTHONPATH={ROOT}", sys.executable]
-TENUTO = [*PYTHON, "-m", "roles.cli"]
-KEYS = {"a": ["scheduler", "frontend", "node-a"], "b": ["frontend", "node-b"], "c": ["node-c"]}
 
 
 @pytest.fixture(scope="module")
 def placed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]]:
-    folder = tmp_path_factory.mktemp("file")
-    file = folder / "cluster.yaml"
-    file.write_text(CLUSTER)
-    for words in (["create", folder / "keys", "--config", file], ["add", folder / "keys", "client/alice"]):
-        extra = ["--out", folder / "alice.key"] if words[0] == "add" else []
-        assert CliRunner().invoke(keys, list(map(str, [*words, *extra]))).exit_code == 0
+    file = with_keys(tmp_path_factory.mktemp("file"), CLUSTER)
     with hosts(["a", "b", "c", "laptop"], tmp_path_factory.mktemp("hosts") / "home") as made:
-        for name, principals in KEYS.items():
-            made[name].put("cluster.yaml", file.read_bytes())
-            made[name].put(f"keys/{TRUSTED_FILE}", (folder / "keys" / TRUSTED_FILE).read_bytes())
-            for principal in principals:
-                key = f"{principal}.key"
-                made[name].put(f"keys/{key}", (folder / "keys" / key).read_bytes(), "600")
-        made["laptop"].put("alice.key", (folder / "alice.key").read_bytes(), "600")
+        lay_out(file, made, ["laptop", "a"])
         made["laptop"].put("client.py", CLIENT.encode())
-        made["a"].put("alice.key", (folder / "alice.key").read_bytes(), "600")
         made["a"].put("client.py", CLIENT.encode())
         # As systemd or a shell on each host would, in no order: everything waits for what it needs.
         for host, role in (("c", "node-agent"), ("b", "frontend"), ("b", "node-agent")):
-            start(made[host], role)
+            start_role(made[host], role, "cluster.yaml")
         for role in ("scheduler", "frontend", "node-agent"):
-            start(made["a"], role)
+            start_role(made["a"], role, "cluster.yaml")
         until(lambda: is_ready(made["a"]), 120_000.0, "a cluster that is ready")
         yield made
 
 
-def start(host: Host, role: str) -> None:
-    host.start("env", *TENUTO, role, "cluster.yaml", environment={"TENUTO_RUN_DIR": f"{host.home}/run"})
-
-
-def status(host: Host) -> dict[str, Any]:
-    done = host.run(f"TENUTO_RUN_DIR={host.home}/run env {' '.join(TENUTO)} status --json", check=False)
-    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    return found
-
-
 def is_ready(host: Host) -> bool:
-    slices = status(host).get("slices", ())
+    slices = status_on(host).get("slices", ())
     return len(slices) == 3 and all(one["state"] == "ready" for one in slices)
 
 
@@ -137,7 +120,7 @@ def test_a_capture_shows_what_is_not_encrypted(placed: dict[str, Host], tmp_path
 def test_inside_a_host_nothing_goes_by_tcp(placed: dict[str, Host]) -> None:
     home = placed["a"].home
     served(placed["a"], 3, f"ipc://{home}/run/frontend-0.client")
-    processes = {one["role_id"]: one for one in status(placed["a"])["processes"]}
+    processes = {one["role_id"]: one for one in status_on(placed["a"])["processes"]}
     assert set(processes) == {"scheduler-0", "frontend-0", "node-a"}
     assert f"{NETWORK}.1" not in connections(placed["a"])  # others it has: b, c
     assert {f"{NETWORK}.2", f"{NETWORK}.3"} <= connections(placed["a"])
@@ -163,21 +146,22 @@ def test_without_its_key_a_host_is_nobody(placed: dict[str, Host], tmp_path: Pat
     mixed = {"keys": [key for key in trusted if key["principal"] == "node/c"] + real}
     laptop.put(f"keys/{TRUSTED_FILE}", json.dumps(mixed).encode())
     laptop.put("keys/node-c.key", (path / "node-c.key").read_bytes(), "600")
-    before = status(placed["a"])["counters"]["keys_refused"]
-    start_as = ["node-agent", "cluster.yaml", "--node", "c"]
-    process = laptop.start("env", *TENUTO, *start_as, environment={"TENUTO_RUN_DIR": f"{laptop.home}/run"})
-    until(lambda: status(placed["a"])["counters"]["keys_refused"] > before, 30_000.0, "a refusal")
+    before = status_on(placed["a"])["counters"]["keys_refused"]
+    process = start_role(laptop, "node-agent", "cluster.yaml", "--node", "c")
+    until(lambda: status_on(placed["a"])["counters"]["keys_refused"] > before, 30_000.0, "a refusal")
     process.kill()
     assert is_ready(placed["a"])
 
 
 def test_the_scheduler_starts_again_and_finds_everybody(placed: dict[str, Host]) -> None:
     host = placed["a"]
-    pid = next(one["pid"] for one in status(host)["processes"] if one["role_id"] == "scheduler-0")
+    pid = next(one["pid"] for one in status_on(host)["processes"] if one["role_id"] == "scheduler-0")
     host.run(f"kill -9 {pid}")
-    start(host, "scheduler")
+    start_role(host, "scheduler", "cluster.yaml")
     until(
-        lambda: is_ready(host) and status(host)["processes"] != [], 60_000.0, "a cluster that is ready again"
+        lambda: is_ready(host) and status_on(host)["processes"] != [],
+        60_000.0,
+        "a cluster that is ready again",
     )
     served(placed["laptop"], 2, f"tcp://{NETWORK}.1:5555", f"tcp://{NETWORK}.2:7000")
 

@@ -2,7 +2,7 @@
 
     python -m tests.malformed --inputs 1000000
 
-Half of the inputs go to decoders, the others to sockets of a process of their own. `--coverage SECONDS` gives each decoder
+Half of the inputs go to decoders, the others to sockets of a process of their own, and a tenth more by HTTP to a gateway. `--coverage SECONDS` gives each decoder
 that long to atheris instead, where it is installed: it keeps what reaches new code. Exit code 1: there are findings, each with what
 makes it happen again.
 """
@@ -21,13 +21,14 @@ from pathlib import Path
 import click
 
 from fabric.clock import MonotonicClock
-from tests.malformed import sockets
+from tests.malformed import requests, sockets
 from tests.malformed.decoders import Decoder, decoders
 from tests.malformed.mutations import Mutations
 
 CLOCK = MonotonicClock()
 GROWTH_MB_MAX = 48.0  # of a process from a tenth of its inputs to their end
 FINDINGS_SHOWN = 20
+HTTP_PART = 10  # each of them is a connection, so that they are fewer
 
 
 def rss_mb() -> float:
@@ -126,6 +127,7 @@ def main() -> int:
         click.echo(f"{options.inputs:,} malformed inputs, --seed {options.seed}")
         findings = feed_all(options.inputs // 2, options.seed)
         findings += sockets.attack_all(options.inputs - options.inputs // 2, options.seed)
+        findings += requests.attack(options.inputs // HTTP_PART, random.Random(options.seed))
     for finding in findings[:FINDINGS_SHOWN]:
         click.echo(f"FOUND {finding}")
     click.echo(f"findings: {len(findings)}")

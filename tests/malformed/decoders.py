@@ -50,6 +50,7 @@ from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler, settings_of
 from roles.scheduler.settings import settings_from
 from tests.hostile import TYPES, Hostile
+from tests.malformed import requests
 
 LOG: Final = logging.getLogger("tenuto")
 _IMAGE: Final = ImagePreprocess("input", 32, 32, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
@@ -77,7 +78,8 @@ def decoders(seed: int = 1) -> Iterator[list[Decoder]]:
     LOG.setLevel(logging.CRITICAL)  # what cannot be read is logged each time
     try:
         with tempfile.TemporaryDirectory(prefix="tenuto-malformed-", dir=place) as name:
-            yield [*_wire(draws), *_files(Path(name), draws), _pictures(draws)]
+            http = Decoder("HTTP requests", requests.read, requests.ERRORS, requests.examples()[:6])
+            yield [*_wire(draws), *_files(Path(name), draws), _pictures(draws), http]
     finally:
         LOG.setLevel(former)
 

@@ -1,4 +1,7 @@
-"""Whatever happens around a frontend, in whatever order: each accepted request gets exactly one answer."""
+"""Whatever happens around a frontend, in whatever order: each accepted request gets exactly one answer.
+
+With one shard, and with several: models come and go in each, two list the same one, in any terms, and any of them is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ from fabric.messages import (
     Dropped,
     FrontendHello,
     Inputs,
+    Left,
     Refusal,
     Returned,
     TensorInfo,
     TensorSpec,
     Withdraw,
+    replaced,
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
@@ -72,23 +77,30 @@ CLIENTS = [PeerId(f"client/{number}") for number in range(3)]
 class World:
     """Everything around one frontend core, as careless as `draws` makes it, checking what the core does."""
 
-    def __init__(self, draws: random.Random) -> None:
-        self.core = FrontendCore(frontend_settings(pending_max=200, pending_bytes_max=40_000_000))
+    def __init__(self, draws: random.Random, shards: int = 1) -> None:
+        self.core = FrontendCore(
+            frontend_settings(pending_max=200, pending_bytes_max=40_000_000, shards=shards)
+        )
         self.now_ms = 0.0
         self.finals: Counter[Handle] = Counter()
         self.pending: dict[tuple[PeerId, int], Handle] = {}
         self.codes: Counter[str] = Counter()
         self._draws = draws
         self._numbers = 0
-        self._models = list(MODELS)
-        self._slices = {SliceId(f"s{number}"): Incarnation("0") for number in range(2)}
+        self._shards = range(shards)
+        self._models = [[model for at, model in enumerate(MODELS) if at % shards == k] for k in self._shards]
+        self._slices = [
+            {SliceId(f"s{k}.{number}"): Incarnation("0") for number in range(2)} for k in self._shards
+        ]
+        self._left: list[set[ModelId]] = [set() for _ in self._shards]
         self._open: dict[SliceId, Incarnation] = {}
         self._kept: set[Handle] = set()
         self._decoding: list[Handle] = []
-        self._queued: defaultdict[ModelId, set[int]] = defaultdict(set)
+        self._queued: list[defaultdict[ModelId, set[int]]] = [defaultdict(set) for _ in self._shards]
         self._issued: Counter[ModelId] = Counter()
         self._flights: list[Inputs] = []
-        self._runs: list[Arrivals] = []
+        self._shard_of: dict[SliceId, int] = {}
+        self._runs: list[tuple[Arrivals, int]] = []
         self._steps: Sequence[tuple[int, Callable[[], None]]] = (
             (30, self._ask),
             (4, self._cancel),
@@ -109,7 +121,8 @@ class World:
             (1, self._lose_client),
             (10, self._wait),
         )
-        self._tell_directory()
+        for shard in self._shards:
+            self._tell_directory(shard)
 
     def step(self) -> None:
         weights, steps = zip(*self._steps, strict=True)
@@ -156,35 +169,49 @@ class World:
             self._feed(TurnEnded())
             assert not self.core.has_gathered
 
-    def _some_queued(self) -> tuple[ModelId, list[int]] | None:
-        models = [model_id for model_id, seqs in self._queued.items() if seqs]
+    def _some_queued(self) -> tuple[ModelId, list[int], int] | None:
+        shard = self._a_shard()
+        queued = self._queued[shard]
+        models = [model_id for model_id, seqs in queued.items() if seqs]
         if not models:
             return None
         model_id = self._draws.choice(models)
-        seqs = sorted(self._queued[model_id])[: self._draws.randint(1, 8)]
-        self._queued[model_id] -= set(seqs)
-        return model_id, seqs
+        seqs = sorted(queued[model_id])[: self._draws.randint(1, 8)]
+        queued[model_id] -= set(seqs)
+        return model_id, seqs, shard
+
+    def _a_shard(self) -> int:
+        return self._draws.choice(self._shards)
 
     def _grant(self) -> None:
         some = self._some_queued()
         if some is None:
             return
-        model_id, seqs = some
-        slice_id = self._draws.choice([*self._slices, SliceId("nowhere")])
-        incarnation = self._slices.get(slice_id, Incarnation("0"))
+        model_id, seqs, shard = some
+        slices = self._slices[shard]
+        slice_id = self._draws.choice([*slices, SliceId("nowhere")])
+        incarnation = slices.get(slice_id, Incarnation("0"))
         if self._draws.random() < 0.1:
             incarnation = Incarnation("former")
         runs = [(run.first_seq, run.count) for run in coded(seqs)]
         batch_id = self._draws.randrange(1_000)
         self._feed(
-            grant(*runs, batch_id=batch_id, slice_id=slice_id, incarnation=incarnation, model_id=model_id)
+            grant(
+                *runs,
+                batch_id=batch_id,
+                slice_id=slice_id,
+                incarnation=incarnation,
+                model_id=model_id,
+                shard=shard,
+            )
         )
 
     def _drop(self) -> None:
         some = self._some_queued()
         if some is not None:
-            code = self._draws.choice(["Overloaded", "DeadlineExceeded", "NoReplica", "FromTheFuture"])
-            self._feed(SchedulerSaid(Dropped(some[0], coded(some[1]), code, "")))
+            codes = ["Overloaded", "DeadlineExceeded", "NoReplica", "FromTheFuture", "ModelNotFound"]
+            code = self._draws.choice(codes)
+            self._feed(SchedulerSaid(Dropped(some[0], coded(some[1]), code, ""), shard=some[2]))
 
     def _flight(self) -> Inputs | None:
         if not self._flights:
@@ -219,7 +246,8 @@ class World:
     def _return(self) -> None:
         flight = self._flight()
         if flight is not None:
-            self._feed(SchedulerSaid(Returned(flight.batch_id, flight.model_id, coded(flight.live_seqs), "")))
+            returned = Returned(flight.batch_id, flight.model_id, coded(flight.live_seqs), "")
+            self._feed(SchedulerSaid(returned, shard=self._shard_of[flight.slice_id]))
 
     def _refuse_push(self) -> None:
         flight = self._flight()
@@ -230,36 +258,48 @@ class World:
         """The scheduler stops a batch and queues its requests again; it may have ended already."""
         flight = self._flight()
         if flight is not None:
-            self._queued[flight.model_id].update(flight.live_seqs)
+            self._queued[self._shard_of[flight.slice_id]][flight.model_id].update(flight.live_seqs)
 
     def _refuse_announcement(self) -> None:
         if self._runs:
-            run = self._runs[-1]
-            self._queued[run.model_id] -= set(range(run.first_seq, run.first_seq + run.count))
-            self._feed(Unannounced(run))
+            run, shard = self._runs[-1]
+            self._queued[shard][run.model_id] -= set(range(run.first_seq, run.first_seq + run.count))
+            self._feed(Unannounced(run, shard))
 
     def _change_slices(self) -> None:
-        slice_id = SliceId(f"s{self._draws.randrange(3)}")
-        if slice_id in self._slices and self._draws.random() < 0.5:
-            del self._slices[slice_id]
+        shard = self._a_shard()
+        slices = self._slices[shard]
+        slice_id = SliceId(f"s{shard}.{self._draws.randrange(3)}")
+        if slice_id in slices and self._draws.random() < 0.5:
+            del slices[slice_id]
         else:
-            self._slices[slice_id] = Incarnation(str(self._draws.randrange(1 << 30)))
-        self._tell_directory()
+            slices[slice_id] = Incarnation(str(self._draws.randrange(1 << 30)))
+        self._tell_directory(shard)
 
     def _change_models(self) -> None:
-        self._models = self._draws.sample(MODELS, self._draws.randint(1, len(MODELS)))
-        self._tell_directory()
+        shard = self._a_shard()
+        self._models[shard] = [
+            replaced(model, term=self._draws.randrange(3), replicas=self._draws.choice([1, 1, 0]))
+            if len(self._shards) > 1
+            else model
+            for model in self._draws.sample(MODELS, self._draws.randint(1, len(MODELS)))
+        ]
+        self._tell_directory(shard)
 
     def _lose_scheduler(self) -> None:
+        shard = self._a_shard()
         if self._draws.random() < 0.5:
-            self._queued.clear()  # it restarted; otherwise it was only silent
-        self._feed(SchedulerLost())
+            self._queued[shard].clear()  # it restarted; otherwise it was only silent
+        self._feed(SchedulerLost(shard=shard))
 
-    def _tell_directory(self) -> None:
-        slices = [slice_info(slice_id, incarnation) for slice_id, incarnation in self._slices.items()]
+    def _tell_directory(self, shard: int | None = None) -> None:
+        shard = self._a_shard() if shard is None else shard
+        slices = [slice_info(slice_id, incarnation) for slice_id, incarnation in self._slices[shard].items()]
+        self._shard_of |= dict.fromkeys(self._slices[shard], shard)
         is_known = self._draws.random() < 0.9
-        self._feed(directory(self._models, slices, lists_frontend=is_known))
-        assert self._open == self._slices
+        self._feed(directory(self._models[shard], slices, lists_frontend=is_known, shard=shard))
+        of_shard = {one: boot for one, boot in self._open.items() if self._shard_of[one] == shard}
+        assert of_shard == self._slices[shard]
 
     def _decode(self) -> None:
         if self._decoding:
@@ -308,7 +348,9 @@ class World:
             case Release(payload):
                 assert payload in self._kept, "a payload is released once"
                 self._kept.remove(payload)
-            case Tell(Arrivals() as run):
+            case Tell(Arrivals() as run, shard):
+                assert run.model_id not in self._left[shard], "it said that it had left"
+                assert any(run.model_id == model.model_id for model in self._models[shard])
                 assert run.first_seq == self._issued[run.model_id], "seqs are dense"
                 assert run.count >= 1
                 assert run.budget_ms > 0.0
@@ -316,14 +358,17 @@ class World:
                 assert run.ready_in_ms >= 0.0
                 seqs = range(run.first_seq, run.first_seq + run.count)
                 self._issued[run.model_id] += run.count
-                self._queued[run.model_id].update(seqs)
-                self._runs.append(run)
-            case Tell(Withdraw(model_id, runs)):
+                self._queued[shard][run.model_id].update(seqs)
+                self._runs.append((run, shard))
+            case Tell(Withdraw(model_id, runs), shard):
                 for dead in runs:
                     dead_seqs = range(dead.first_seq, dead.first_seq + dead.count)
-                    self._queued[model_id].difference_update(dead_seqs)
-            case Tell(FrontendHello()):
-                pass
+                    self._queued[shard][model_id].difference_update(dead_seqs)
+            case Tell(Left(model_id, is_back), shard):
+                (self._left[shard].discard if is_back else self._left[shard].add)(model_id)
+            case Tell(FrontendHello(), shard):
+                if self._draws.random() < 0.9:  # else it is lost on the way
+                    self._left[shard].clear()
             case PushInputs(inputs, payloads):
                 assert self._open[inputs.slice_id] == inputs.incarnation
                 assert len(payloads) == len(inputs.live_seqs)
@@ -345,9 +390,9 @@ class World:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 400))
-def test_every_accepted_request_is_answered_exactly_once(seed: int, steps: int) -> None:
-    world = World(random.Random(seed))
+@given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 400), shards=st.sampled_from([1, 1, 2, 3]))
+def test_every_accepted_request_is_answered_exactly_once(seed: int, steps: int, shards: int) -> None:
+    world = World(random.Random(seed), shards)
     for _ in range(steps):
         world.step()
     world.finish()

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.ssh.on_host.managers import Systemd, manager_of
-from deploy.ssh.on_host.place import Place, existing
+from deploy.ssh.on_host.place import Place, existing, read_object
 
 COMPLETE = ".complete"
+VIEWS = "views.json"
 _SIOCGIFADDR = 0x8915
 
 
@@ -55,6 +56,12 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         "configs": sorted(path.parent.name for path in (base / "configs").glob(f"*/{COMPLETE}")),
         "keys": {path.name: sha256_of(path) for path in (base / "keys").glob("*") if path.is_file()},
         "roles": {one: place.started_as(one) if one in running else "" for one in known},
+        "scripts": {path.stem: sha256_of(path) for path in (base / "roles").glob("*.sh")},
+        "views": {
+            path.parent.name: views
+            for path in (base / "configs").glob(f"*/{VIEWS}")
+            if (views := read_object(path))
+        },
         "taken": {one: holder for one, holder in holders.items() if holder and one not in running},
         "state": state,
     }

@@ -56,11 +56,11 @@ class Place:
     @property
     def state(self) -> dict[str, Any]:
         """What runs, and what ran before; empty at first."""
-        return _read(self.base / "state.json")
+        return read_object(self.base / "state.json")
 
     def run_file(self, role_id: str, folder: Path | None = None) -> dict[str, Any]:
         """Of a role that serves; empty where it does not. `folder`: another run directory than this one's."""
-        return _read((folder or self.run_dir) / f"{role_id}.json")
+        return read_object((folder or self.run_dir) / f"{role_id}.json")
 
     def started_as(self, role_id: str) -> str:
         """The stamp of the script that a role's process was started by."""
@@ -88,7 +88,8 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """What a JSON file says; empty where there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):

@@ -21,8 +21,8 @@ from typing import IO, Any
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
-from deploy.ssh.on_host.place import Place
-from deploy.ssh.on_host.system import Refused, run, say, sha256, tell, until, write_whole
+from deploy.ssh.on_host.place import Place, read_object
+from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
 LOCK_LIMIT_S = 600
 INSTALL_LIMIT_S = 1_200
@@ -63,7 +63,7 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     if request.get("complete"):
         (place.base / request["complete"] / COMPLETE).touch()
-        prune(place.base / "configs", request["kept"])
+        prune(place.base / "configs", [*request["kept"], *configs_in_use(place)])
     return {}
 
 
@@ -107,18 +107,27 @@ def prune(folder: Path, kept: Sequence[str]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def configs_in_use(place: Place) -> list[str]:
+    """The folders in which roles were started: those that a change does not concern stay in theirs, with their workers."""
+    found = []
+    for path in place.run_dir.glob("*.json"):
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{place.run_file(path.stem).get('pid')}/cwd").readlink().name)
+    return found
+
+
 def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """A role with its present script; nothing where that is what runs. Answers when it serves."""
-    role_id, script, manager = request["role_id"], request["script"], manager_of(place)
-    wanted = sha256(script.encode())
+    """A role with its present script; only put it there where a process runs that has its stamp. Answers when it serves."""
+    role_id, script, wanted = request["role_id"], request["script"], request["stamp"]
+    manager = manager_of(place)
     for folder in ("roles", "logs"):
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
     place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     manager.prepare()
     write_whole(place.base / "state.json", json.dumps(request["state"]).encode(), 0o600)
+    write_whole(place.script(role_id), script.encode(), 0o700)
     if not request["is_again"] and role_id in manager.running() and place.started_as(role_id) == wanted:
         return {"started": False}
-    write_whole(place.script(role_id), script.replace("@STAMP@", wanted).encode(), 0o700)
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
     before = place.run_file(role_id).get("pid")
@@ -146,6 +155,13 @@ def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     for role_id in request["role_ids"]:
         manager.stop(role_id)
         place.script(role_id).unlink(missing_ok=True)
+    return {}
+
+
+def note(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The addresses of all hosts of the cluster, as they are now."""
+    state = {**place.state, "addresses": request["addresses"]}
+    write_whole(place.base / "state.json", json.dumps(state).encode(), 0o600)
     return {}
 
 
@@ -180,8 +196,13 @@ def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`."""
+    """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`.
+
+    `cluster`: what the deployed configuration says of all roles' hosts.
+    """
     del request
+    written = read_object(place.base / "configs" / str(place.state.get("config", "none")) / "cluster.json")
+    cluster = {key: written.get(key, {}) for key in ("cluster", "listen", "security")} if written else {}
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
     given = os.environ.get("TENUTO_RUN_DIR")
@@ -191,22 +212,21 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
         living = [one for one in found if "role_id" in one and Path(f"/proc/{one.get('pid')}").exists()]
         if living:
-            return {"run_files": living, "looked_in": [str(folder)]}
-    return {"run_files": [], "looked_in": list(map(str, folders))}
+            return {"run_files": living, "looked_in": [str(folder)], "cluster": cluster}
+    return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}
 
 
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a `tenuto` command of the version that runs here says, as JSON; empty while it cannot say anything."""
     command = [str(place.version(place.state.get("version", "none")) / "bin/tenuto"), *request["words"]]
     environ = {**os.environ, "TENUTO_RUN_DIR": str(place.run_dir)}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=request.get("limit_s", ASK_LIMIT_S),
-        check=False,
-        env=environ,
-    )
+    limit_s = request.get("limit_s", ASK_LIMIT_S)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=False, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        raise Refused(f"`tenuto {' '.join(request['words'])}` was not over within {limit_s:g} s") from None
     said = (done.stderr.strip().splitlines() or [""])[-1]
     return {
         "code": done.returncode,
@@ -251,6 +271,7 @@ DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {
     "environment": environment,
     "start": start,
     "stop": stop,
+    "note": note,
     "remove": remove,
     "logs": logs,
     "run_files": run_files,

@@ -76,6 +76,20 @@ def subclusters_of(
     )
 
 
+def partition_models(
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+) -> list[PartitionModel]:
+    """What a partition must know of each model that some GPU could serve, were it alone."""
+    kinds = [equal.slot for equal in gpu_classes(gpus)]
+    possible = {model.model_id: _hosts_of(model, kinds, profiles) for model in models}
+    hostable = [model for model in models if possible[model.model_id]]
+    weights = _weights(hostable, possible, profiles)
+    return [
+        _partition_model(model, possible[model.model_id], weights[model.model_id], profiles)
+        for model in hostable
+    ]
+
+
 def _fewer(count: int, wanted: int) -> tuple[str, ...]:
     return (f"{wanted} sub-clusters were asked for; there are GPUs and models for {count}",)
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
+from profiles.estimator.graph import OperatorGraph
+from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.loaders import LoadedModel, load_model
 
 Run = Callable[[], Mapping[str, Tensor]]
@@ -54,6 +56,11 @@ class ProfiledModel:
                 found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
         return found.hexdigest()
 
+    def graph(self, batch_size: int) -> OperatorGraph:
+        """The operators of one batch, by shapes alone. Raises ProfileError for a model that looks at values."""
+        with fake_tensors():
+            return operator_graph(self._inferred, self._loaded.example, batch_size)
+
     def batch(self, batch_size: int) -> Run:
         """One batch of examples: copy in, infer, copy out; on CUDA only put on the current stream."""
         host = {
@@ -61,19 +68,19 @@ class ProfiledModel:
             for key, value in self._loaded.example.items()
         }
         there = {key: torch.empty_like(value, device=self._device) for key, value in host.items()}
-        pre = getattr(self._loaded.model, "pre", None)
-        post = getattr(self._loaded.model, "post", None)
 
         def run() -> Mapping[str, Tensor]:
             for key, value in host.items():
                 there[key].copy_(value, non_blocking=True)
-            batch = pre(there) if pre is not None else there
-            outputs = self._loaded.model.infer(batch)
-            if post is not None:
-                outputs = post(outputs)
-            return {key: self._fetched(value) for key, value in outputs.items()}
+            return {key: self._fetched(value) for key, value in self._inferred(there).items()}
 
         return run
+
+    def _inferred(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        pre = getattr(self._loaded.model, "pre", None)
+        post = getattr(self._loaded.model, "post", None)
+        outputs = self._loaded.model.infer(batch if pre is None else pre(batch))
+        return outputs if post is None else post(outputs)
 
     def _pinned(self, value: Tensor) -> Tensor:
         return value.pin_memory() if self._is_cuda else value

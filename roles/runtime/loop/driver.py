@@ -31,6 +31,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
 from roles.runtime.loop.sources import Source
+from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 from roles.runtime.process import wake_exactly
 
 TURN_LIMIT = 64  # events a source may give in one turn; 64 x ~20 us keeps a turn near a millisecond
@@ -60,6 +61,7 @@ class DriverStats:
 
     turns: int = 0
     ticks: int = 0
+    late_ms_total: float = 0.0
     late_ms_max: float = 0.0
     turn_ms_max: float = 0.0
     collect_ms_max: float = 0.0
@@ -68,6 +70,7 @@ class DriverStats:
     def note_lateness(self, late_ms: float) -> None:
         """Count one tick."""
         self.ticks += 1
+        self.late_ms_total += late_ms
         self.late_ms_max = max(self.late_ms_max, late_ms)
         late_us = int(late_ms * 1e3)
         shift = max(0, late_us.bit_length() - _STEP_BITS)
@@ -87,8 +90,10 @@ class DriverStats:
         return 0.0
 
     def told_in(self, status: StatusListed) -> StatusListed:
-        """A role's status with what its loop measured, since the start: the same counters for every role."""
+        """A role's status with what its process and loop measured, since the start: the same counters for every role."""
         measured = {
+            "cpu_ms": cpu_ms(),
+            "memory_bytes": resident_bytes(),
             "turns": float(self.turns),
             "ticks": float(self.ticks),
             "timer_late_p50_ms": self.late_ms(0.5),

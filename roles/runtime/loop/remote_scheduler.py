@@ -1,4 +1,4 @@
-"""The way to a scheduler on another host: for a node agent, whose configuration says where it is.
+"""The way to a scheduler on another host: for a node agent or another scheduler, whose configuration says where it is.
 
 Where this host's scheduler is `LocalScheduler`'s question; here the address is known and stays. A scheduler that starts again
 behind its address refuses at least a heartbeat in between, so it is noticed too.

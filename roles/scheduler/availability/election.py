@@ -62,10 +62,18 @@ NEXT: Final[Mapping[tuple[ElectionState, ElectionTransition], ElectionState]] = 
 
 @dataclass(slots=True, frozen=True)
 class Electorate:
-    """Who elects: the agents of the configuration, of how many `schedulers` one."""
+    """Who elects: the agents of a shard's nodes, one of how many `schedulers`.
+
+    `role_ids`: of each of these; empty: they are numbered as those of a cluster with one shard.
+    """
 
     agents: frozenset[NodeId]
     schedulers: int = 1
+    role_ids: tuple[str, ...] = ()
+
+    def role_id(self, number: int) -> str:
+        """Of the shard's scheduler with that number."""
+        return self.role_ids[number] if self.role_ids else scheduler_id(number)
 
     @property
     def has_standby(self) -> bool:
@@ -121,7 +129,7 @@ class Election:
         self.lapses_at_ms = NEVER_MS
         """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
         self._number = number
-        self._own_id = scheduler_id(number)
+        self._own_id = electorate.role_id(number)
         self._incarnation = incarnation
         self._electorate = electorate
         self._agents: dict[NodeId, _Agent] = {}

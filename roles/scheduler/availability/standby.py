@@ -26,15 +26,14 @@ from fabric.ids import (
     peer_id,
     role_id_of,
     role_id_of_node,
-    scheduler_id,
 )
 from fabric.messages import (
     Changed,
     FrontendHello,
     LeaseReport,
     NodeHello,
-    PlanChange,
     PlanCopy,
+    PlanRequest,
     SchedulerHello,
     SchedulerStanding,
     SliceReady,
@@ -66,10 +65,11 @@ from roles.scheduler.availability.election import (
 from roles.scheduler.peer_checks import FRONTENDS_MAX
 
 NOT_ACTIVE: Final = "NotActive"
-_CHANGES: Final = frozenset(get_args(PlanChange))
+_CHANGES: Final = frozenset(get_args(PlanRequest))
 _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
+_LOOKED_AT: Final = _ALSO_HEARD | _CHANGES
 EARLY_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
@@ -92,13 +92,14 @@ class SchedulerLike(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSettings:
-    """Which scheduler this is, and who elects the active one. `digest`: of its configuration, see `PlanCopy`."""
+    """Which scheduler of its shard this is, and who elects the active one."""
 
     incarnation: Incarnation
     electorate: Electorate
     number: int = 0
     pid: int = 0
-    digest: str = ""
+    shard: int = 0
+    shards: int = 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,15 +144,17 @@ class SchedulerReplica:
         """The election's next moment, or the core's."""
         self.offences = Offences()
         self._settings = settings
-        self._own_id = scheduler_id(settings.number)
+        self._own_id = settings.electorate.role_id(settings.number)
         self._make_core = make_core
         self._election = Election(settings.number, settings.incarnation, settings.electorate)
         self._frontends: dict[PeerId, FrontendHello] = {}
         self._standbys: dict[PeerId, StandbyReport] = {}
+        self._asked: set[tuple[PeerId, int]] = set()
+        """Changes that operators who are still there asked the core for."""
         self._gathering: _Gathering | None = None
         self._early: dict[tuple[PeerId, str], Heard] = {}
         """What agents that granted already, and their workers, say before a majority has."""
-        self._also_heard = _ALSO_HEARD
+        self._also_heard = _LOOKED_AT
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         rules: dict[type, Rule] = {
             LeaseReport: _check_agent,
@@ -214,6 +217,8 @@ class SchedulerReplica:
         peer, message = event.peer, event.message
         if type(message) not in _ALSO_HEARD:
             if self._core is not None:
+                if type(message) in _CHANGES and len(self._asked) < EARLY_MAX:
+                    self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
             elif isinstance(message, SliceReady):
@@ -276,6 +281,7 @@ class SchedulerReplica:
             return
         self.offences.forget(peer)
         self._frontends.pop(peer, None)
+        self._asked = {asked for asked in self._asked if asked[0] != peer}
         for key in [key for key in self._early if key[0] == peer]:
             del self._early[key]
         if self._standbys.pop(peer, None) is not None:
@@ -288,9 +294,9 @@ class SchedulerReplica:
         return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
 
     def _keep(self, copy: PlanCopy, actions: list[ReplicaAction]) -> None:
-        """Of the highest epoch; one of another configuration is of no use."""
+        """Of the highest epoch; one of another configuration too, for that may be about to come here as well."""
         version = (copy.epoch, copy.number)
-        if self._core is None and copy.digest == self._settings.digest and version > self._newest:
+        if self._core is None and version > self._newest:
             self._newest = version
             actions.append(KeepPlan(copy))
 
@@ -306,8 +312,12 @@ class SchedulerReplica:
         for action in decided:
             actions.append(action)
             if isinstance(action, LeaseLapsed):
+                reason = f"{self._own_id} is active no more: see what the next one serves, and ask it again"
+                for peer, request_no in sorted(self._asked):
+                    actions.append(Send(peer, Changed(request_no, "refused", NOT_ACTIVE, reason)))
+                self._asked.clear()
                 self._core = self._gathering = None
-                self._also_heard = _ALSO_HEARD
+                self._also_heard = _LOOKED_AT
             elif isinstance(action, EpochTaken):
                 self._begin_epoch(actions, now_ms)
 
@@ -316,7 +326,7 @@ class SchedulerReplica:
             self._core = self._make_core()
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         self._gathering = _Gathering(now_ms, set(self._election.granted))
-        self._also_heard = _ALSO_HEARD | {SliceReady}
+        self._also_heard = _LOOKED_AT | {SliceReady}
         early, self._early = self._early, {}
         for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
             message = event.message
@@ -333,7 +343,7 @@ class SchedulerReplica:
         if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
             return
         self._gathering = None
-        self._also_heard = _ALSO_HEARD
+        self._also_heard = _LOOKED_AT
         for peer, hello in self._frontends.items():
             self._to_core(Heard(peer, hello), actions, now_ms)
 
@@ -359,6 +369,8 @@ class SchedulerReplica:
             len(self._settings.electorate.agents),
             election.takeovers,
             tuple(self._standbys.values()),
+            self._settings.shard,
+            self._settings.shards,
         )
 
     def _status(self) -> StatusListed:
@@ -380,8 +392,10 @@ class SchedulerReplica:
         if _is_connected_to(peer):
             return
         require_identity(peer, hello.scheduler_id, hello.incarnation)
-        numbers = range(self._settings.electorate.schedulers)
-        if hello.scheduler_id not in {scheduler_id(number) for number in numbers} - {self._own_id}:
+        electorate = self._settings.electorate
+        if hello.scheduler_id not in set(map(electorate.role_id, range(electorate.schedulers))) - {
+            self._own_id
+        }:
             raise RemoteProtocolError(f"the configuration has no other {hello.scheduler_id}", NOT_OWNER)
 
 

@@ -19,6 +19,7 @@ from roles.runtime.core import Send
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.recorder import EXPIRED, FOR_BATCH, OVER_SHARE, BatchRecorder
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.dispatch.unserved import Unserved
 from roles.scheduler.dispatch.withdrawals import Withdrawals
@@ -46,6 +47,7 @@ class Batches:
     ) -> None:
         """`run_time_watch` hears of every run, if there is one."""
         self.counters = Counters()
+        self.recorder = BatchRecorder()
         self.overdue_at_ms = NEVER_MS
         """When a `Done` may have been waited for long enough; inf: none is."""
         self.tallies = new_tallies()
@@ -113,7 +115,9 @@ class Batches:
         """The discipline forgets a model; what of it waits is refused so."""
         queued, decisions = self._take_queue(model_id, now_ms)
         queued += [run for _, run in self.unserved.served((model_id,))]
-        return [*self.refuse(model_id, queued, code, reason), *self.carry_out(decisions, now_ms)]
+        actions = [*self.refuse(model_id, queued, code, reason), *self.carry_out(decisions, now_ms)]
+        self.recorder.forget_model(model_id)
+        return actions
 
     def arrive_unserved(self, model_id: ModelId, run: RequestRun, now_ms: float) -> list[Send]:
         """No ready slice hosts the model: the run waits for the one that is coming, or is refused."""
@@ -142,7 +146,9 @@ class Batches:
         """These will not run."""
         if not runs:
             return []
-        self.tallies[model_id].refused += sum(run.count for run in runs)
+        count = sum(run.count for run in runs)
+        self.tallies[model_id].refused += count
+        self.recorder.dropped(model_id, "no_replica" if code == "NoReplica" else "removed", count)
         return [
             send
             for peer, told in by_frontend(runs).items()
@@ -202,7 +208,16 @@ class Batches:
         self._next_batch = BatchId(batch_id + 1)
         granted = tuple(parts)
         flight = self.flights[batch_id] = Flight(
-            batch_id, record, model_id, granted, batch_size, exec_ms, now_ms, dispatch.runs
+            batch_id,
+            record,
+            model_id,
+            granted,
+            batch_size,
+            exec_ms,
+            now_ms,
+            dispatch.runs,
+            dispatch.waited_ms,
+            dispatch.reason,
         )
         flights.append(flight)
         record.batches += 1
@@ -211,6 +226,7 @@ class Batches:
         counters.batches_sent += 1
         counters.requests_granted += batch_size
         self.tallies[model_id].granted += batch_size
+        self.recorder.dispatched(dispatch)
         latest_in_ms = dispatch.latest_at_ms - now_ms
         if latest_in_ms < start_in_ms:
             latest_in_ms = start_in_ms
@@ -238,16 +254,20 @@ class Batches:
         self.tallies[drop.model_id].dropped += count
         if drop.is_expired:
             self.counters.requests_expired += count
+            why = EXPIRED
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"
         elif drop.retry_after_ms is not None:
             self.counters.requests_dropped += count
+            why = OVER_SHARE
             code, reason = (
                 "Overloaded",
                 f"more is asked of {drop.model_id} than its share of the slices can do",
             )
         else:
             self.counters.requests_dropped += count
+            why = FOR_BATCH
             code, reason = "Overloaded", "given up so that the batch behind it keeps its size"
+        self.recorder.dropped(drop.model_id, why, count)
         for peer, runs in by_frontend(drop.runs).items():
             actions += dropped(peer, drop.model_id, runs, code, reason, drop.retry_after_ms)
 
@@ -289,6 +309,7 @@ class Batches:
         flights = record.flights
         flights.remove(flight)
         self._note_run(message, flight)
+        self.recorder.ended(message, flight, now_ms - late_ms)
         actions = self._give_back(message, flight) if message.missing else None
         if not record.takes_batches:
             return actions or _NOTHING

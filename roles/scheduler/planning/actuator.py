@@ -139,6 +139,11 @@ class Actuator:
         if is_new:  # slices that hosted it before it was removed may still be there
             self._put_hosts(model_id, now_ms)
 
+    def put_term(self, model_id: ModelId, term: int, now_ms: float) -> None:
+        """How often it was moved between shards."""
+        if self._fleet.put_term(model_id, term):
+            self._updates.note_change(now_ms)
+
     def remove_model(self, model_id: ModelId, now_ms: float) -> None:
         """Serve it no more. What waits is refused now, what runs is answered."""
         refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)

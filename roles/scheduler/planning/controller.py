@@ -3,6 +3,7 @@
 One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
 (`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
+- the file is another one than the plan that runs was made for (`carried_over.py`);
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
 - a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
@@ -34,6 +35,7 @@ from fabric.messages import (
     PlanChange,
     PlanMade,
     PlanReport,
+    SectionAsked,
     UnplacedInfo,
     replaced,
 )
@@ -50,6 +52,7 @@ from roles.scheduler.planning.desired_state import (
     ControllerSettings,
     Desired,
 )
+from roles.scheduler.planning.handovers import Handovers
 from roles.scheduler.planning.moves import MoveState, RunningMove
 from roles.scheduler.planning.planned_rates import PlannedRates
 from roles.scheduler.planning.slice_names import SliceNames
@@ -106,6 +109,7 @@ class Controller:
         """How many reasons to plan were dealt with, one way or the other."""
         self._presence = GpuPresence(settings.desired.gpus)
         self._is_rate_blind = settings.is_rate_blind
+        self._is_carried_over = settings.is_carried_over
         self._desired = settings.desired
         self._rates = PlannedRates(settings.desired.declared_rps, loads)
         self._changes: deque[tuple[PeerId, PlanChange]] = deque()
@@ -123,6 +127,7 @@ class Controller:
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
         self._names = names
+        self._handovers = Handovers(fleet, actuator)
 
     # ------------------------------------------------------------ events
 
@@ -147,12 +152,30 @@ class Controller:
 
     def asked(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         """An operator wants something changed. It is answered when that is over."""
-        if len(self._changes) >= CHANGES_MAX:
+        if len(self._changes) + len(self._handovers) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
             self._actuator.send(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
-        self._changes.append((peer, change))
+        if isinstance(change, ModelsRemove) and change.when_left:
+            self._handovers.add(peer, change, now_ms)
+        else:
+            self._changes.append((peer, change))
         self._go_on(now_ms)
+
+    def section(self, asked: SectionAsked) -> Changed:
+        """A model's section, so that another shard can serve it as it is served here."""
+        found = self._desired.section(asked.model_id)
+        if isinstance(found, ChangeRefused):
+            return Changed(asked.request_no, "refused", found.code, found.reason)
+        placed_rps = self._rates.placed_rps(asked.model_id)
+        rate = {} if placed_rps is None else {"rate_rps": placed_rps}
+        document = json.dumps({**found, **rate, "term": self._fleet.terms.get(asked.model_id, 0)})
+        return Changed(asked.request_no, "ok", document=document)
+
+    def frontend_left(self, now_ms: float) -> None:
+        """A frontend has gone to another shard with a model: that may have been the last one."""
+        if self._handovers:
+            self._go_on(now_ms)
 
     def planned(self, made: PlanMade, now_ms: float) -> None:
         """The planner has answered."""
@@ -169,7 +192,9 @@ class Controller:
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
         hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
-        return ControllerSettings(self._desired, hints, self._is_rate_blind, self._made.unplaced)
+        return ControllerSettings(
+            self._desired, hints, self._is_rate_blind, self._made.unplaced, self._is_carried_over
+        )
 
     def report(self, now_ms: float) -> PlanReport:
         """For people."""
@@ -210,13 +235,19 @@ class Controller:
         """With what is under way; or begin with what is next."""
         if self._moves:
             self._move_on(now_ms)
+        self._changes.extend(self._handovers.take(now_ms))
         if self._task is None:
             self._next(now_ms)
-        self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if self._moves else self._look_at_ms)
+        is_soon = self._moves or self._handovers
+        self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if is_soon else self._look_at_ms)
 
     # ------------------------------------------------------------ reasons to plan
 
     def _next(self, now_ms: float) -> None:
+        if self._is_carried_over and now_ms >= self._rests_until_ms:
+            for model_id in set(self._fleet.replicas) - set(self._desired.model_ids):
+                self._actuator.remove_model(model_id, now_ms)
+            self._ask("the file has changed", self._desired)
         while self._changes and self._task is None:
             self._begin_change(*self._changes.popleft(), now_ms)
         if self._task is not None or now_ms < self._rests_until_ms:
@@ -234,9 +265,15 @@ class Controller:
             self._grow_broken(now_ms)
 
     def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
+        if isinstance(change, ModelsRemove) and change.when_left and self._handovers.still_used(change):
+            self._handovers.add(peer, change, now_ms)  # a frontend came back meanwhile
+            return
         desired = self._desired.changed(change)
         if isinstance(desired, ChangeRefused):
             self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
+            return
+        if isinstance(change, ModelSet) and change.slo_ms is None and change.rate_rps is None:
+            self._begin_term(peer, change, desired, now_ms)
             return
         if isinstance(
             change, ModelsRemove
@@ -246,6 +283,15 @@ class Controller:
                 self._rates.forget(model_id)
             self._desired = desired
         self._ask(_described(change), desired, peer, change)
+
+    def _begin_term(self, peer: PeerId, change: ModelSet, desired: Desired, now_ms: float) -> None:
+        """Nothing is to be planned for that."""
+        self._desired = desired
+        self.settled += 1
+        if change.term is not None:
+            self._actuator.put_term(change.model_id, change.term, now_ms)
+            self._note(f"{change.model_id} is served here, in term {change.term}")
+        self._actuator.send(peer, Changed(change.request_no, "ok", kept=len(self._fleet.slices)))
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._run_time_watch.broken(now_ms)
@@ -327,6 +373,7 @@ class Controller:
         self._desired, self._made = task.desired, made
         for spec, priority in zip(made.models, made.priorities, strict=True):
             self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
+            self._actuator.put_term(spec.model_id, spec.term, now_ms)
         for kept in made.kept:
             record = self._fleet.slices.get(kept.slice_id)
             if record is not None:
@@ -339,7 +386,12 @@ class Controller:
 
     def _objection(self, task: _Task, made: PlanMade) -> str:
         """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
-        if task.change is not None or self._are_gpus_changed or self._presence.absent:
+        if (
+            task.change is not None
+            or self._are_gpus_changed
+            or self._presence.absent
+            or self._is_carried_over
+        ):
             return ""
         hosted = {hint.model_id for move in made.moves for one in move.starts for hint in one.hints}
         hosted |= {hint.model_id for move in made.moves for one in move.changes for hint in one.hints}
@@ -397,6 +449,7 @@ class Controller:
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
             return
         self._task = None
+        self._is_carried_over = False
         self.settled += 1
         started = sum(len(move.starts) for move in moves)
         ended = sum(len(move.move.ends) for move in moves)

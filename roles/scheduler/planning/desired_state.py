@@ -108,16 +108,29 @@ class Desired:
         if change.model_id not in self.model_ids:
             return self._unknown(change.model_id)
         desired = self
+        if change.term is not None:
+            present = next(one for one in self.sections if one["name"] == change.model_id).get("term", 0)
+            if change.term <= present:
+                return ChangeRefused(INVALID_CONFIG, f"its term is {present}, and only grows")
+            desired = desired.with_value(change.model_id, "term", change.term)
         if change.slo_ms is not None:
-            sections = tuple(
-                {**section, "slo_ms": change.slo_ms} if section["name"] == change.model_id else section
-                for section in self.sections
-            )
-            desired = replace(desired, sections=sections)
+            desired = desired.with_value(change.model_id, "slo_ms", change.slo_ms)
         if change.rate_rps is not None:
             declared = {**self.declared_rps, change.model_id: change.rate_rps}
             desired = replace(desired, declared_rps=declared)
         return desired
+
+    def section(self, model_id: ModelId) -> Mapping[str, Any] | ChangeRefused:
+        """A model's section."""
+        found = next((one for one in self.sections if one["name"] == model_id), None)
+        return self._unknown(model_id) if found is None else found
+
+    def with_value(self, model_id: ModelId, key: str, value: object) -> Desired:
+        """The same, with another value in one model's section."""
+        sections = tuple(
+            {**section, key: value} if section["name"] == model_id else section for section in self.sections
+        )
+        return replace(self, sections=sections)
 
     def _drained(self, change: DrainAsked) -> Desired | ChangeRefused:
         meant = {
@@ -143,13 +156,15 @@ class Desired:
 class ControllerSettings:
     """What a controller starts with: what is wanted, and what the first plan said of each slice.
 
-    `is_rate_blind`: the placement policy gives the same plan at every rate.
+    `is_rate_blind`: the placement policy gives the same plan at every rate. `is_carried_over`: the slices were planned for another
+    file, so the first thing to do is to plan.
     """
 
     desired: Desired
     hints: tuple[KeptSlice, ...]
     is_rate_blind: bool
     unplaced: tuple[UnplacedInfo, ...] = ()
+    is_carried_over: bool = False
 
 
 def controller_settings(

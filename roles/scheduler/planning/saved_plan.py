@@ -3,14 +3,14 @@
 Slices outlive their scheduler. One that began with the file's plan would end those that the file does not know,
 and forget models that operators have added. So the active scheduler writes down each plan that it has settled, in a
 file of its own, and sends it to the standbys, which do the same with what they are sent. The plan that counts is
-that of the highest epoch, and of that the one with the highest number. `tenuto up` takes the files away when it ends itself.
+that of the highest epoch, and of that the one with the highest number. One of another configuration counts where it can be carried over. `tenuto up` takes the files away when it ends itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +26,26 @@ PLAN_SUFFIX: Final = ".plan"
 AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
 
 
-class SavedPlan:
-    """One scheduler's file, good for one configuration. `failures`: how often it could not be written."""
+Begun = tuple[SchedulerSettings, ControllerSettings]
 
-    def __init__(self, run_dir: Path, role_id: str, document: Mapping[str, Any]) -> None:
+
+class SavedPlan:
+    """One scheduler's file, good for one configuration. `failures`: how often it could not be written.
+
+    `carry_over`: what is to be made of another configuration's plan, if anything; None: nothing. `role_ids`: the schedulers of
+    its shard, whose plans are its own too.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        role_id: str,
+        document: Mapping[str, Any],
+        carry_over: Callable[[Begun], Begun | None] | None = None,
+        role_ids: Sequence[str] = (),
+    ) -> None:
+        self._names = {f"{one}{PLAN_SUFFIX}" for one in (role_id, *role_ids)}
+        self._carry_over = carry_over
         self.failures = 0
         self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
         """Of the configuration."""
@@ -39,21 +55,28 @@ class SavedPlan:
         self.newest: PlanCopy | None = None
         """What was kept last, if anything was."""
 
-    def read(self) -> tuple[SchedulerSettings, ControllerSettings] | None:
-        """What to go on from, of all schedulers' files and what was kept; None: nothing of this configuration is there."""
+    def read(self) -> Begun | None:
+        """What to go on from, of all schedulers' files and what was kept; None: nothing of use is there."""
         found = [copy for path in self._paths() if (copy := _read(path)) is not None]
         if self.newest is not None:
             found.append(self.newest)
         for copy in sorted(found, key=lambda one: (one.epoch, one.number), reverse=True):
+            if copy.digest != self.digest and self._carry_over is None:
+                continue
+            try:
+                settings, _, planning = settings_of(copy.document.encode())
+            except ConfigError as error:
+                log.warning("plan_not_read epoch=%d reason=%r", copy.epoch, str(error))
+                continue
+            if planning is None:
+                continue
             if copy.digest == self.digest:
-                try:
-                    settings, _, planning = settings_of(copy.document.encode())
-                except ConfigError as error:
-                    log.warning("plan_not_read epoch=%d reason=%r", copy.epoch, str(error))
-                    continue
-                if planning is not None:
-                    log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
-                    return settings, planning
+                log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
+                return settings, planning
+            carried = None if self._carry_over is None else self._carry_over((settings, planning))
+            if carried is not None:
+                log.info("plan_carried_over slices=%d of=%d", len(carried[0].slices), len(settings.slices))
+                return carried
         return None
 
     def begin(self) -> None:
@@ -89,7 +112,7 @@ class SavedPlan:
         return True
 
     def _paths(self) -> list[Path]:
-        return sorted(self._path.parent.glob(f"scheduler-*{PLAN_SUFFIX}"))
+        return [self._path.parent / name for name in sorted(self._names)]
 
 
 def _read(path: Path) -> PlanCopy | None:

@@ -203,10 +203,10 @@ class Monitor:
             for record in scheduler.core._fleet.slices.values()
             if record.is_ready
         }
-        known = {(one.slice_id, one.incarnation) for one in core._known._slices.values()}
+        known = {(one.slice_id, one.incarnation) for one in core._shards.links[0].known._slices.values()}
         if known != ready:
             yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
-        if not core._is_linked:
+        if not core._shards.are_linked:
             yield f"{frontend.place} is not linked"
         kept = [
             pending._by_client,

@@ -96,8 +96,10 @@ class FrontendProcess(Process):
         self.run(self.shell.role)
 
     def close(self) -> None:
-        for link in (self.shell._clients, self.shell._schedulers, self.shell._outputs, self.shell._slices):
+        for link in (self.shell._clients, self.shell._outputs, self.shell._slices):
             link.close()
+        for shard in self.shell._shards:
+            shard.close()
 
     def released(self) -> None:
         super().released()

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from fabric import codec
 from fabric.errors import LocalProtocolError, RemoteProtocolError
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, SliceId
+from fabric.ids import (
+    FRONTEND_NAME_BYTES_MAX,
+    BatchId,
+    FrontendId,
+    Incarnation,
+    ModelId,
+    NodeId,
+    SliceId,
+)
 from fabric.limits import INTEGER_MAX, NAME_CHARS_MAX, REASON_CHARS_MAX
 from fabric.messages import (
     PARTS_MAX,
@@ -44,7 +52,6 @@ from fabric.messages import (
     split_runs,
 )
 from profiles.model import BATCH_SIZE_LIMIT
-from roles.scheduler.peer_checks import FRONTEND_NAME_BYTES_MAX
 
 ARRIVALS = [12, "m", 0, 1, 25.0, 0.0, 0.0]  # tag, model, first_seq, count, budget, span, ready_in
 

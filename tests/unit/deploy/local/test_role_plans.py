@@ -15,10 +15,11 @@ from roles.config.read_config import parse_config
 HERE = Path("/here")
 
 
-def config(frontends: int) -> ClusterConfig:
+def config(frontends: int, **more: Any) -> ClusterConfig:
     document: dict[str, Any] = {
         "models": [{"name": "m", "slo_ms": 50, "rate_rps": 1, "profile": {"alpha_ms": 1, "beta_ms": 5}}],
         "cluster": {"gpus": 1, "frontends": frontends},
+        **more,
     }
     return parse_config(document, HERE, source="test")
 
@@ -37,6 +38,15 @@ def test_every_role_has_a_process_of_its_own() -> None:
 def test_together_the_first_frontend_has_none() -> None:
     assert role_ids(1, is_together=True) == ["scheduler-0", "node-local"]
     assert role_ids(2, is_together=True) == ["scheduler-0", "node-local", "frontend-1"]
+
+
+def test_a_gateway_starts_when_its_frontends_are_there_and_ends_with_the_first() -> None:
+    wanted = config(2, listen={"http": "127.0.0.1:0"})
+    plans = role_plans(wanted, HERE / "c.yaml", HERE / "run", is_together=False)
+    gateway = next(plan for plan in plans if plan.role_id == "gateway-0")
+    others = [plan for plan in plans if plan is not gateway]
+    assert gateway.start_rank > max(plan.start_rank for plan in others)
+    assert gateway.stop_rank < min(plan.stop_rank for plan in others)
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deploy.ssh.carried import Source, carried_config
-from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import Inventory, inventory_of
-from deploy.ssh.plan import Goods, Plan, Step, addresses_of, plan_up
+from deploy.ssh.on_host.system import sha256
+from deploy.ssh.plan import addresses_of, plan_up
+from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import OwnWheel, Wheel
 from fabric.keys import TRUSTED_FILE
 from roles.config.read_config import parse_config
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
-CLUSTER = {
+CLUSTER: dict[str, Any] = {
     "nodes": [{"host": "g1", "gpus": 2, "type": "v100", "device": "cuda"}, {"host": "g2", "gpus": 1}],
     "schedulers": [{"host": "head"}],
     "frontends": [{"host": "head"}, {"host": "g1"}],
@@ -56,6 +59,8 @@ class Stage:
             for name, address in (("head", "172.16.0.9"), ("g1", "10.0.0.2"), ("g2", "10.0.0.3"))
         }
         self.version = VERSION
+        self.left: dict[str, HostFacts | Unreachable] = {}
+        """Hosts that the file does not have any more."""
         self.keys = {name: name.encode() for name in self.key_names()}
 
     @property
@@ -84,10 +89,20 @@ class Stage:
             self.keys,
             {name: f"id-of-{content.decode()}" for name, content in self.keys.items()},
             addresses,
+            dict.fromkeys(self.left, ""),
         )
 
     def plan(self) -> Plan:
-        return plan_up(self.inventory, self.facts, self.goods, self.source.config.deploy, {})
+        facts = {name: told for name, told in self.facts.items() if name in self.inventory.names}
+        return plan_up(self.inventory, facts, self.goods, self.source.config.deploy, {}, self.left)
+
+    def take_out(self, host: str) -> None:
+        """The file does not have it any more."""
+        cluster = self.document["cluster"]
+        nodes = [one for one in cluster["nodes"] if one["host"] != host]
+        frontends = [one for one in cluster["frontends"] if one["host"] != host]
+        self.document = {**self.document, "cluster": {**cluster, "nodes": nodes, "frontends": frontends}}
+        self.left[host] = self.facts.pop(host)
 
     def done(self, plan: Plan) -> None:
         """As if all steps had been done."""
@@ -95,6 +110,14 @@ class Stage:
             self.do(step)
 
     def do(self, step: Step) -> None:
+        if step.phase is Phase.DRAIN:
+            return
+        if step.host in self.left:
+            told = self.left[step.host]
+            assert isinstance(told, HostFacts)
+            if step.what == "remove":
+                self.left[step.host] = replace(told, is_there=False, roles={})
+            return
         told, request = self.facts[step.host], step.request
         assert isinstance(told, HostFacts)
         match step.what:
@@ -105,7 +128,15 @@ class Stage:
                 self.changed(step.host, versions=[*told.versions, request["version"]], has_manager=True)
             case "configuration":
                 name = request["complete"].removeprefix("configs/")
-                self.changed(step.host, configs=[*told.configs, name])
+                (views,) = [file.source for file in step.files if file.path.endswith("/views.json")]
+                assert isinstance(views, bytes)
+                self.changed(
+                    step.host,
+                    configs=[*told.configs, name],
+                    views={**told.views, name: json.loads(views)},
+                )
+            case "forget":
+                self.changed(step.host, addresses=request["addresses"])
             case "keys":
                 sent = {file.path.removeprefix("keys/"): file.sha256 for file in step.files}
                 kept = {
@@ -115,14 +146,13 @@ class Stage:
             case "stop":
                 left = {name: own for name, own in told.roles.items() if name not in request["role_ids"]}
                 self.changed(step.host, roles=left)
-            case "start":
-                from deploy.ssh.facts import Running
-                from deploy.ssh.on_host.system import sha256
-
-                state = request["state"]
+            case "start" | "unit":
+                state, role_id = request["state"], request["role_id"]
+                assert step.what == "start" or told.roles[role_id] == request["stamp"]
                 self.changed(
                     step.host,
-                    roles={**told.roles, request["role_id"]: sha256(request["script"].encode())},
+                    roles={**told.roles, role_id: request["stamp"]},
+                    scripts={**told.scripts, role_id: sha256(request["script"].encode())},
                     now=Running(state["version"], state["config"]),
                     before=Running(**state["before"]),
                     addresses=state["addresses"],

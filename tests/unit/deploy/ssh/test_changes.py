@@ -10,8 +10,8 @@ from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.facts import HostFacts, Unreachable
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.operations import host_rows, logs
-from deploy.ssh.plan import Plan
 from deploy.ssh.rollout import Ended, Rollout
+from deploy.ssh.steps import Plan
 from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
 
 

@@ -168,7 +168,9 @@ def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- what a file names
 
 
-def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(tmp_path: Path) -> None:
+def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("class Model: ...\n")
     (tmp_path / "trace.csv").write_text("at_ms\n1\n")
     (tmp_path / "weights").mkdir()
@@ -183,7 +185,7 @@ def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(t
                 "arrival": {"process": "trace", "path": "trace.csv"},
             }
         ],
-        "cluster": {"nodes": [{"host": "a", "device": "cpu"}]},
+        "cluster": {"nodes": [{"host": "a", "device": "cpu"}], "addresses": {"a": "127.0.0.1"}},
     }
     source = Source(tmp_path / "c.yaml", document, parse_config(document, tmp_path))
     carried = carried_config(source, {"a": "10.0.0.1"})
@@ -195,7 +197,10 @@ def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(t
     loader = parsed.models[0].loader
     assert loader is not None
     assert loader.weights is not None
+    monkeypatch.chdir(there)  # as every role and every worker of a host does
     assert Path(loader.weights, "config.json").exists()
+    assert str(there) not in loader.weights, "it is another path on another host"
+    monkeypatch.undo()
     assert (there / "mine.py").exists()
     assert carried_config(source, {"a": "10.0.0.1"}).name == carried.name
     (tmp_path / "mine.py").write_text("class Model: pass\n")

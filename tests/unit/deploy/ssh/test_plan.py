@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ def test_a_cluster_of_bare_hosts_is_prepared_everywhere_and_then_started_in_orde
         == f"""\
 PREPARE    g1   wheels        2 wheels, 15.9 MB
 PREPARE    g1   environment   tenuto[worker] 0.1.0+abc, from the wheels it has
-PREPARE    g1   configuration {name}, 1 file
+PREPARE    g1   configuration {name}, 2 files
 PREPARE    g1   keys          frontend.key, node-g1.key, trusted.json
 PREPARE    g2   wheels        2 wheels, 15.9 MB
 PREPARE    g2   environment   tenuto 0.1.0+abc, from the wheels it has
-PREPARE    g2   configuration {name}, 1 file
+PREPARE    g2   configuration {name}, 2 files
 PREPARE    g2   keys          node-g2.key, trusted.json
 PREPARE    head wheels        2 wheels, 15.9 MB
 PREPARE    head environment   tenuto 0.1.0+abc, from the wheels it has
-PREPARE    head configuration {name}, 1 file
+PREPARE    head configuration {name}, 2 files
 PREPARE    head keys          frontend.key, scheduler.key, trusted.json
 AGENTS     g1   start         node-g1 starts
 AGENTS     g2   start         node-g2 starts
@@ -78,11 +79,11 @@ def test_another_version_and_another_configuration_start_everything_again_and_ke
         lines(plan)
         == f"""\
 PREPARE    g1   environment   tenuto[worker] 0.2.0+def, from the wheels it has
-PREPARE    g1   configuration {name}, 1 file
+PREPARE    g1   configuration {name}, 2 files
 PREPARE    g2   environment   tenuto 0.2.0+def, from the wheels it has
-PREPARE    g2   configuration {name}, 1 file
+PREPARE    g2   configuration {name}, 2 files
 PREPARE    head environment   tenuto 0.2.0+def, from the wheels it has
-PREPARE    head configuration {name}, 1 file
+PREPARE    head configuration {name}, 2 files
 AGENTS     g1   start         node-g1 starts again: another version and configuration
 AGENTS     g2   start         node-g2 starts again: another version and configuration
 SCHEDULERS head start         scheduler-0 starts again: another version and configuration
@@ -159,6 +160,11 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no driver": ("g1", {"has_driver": False}, "no NVIDIA driver"),
     "few files": ("g2", {"open_files": 1024}, "may open 1024 files"),
     "loopback": ("g2", {"address": "127.0.1.1"}, "127.0.1.1, which other hosts cannot reach"),
+    "two names of one host": (
+        "g2",
+        {"address": "10.0.0.2"},
+        "its address 10.0.0.2 is that of g1: are these two names of one host?",
+    ),
     "another system": ("g2", {"machine": "Darwin arm64"}, "Tenuto needs Linux"),
 }
 
@@ -213,10 +219,10 @@ def test_a_script_runs_in_a_shell_as_it_is_meant(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\necho "$PWD|$TENUTO_RUN_DIR|$HTTP_PROXY|$*"\n')
     program.chmod(0o700)
     script = tmp_path / "role.sh"
-    script.write_text(step.request["script"].replace("@STAMP@", "stamped"))
+    script.write_text(step.request["script"])
     said = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=True).stdout
     assert said == f"{base}/configs/{name}|{base}/run|http://it's:1|node-agent cluster.json --node g2\n"
-    assert (base / "run/node-g2.stamp").read_text() == "stamped\n"
+    assert (base / "run/node-g2.stamp").read_text() == f"{step.request['stamp']}\n"
 
 
 def test_the_carried_configuration_says_where_everything_is_and_nothing_of_this_machine() -> None:
@@ -235,6 +241,180 @@ def test_a_file_for_this_host_alone_or_without_keys_is_no_inventory() -> None:
         inventory_of(parse_config({"models": [MODEL], "cluster": {"gpus": 1}}, Path()))
     with pytest.raises(ConfigError, match="that needs keys"):
         inventory_of(parse_config({"models": [MODEL], "cluster": CLUSTER}, Path()))
+
+
+def test_a_host_more_starts_nothing_again_but_the_schedulers_the_standby_first() -> None:
+    cluster = {**CLUSTER, "schedulers": [{"host": "head"}, {"host": "g1", "standby": True}]}
+    stage = Stage(cluster=cluster)
+    stage.done(stage.plan())
+    bare = Stage().facts["g2"]
+    assert isinstance(bare, HostFacts)
+    stage.facts["g3"] = replace(bare, base="/home/u/.tenuto/g3", address="10.0.0.4")
+    stage.keys["node-g3.key"] = b"third"
+    nodes = [*CLUSTER["nodes"], {"host": "g3", "gpus": 1}]
+    stage.document = {**stage.document, "cluster": {**cluster, "nodes": nodes}}
+    name = stage.goods.config.name
+    same = f"goes on; configuration {name} has the same for it"
+    found = [line for line in lines(stage.plan()).splitlines() if " g3 " not in line]
+    assert found == [
+        f"PREPARE    g1   configuration {name}, 2 files",
+        f"PREPARE    g1   unit          node-g1 {same}",
+        f"PREPARE    g1   unit          frontend-1 {same}",
+        f"PREPARE    g2   configuration {name}, 2 files",
+        f"PREPARE    g2   unit          node-g2 {same}",
+        f"PREPARE    head configuration {name}, 2 files",
+        f"PREPARE    head unit          frontend-0 {same}",
+        "SCHEDULERS g1   start         scheduler-1 starts again: another configuration",
+        "SCHEDULERS head start         scheduler-0 starts again: another configuration",
+    ]
+    stage.done(stage.plan())
+    assert stage.plan().steps == ()
+
+
+def test_a_host_less_is_drained_first_ended_when_nobody_asks_for_it_and_then_forgotten() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.take_out("g1")
+    plan = stage.plan()
+    found = [line for line in lines(plan).splitlines() if not line.startswith("PREPARE")]
+    assert found == [
+        "DRAIN      g1   drain         its node is not in the file any more: its slices move to others",
+        "SCHEDULERS head start         scheduler-0 starts again: another configuration",
+        "END_FRONTENDS g1   stop          frontend-1",
+        "END_AGENTS g1   stop          node-g1",
+        "REMOVE     g1   remove        /home/u/.tenuto/g1",
+        "FORGET     g2   forget        g1",
+        "FORGET     head forget        g1",
+    ]
+    stage.done(plan)
+    stage.left.clear()  # nobody tells of it any more
+    told = stage.facts["head"]
+    assert isinstance(told, HostFacts)
+    assert "g1" not in told.addresses
+    assert stage.plan().steps == ()
+
+
+@given(st.data())
+def test_an_interrupted_end_of_a_host_is_finished_by_the_next_up(data: st.DataObject) -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.take_out("g1")
+    plan = stage.plan()
+    for step in plan.steps[: data.draw(st.integers(0, len(plan.steps)))]:
+        stage.do(step)
+    known = {host for told in stage.facts.values() if isinstance(told, HostFacts) for host in told.addresses}
+    if "g1" not in known:
+        stage.left.clear()
+    for step in stage.plan().steps:
+        stage.do(step)
+    told = {host for told in stage.facts.values() if isinstance(told, HostFacts) for host in told.addresses}
+    assert told == {"head", "g2"}
+    assert all(isinstance(one, HostFacts) and not one.is_there for one in stage.left.values())
+
+
+def test_a_host_that_left_and_cannot_be_reached_is_not_forgotten_unless_that_is_said() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.take_out("g1")
+    stage.left["g1"] = Unreachable("does not answer")
+    plan = stage.plan()
+    (problem,) = plan.problems["g1"]
+    assert "what is on it stays: does not answer (`tenuto deploy up --forget g1`" in problem
+    assert not any(step.what in ("forget", "drain") for step in plan.steps)
+    assert plan.unreachable == frozenset(), "the cluster is not unreachable"
+    stage.done(plan)
+    stage.left.clear()
+    assert [(step.host, step.what) for step in stage.plan().steps] == [("g2", "forget"), ("head", "forget")]
+
+
+def test_a_node_that_leaves_while_its_host_stays_is_drained_and_its_agent_ends_last() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    nodes = [one for one in CLUSTER["nodes"] if one["host"] != "g1"]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "nodes": nodes}}
+    found = [
+        line[:45].rstrip() for line in lines(stage.plan()).splitlines() if not line.startswith("PREPARE")
+    ]
+    assert found == [
+        "DRAIN      g1   drain         its node is not",
+        "SCHEDULERS head start         scheduler-0 sta",
+        "END_AGENTS g1   stop          node-g1: not in",
+    ]
+
+
+CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "an SLO": ({"models": [{**MODEL, "slo_ms": 40}]}, {"scheduler-0"}),
+    "another policy": ({"placement": "exclusive"}, {"scheduler-0"}),
+    "another port of the scheduler": (
+        {"cluster": {**CLUSTER, "schedulers": [{"host": "head", "port": 7000}]}},
+        {"scheduler-0", "node-g1", "node-g2", "frontend-0", "frontend-1"},
+    ),
+    "a standby": (
+        {"cluster": {**CLUSTER, "schedulers": [{"host": "head"}, {"host": "g2", "standby": True}]}},
+        {"scheduler-0", "scheduler-1", "node-g1", "node-g2", "frontend-0", "frontend-1"},
+    ),
+    "more GPUs of one host": (
+        {"cluster": {**CLUSTER, "nodes": [CLUSTER["nodes"][0], {"host": "g2", "gpus": 2}]}},
+        {"scheduler-0", "node-g2"},
+    ),
+    "a frontend's address": (
+        {
+            "cluster": {
+                **CLUSTER,
+                "frontends": [{"host": "head"}, {"host": "g1", "listen": {"client": "tcp://eth0:7000"}}],
+            }
+        },
+        {"scheduler-0", "frontend-1"},
+    ),
+    "heartbeats": (
+        {"cluster": {**CLUSTER, "heartbeats": {"interval_ms": 200, "patience_ms": 2_000}}},
+        {"scheduler-0", "node-g1", "node-g2", "frontend-0", "frontend-1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_of_the_file_starts_those_again_that_read_it(case: str) -> None:
+    sections, roles = CHANGES[case]
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, **sections}
+    plan = stage.plan()
+    assert {step.request["role_id"] for step in plan.steps if step.what == "start"} == roles
+    stage.done(plan)
+    assert stage.plan().steps == ()
+
+
+def test_a_standby_that_is_new_starts_when_the_first_scheduler_knows_of_it() -> None:
+    """It would take over with the file's own plan while that one, which cannot tell it its plan, starts again."""
+    stage = Stage()
+    stage.done(stage.plan())
+    schedulers = [{"host": "head"}, {"host": "g2", "standby": True}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": schedulers}}
+    rollout, begun = Rollout(stage.plan()), []
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        if step.what == "start" and step.request["role_id"].startswith("scheduler"):
+            begun.append((step.request["role_id"], set(rollout.schedulers_to_come)))
+        going += rollout.handle(Ended(step))
+    assert begun == [("scheduler-0", {"scheduler-1"}), ("scheduler-1", set())]
+
+
+def test_a_drain_that_fails_stops_everything_and_forgetting_waits_for_the_end_of_the_host() -> None:
+    for failing in ("drain", "remove"):
+        stage = Stage()
+        stage.done(stage.plan())
+        stage.take_out("g1")
+        rollout = Rollout(stage.plan())
+        going = list(rollout.begin())
+        while going:
+            step = going.pop(0)
+            going += rollout.handle(Ended(step, "no" if step.what == failing else ""))
+        assert rollout.failed == {"g1": "no"}
+        done = {step.what for step in rollout.done}
+        assert "forget" not in done
+        assert ("start" in done) == (failing == "remove")
 
 
 # ---------------------------------------------------------------- rollout

@@ -35,6 +35,23 @@ def cluster(**changes: Any) -> dict[str, Any]:
     return {**FILE, "cluster": changes}
 
 
+def three_shards(**last: Any) -> dict[str, Any]:
+    """A model and a node for each; `last`: keys of the third shard's model, node and scheduler."""
+    shards = {"model": 2, "node": 2, "scheduler": 2} | last
+    models = [{**MODEL, "name": f"m{k}", "shard": k} for k in (0, 1, shards["model"])]
+    return {
+        "models": [{**one, "name": f"m{at}"} for at, one in enumerate(models)],
+        "cluster": {
+            "shards": 3,
+            "nodes": [{"host": f"h{at}", "shard": k} for at, k in enumerate((0, 1, shards["node"]))],
+            "schedulers": [
+                {"host": "h0", "port": 5550 - at, "shard": k}
+                for at, k in enumerate((0, 1, shards["scheduler"]))
+            ],
+        },
+    }
+
+
 def documents(x: Any) -> Mapping[str, dict[str, Any]]:
     """One file for each number that may be written, by the name of its section and its own."""
     loader = {"zoo": "transformers", "arch": "bert"}
@@ -70,6 +87,16 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "nodes.pin_cores": cluster(nodes=[{"host": "a", "pin_cores": x}]),
         **{f"heartbeats.{name}": cluster(gpus=1, heartbeats={**heartbeats, name: x}) for name in heartbeats},
         "cluster.schedulers": cluster(gpus=1, schedulers=x),
+        "cluster.shards": {
+            "models": [{**MODEL, "name": name} for name in "abc"],
+            "cluster": {"shards": x, "nodes": [{"host": name} for name in "abcd"]},
+        },
+        "models.shard": three_shards(model=x),
+        "models.term": model(term=x),
+        "nodes.shard": three_shards(node=x),
+        "schedulers.shard": three_shards(scheduler=x),
+        "gateway.request_mb": cluster(gpus=1, gateway={"request_mb": x}),
+        "gateway.connections": cluster(gpus=1, gateway={"connections": x}),
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},
         **{f"network.{name}": cluster(gpus=1, network={name: x}) for name in network},

@@ -170,6 +170,11 @@ STAGES = "applications.0.stages"
             {"name": "googlenet", "loader": {"zoo": "torchvision", "arch": "googlenet"}},
             r"slo_ms: is missing; only",
         ),
+        (
+            "cluster",
+            {"nodes": [{"host": "a"}, {"host": "b"}], "shards": 2},
+            r"cluster.shards: applications are played with one",
+        ),
         ("rate_rps", 100, r"rate_rps: a total is shared out among models"),
     ],
 )

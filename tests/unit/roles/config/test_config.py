@@ -400,6 +400,19 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(security={"keys": 5}), "security.keys"),
         (document(security={"key": "x"}), "security.key: unknown key; did you mean keys?"),
         (document(listen={"http": "127.0.0.1:70000"}), "listen.http: is '127.0.0.1:70000'"),
+        (
+            document(listen={"http": "127.0.0.1:1", "grpc": "127.0.0.1:1"}),
+            "listen.grpc: is '127.0.0.1:1', where",
+        ),
+        (
+            document(listen={"http": "10.0.0.1:8000"}),
+            "others can reach: that needs cluster.gateway.token_file",
+        ),
+        (
+            {**document(), "cluster": {"gpus": 1, "gateway": {"tls_key": "k"}}},
+            "both of tls_certificate and tls_key",
+        ),
+        ({**document(), "cluster": {"gpus": 1, "gateway": {"tokens": "t"}}}, "gateway.tokens: unknown key"),
         (document(seed=-1), "seed: is -1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -408,6 +421,18 @@ def test_every_mistake_is_refused_with_its_place_and_what_would_be_right(
     written: dict[str, Any], reason: str
 ) -> None:
     assert reason in refused(written)
+
+
+def test_there_is_a_gateway_where_the_file_says_so() -> None:
+    assert not parse_config(document(), HERE).gateway.is_wanted
+    only_http = parse_config(document(listen={"http": "127.0.0.1:0"}), HERE).gateway
+    assert (only_http.http, only_http.grpc, only_http.request_bytes_max) == ("127.0.0.1:0", None, 64 << 20)
+    settings = {"token_file": "t", "model_control": True, "request_mb": 1}
+    both = parse_config({**document(), "cluster": {"gpus": 1, "gateway": settings}}, HERE).gateway
+    assert (both.http, both.grpc) == ("127.0.0.1:8000", "127.0.0.1:8001")
+    assert (both.token_file, both.is_model_control, both.request_bytes_max) == (HERE / "t", True, 1 << 20)
+    reachable = {**document(listen={"http": "10.0.0.1:8000"}), "cluster": {"gpus": 1, "gateway": settings}}
+    assert parse_config(reachable, HERE).gateway.http == "10.0.0.1:8000"
 
 
 # ---------------------------------------------------------------- files

@@ -11,6 +11,7 @@ from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, r
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.runtime.host_address import address_of_interface, own_address
+from roles.scheduler.shell import SchedulerAddresses
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
 NODES = [{"host": "a"}, {"host": "b"}, {"host": "c"}]
@@ -134,7 +135,7 @@ def test_each_role_gets_its_hosts_address_and_the_nearest_way_to_the_scheduler(t
         }
     )
     where = Whereabouts(config, tmp_path, is_here=False)
-    assert where.scheduler(0) == ("tcp://127.0.0.1:5550",)
+    assert where.scheduler(0) == SchedulerAddresses(("tcp://127.0.0.1:5550",))
     beside, far = where.frontend(0), where.frontend(1)
     assert beside.scheduler_addresses == [(f"ipc://{tmp_path}/scheduler-0.control",)]
     assert (far.host, far.scheduler_addresses) == ("127.0.0.2", [("tcp://127.0.0.1:5550",)])
@@ -145,8 +146,51 @@ def test_each_role_gets_its_hosts_address_and_the_nearest_way_to_the_scheduler(t
         {"scheduler-0": ("tcp://127.0.0.1:5550",)},
     )
     here = Whereabouts(config, tmp_path, is_here=True)
-    assert here.scheduler(0) == ()
+    assert here.scheduler(0) == SchedulerAddresses()
     assert here.node("c").scheduler_addresses == {}
+
+
+def test_a_client_on_a_host_reaches_its_own_frontends_by_ipc_and_others_only_where_it_may(
+    tmp_path: Path,
+) -> None:
+    config = parsed(
+        {
+            "nodes": [{"host": "a"}],
+            "frontends": [{"host": "a"}, {"host": "b"}, {"host": "b"}],
+            "addresses": {"a": "127.0.0.1", "b": "127.0.0.2"},
+        }
+    )
+    where = Whereabouts(config, tmp_path, is_here=False)
+    own = f"ipc://{tmp_path}/frontend-0.client"
+    there = ["tcp://127.0.0.2:5555", "tcp://127.0.0.2:5556"]
+    assert where.clients("a", is_everywhere=True) == [own, *there]
+    assert where.clients("a", is_everywhere=False) == [own]
+    assert where.clients(None, is_everywhere=False) == []
+    here = Whereabouts(config, tmp_path, is_here=True)
+    assert here.clients(None, is_everywhere=False) == [
+        f"ipc://{tmp_path}/frontend-{at}.client" for at in range(3)
+    ]
+
+
+def test_schedulers_of_several_hosts_know_each_other_and_everybody_knows_all(tmp_path: Path) -> None:
+    config = parsed(
+        {
+            "schedulers": [
+                {"host": "a"},
+                {"host": "b", "standby": True},
+                {"host": "a", "standby": True, "port": 7},
+            ],
+            "frontends": [{"host": "c"}],
+            "addresses": {"a": "127.0.0.1", "b": "127.0.0.2", "c": "127.0.0.3"},
+        }
+    )
+    where = Whereabouts(config, tmp_path, is_here=False)
+    at_a, at_b, also_at_a = (("tcp://127.0.0.1:5550",), ("tcp://127.0.0.2:5550",), ("tcp://127.0.0.1:7",))
+    assert where.scheduler(0) == SchedulerAddresses(at_a, {"scheduler-1": at_b})  # 2 by its run file
+    assert where.scheduler(1) == SchedulerAddresses(at_b, {"scheduler-0": at_a, "scheduler-2": also_at_a})
+    assert where.scheduler(2) == SchedulerAddresses(also_at_a, {"scheduler-1": at_b})
+    assert where.frontend(0).scheduler_addresses == [at_a, at_b, also_at_a]
+    assert where.node("b").scheduler_addresses == {"scheduler-0": at_a, "scheduler-2": also_at_a}
 
 
 def test_which_host_this_is_follows_from_its_name_or_is_asked() -> None:

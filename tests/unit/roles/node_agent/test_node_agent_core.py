@@ -570,7 +570,7 @@ def test_anyone_may_ask_how_the_slices_are() -> None:
     assert [(report.slice_id, report.state, report.models) for report in listed.slices] == [
         ("x", "ready", ("m",))
     ]
-    assert listed.counters == {f"{started.worker_id}/turns": 7.0}
+    assert listed.counters == {f"{started.worker_id}/turns": 7.0, "is_ready": 1.0}
 
 
 def test_who_asks_does_not_wait_long_for_a_worker_that_says_nothing() -> None:
@@ -581,7 +581,18 @@ def test_who_asks_does_not_wait_long_for_a_worker_that_says_nothing() -> None:
     ((asker, listed),) = sent(host.until(ANSWER_MS))
     assert asker == peer("operator")
     assert isinstance(listed, StatusListed)
-    assert listed.counters == {}
+    assert listed.counters == {"is_ready": 1.0}
+
+
+def test_an_agent_that_was_not_told_what_to_run_is_not_ready() -> None:
+    host = Agent()
+    ((_, listed),) = sent(host.hear("operator", StatusAsked()))
+    assert isinstance(listed, StatusListed)
+    assert (listed.slices, listed.counters) == ((), {"is_ready": 0.0})
+    host.want()
+    ((_, listed),) = sent(host.hear("operator", StatusAsked()))
+    assert isinstance(listed, StatusListed)
+    assert listed.counters == {"is_ready": 1.0}, "also with nothing to run"
 
 
 def test_askers_are_bounded() -> None:

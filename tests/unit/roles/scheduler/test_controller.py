@@ -46,6 +46,8 @@ from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.planning.saved_plan import SavedPlan
@@ -62,7 +64,7 @@ def model(name: str, **more: Any) -> dict[str, Any]:
 
 
 class Stage:
-    """One scheduler core with everything around it. `failing` models do not load."""
+    """One scheduler core with everything around it. `failing` models do not load. `ran`: the stage of the file before."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Stage:
         nodes: Sequence[dict[str, Any]],
         placement: str,
         recorded_in: Path | None = None,
+        ran: Stage | None = None,
     ) -> None:
         document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
         document["batching"] = "eager"
@@ -77,7 +80,14 @@ class Stage:
         placed = config.place()
         settings = settings_from(config, placed)
         planning = controller_settings(config, document, "", placed, settings)
-        self.scheduler = scheduler_core(settings, config.batching, planning)
+        self.batching = config.batching
+        if ran is not None:
+            assert ran.scheduler.controller is not None
+            before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
+            found = carried_over(config, document, Path(), before)
+            assert found is not None
+            settings, planning = found
+        self.scheduler: SchedulerCore = scheduler_core(settings, config.batching, planning)
         self.core: MessageCore = self.scheduler
         self.journal: Journal | None = None
         if recorded_in is not None:
@@ -93,8 +103,20 @@ class Stage:
         self.under_way: deque[Send] = deque()
         self.is_delivering = False
         self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
+        self.ended: set[SliceId] = set()
         for node in nodes:
-            self.node_comes(node["host"])
+            if ran is None or node["host"] not in ran.running:
+                self.node_comes(node["host"])
+            else:
+                self.node_goes_on(NodeId(node["host"]), ran.running[NodeId(node["host"])])
+
+    def node_goes_on(self, node_id: NodeId, hosted: dict[SliceId, SliceSpec]) -> None:
+        """With what it ran for a former scheduler."""
+        self.running[node_id] = dict(hosted)
+        statuses = tuple(SliceStatus(slice_id, FIRST, "ready") for slice_id in hosted)
+        self.hear(PeerId(f"node-{node_id}/00000001"), NodeHello(node_id, FIRST, (), statuses))
+        for spec in hosted.values():
+            self.start(node_id, spec)
 
     def node_comes(self, host: str) -> None:
         self.running[NodeId(host)] = {}
@@ -127,6 +149,7 @@ class Stage:
         wanted = {spec.slice_id: spec for spec in want.slices}
         hosted = self.running[node_id]
         for slice_id in hosted.keys() - wanted.keys():
+            self.ended.add(slice_id)
             del hosted[slice_id]
         for spec in [spec for slice_id, spec in wanted.items() if hosted.get(slice_id) != spec]:
             hosted[spec.slice_id] = spec
@@ -362,10 +385,59 @@ def test_a_scheduler_that_goes_on_from_there_wants_the_very_same_slices(tmp_path
     settings, planning = read
     assert planning == controller.settings()
     assert settings == stage.scheduler.settings()
-    standby = SavedPlan(tmp_path, "scheduler-1", {"of": "this"})
+    standby = SavedPlan(tmp_path, "scheduler-1", {"of": "this"}, role_ids=["scheduler-0"])
     assert standby.read() == read, "on the same host it finds the active one's file"
     (tmp_path / "scheduler-0.plan").write_text("{", encoding="utf-8")
     assert SavedPlan(tmp_path, "scheduler-0", {"of": "this"}).read() is None
+
+
+def test_a_host_more_in_the_file_is_planned_with_and_what_serves_goes_on() -> None:
+    """A scheduler that is started with a changed file."""
+    ran = two_nodes(model("a", rate_rps=300), model("b"), placement="symphony")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}, {"host": "more"}]
+    before = ran.hosted()
+    stage = Stage(model("a", rate_rps=300), model("b"), nodes=nodes, placement="symphony", ran=ran)
+    assert stage.hosted() == before
+    stage.run(1_000)
+    assert stage.hosted() == {**before, "more/gpu0/0": ["a", "b"]}
+    assert not stage.ended
+    assert stage.scheduler.controller is not None
+    assert not stage.scheduler.controller.settings().is_carried_over, "once"
+
+
+def test_a_host_less_in_the_file_takes_nothing_else_along() -> None:
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.hear(OPERATOR, DrainAsked(2, NodeId("right")))
+    ran.run(1_000)
+    assert set(ran.hosted()) == {"left/gpu0/0"}
+    stage = Stage(model("a"), model("b"), nodes=[{"host": "left"}], placement="symphony", ran=ran)
+    stage.run(1_000)
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
+    assert not stage.ended
+
+
+def test_models_that_came_and_went_with_the_file_change_slices_that_serve_on() -> None:
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}]
+    stage = Stage(model("b", slo_ms=70), model("c"), nodes=nodes, placement="symphony", ran=ran)
+    stage.run(2_000)
+    assert set(map(tuple, stage.hosted().values())) == {("b", "c")}
+    assert not stage.ended
+    assert stage.code_of("a") == "ModelNotFound"
+    assert stage.code_of("c") == ""
+
+
+def test_a_slice_whose_model_the_file_has_changed_does_not_go_on_as_it_was() -> None:
+    ran = two_nodes(model("a"), placement="exclusive")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}]
+    document = {"models": [model("a", profile={**LINE, "beta_ms": 7.0})], "cluster": {"nodes": nodes}}
+    config = parse_config(document, Path())
+    assert ran.scheduler.controller is not None
+    before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
+    assert carried_over(config, document, Path(), before) is None
 
 
 def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) -> None:

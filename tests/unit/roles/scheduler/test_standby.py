@@ -9,11 +9,13 @@ from fabric.messages import (
     AnyMessage,
     Arrivals,
     Changed,
+    DrainAsked,
     FrontendHello,
     LeaseAsked,
     LeaseReport,
     ModelsRemove,
     NodeHello,
+    Ping,
     PlanCopy,
     SchedulerHello,
     SliceReady,
@@ -64,7 +66,7 @@ class Stage:
     def __init__(self, *, schedulers: int = 2, number: int = 1) -> None:
         self.cores: list[Core] = []
         electorate = Electorate(frozenset({NODE}), schedulers)
-        settings = ReplicaSettings(BORN, electorate, number, 7, "digest")
+        settings = ReplicaSettings(BORN, electorate, number, 7)
         self.replica = SchedulerReplica(settings, self._make)
         self.now_ms = 0.0
 
@@ -176,15 +178,26 @@ def test_a_lapsed_lease_is_noticed_before_anything_else_is_decided() -> None:
     assert stage.replica.core is None
 
 
-def test_the_newest_copy_of_this_configuration_is_kept() -> None:
+def test_an_operator_hears_that_the_scheduler_which_took_the_change_is_active_no_more() -> None:
+    stage = Stage()
+    stage.take_over()
+    operator, asked = PeerId("operator/bbbbbbbb"), DrainAsked(7, NodeId("a"))
+    stage.hear(operator, asked)
+    stage.now_ms += 10 * HELD_MS
+    told = [one.message for one in stage.hear(operator, Ping(1)) if isinstance(one, Send)]
+    (answer,) = [one for one in told if isinstance(one, Changed)]
+    assert (answer.request_no, answer.status, answer.code) == (7, "refused", "NotActive")
+    assert LeaseLapsed() not in stage.hear(operator, Ping(2))
+
+
+def test_the_newest_copy_is_kept_of_whatever_configuration() -> None:
     stage, source = Stage(), PeerId("scheduler-0")
     copy = PlanCopy(16, 2, "digest", "{}")
     assert stage.hear(source, copy) == [KeepPlan(copy)]
     assert stage.hear(source, PlanCopy(16, 1, "digest", "{}")) == []
-    assert stage.hear(source, PlanCopy(32, 0, "another", "{}")) == []
     assert stage.hear(PeerId("scheduler-0/9"), PlanCopy(32, 0, "digest", "{}")) == []
     assert stage.replica.offences.counters["offences_wrong_identity"] == 1
-    newer = PlanCopy(32, 0, "digest", "{}")
+    newer = PlanCopy(32, 0, "another", "{}")
     assert stage.hear(source, newer) == [KeepPlan(newer)]
 
 

@@ -10,6 +10,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.batching import DISCIPLINES
 from roles.config.cluster import PolicyChoice
+from roles.scheduler.dispatch import recorder
 from tests.scheduler_stage import NODES, Cluster, objects_within
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
@@ -18,8 +19,11 @@ FEW, MANY = 102, 612  # alike in all that a round depends on
 
 
 @pytest.mark.parametrize("name", DISCIPLINES)
-def test_it_holds_no_more_after_many_restarts_than_after_few(name: str) -> None:
+def test_it_holds_no_more_after_many_restarts_than_after_few(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slices are measured anew at each start; frontends, nodes and models come under names never heard before."""
+    monkeypatch.setattr(recorder, "BATCHES_MAX", FEW)  # so that few fill it
     shapes = {A: "line", B: "long", C: "no intercept"}
     on = Cluster(PolicyChoice(name, OPTIONS.get(name, {})), shapes, (20.0, 60.0, 60.0))
     for node_id in NODES:

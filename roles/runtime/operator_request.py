@@ -11,7 +11,7 @@ from fabric.curve import guarded
 from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.messages import Changed, Ping, PlanChange, Pong, RoleChange
+from fabric.messages import Changed, Ping, PlanRequest, Pong, RoleChange
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
 
@@ -27,7 +27,7 @@ def new_request_no() -> int:
 
 def ask_change(
     addresses: Sequence[str],
-    change: PlanChange | RoleChange,
+    change: PlanRequest | RoleChange,
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,

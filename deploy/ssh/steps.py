@@ -1,0 +1,213 @@
+"""What a plan is made of: steps, each one request to one host, in phases; and what starts a role there."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.ssh.carried import CarriedConfig
+from deploy.ssh.facts import HostFacts, Running
+from deploy.ssh.inventory import HostWanted, Rank, RoleOnHost
+from deploy.ssh.wheels import OwnWheel, Wheel
+from fabric.keys import key_file
+from roles.config.hosts import DeployConfig
+
+
+class Phase(IntEnum):
+    """A phase begins on all hosts when the one before is over on all."""
+
+    PREPARE = 0
+    DRAIN = 1
+    AGENTS = 2
+    SCHEDULERS = 3
+    FRONTENDS = 4
+    END_FRONTENDS = 5
+    END_AGENTS = 6
+    END_SCHEDULERS = 7
+    REMOVE = 8
+    FORGET = 9
+
+
+PHASE_OF: Final = {
+    Rank.AGENT: Phase.AGENTS,
+    Rank.SCHEDULER: Phase.SCHEDULERS,
+    Rank.FRONTEND: Phase.FRONTENDS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """A file for a host, by its path there. `source`: it, or where it lies here."""
+
+    path: str
+    mode: int
+    source: Path | bytes
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str, source: Path | bytes, mode: int = 0o600) -> SentFile:
+        """Look at the file, or at the bytes."""
+        if isinstance(source, bytes):
+            return cls(path, mode, source, len(source), hashlib.sha256(source).hexdigest())
+        with source.open("rb") as file:
+            return cls(
+                path, mode, source, source.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request to one host. `what` and `detail` are for people; nothing secret is in them."""
+
+    host: str
+    phase: Phase
+    what: str
+    detail: str
+    request: Mapping[str, Any]
+    files: tuple[SentFile, ...] = ()
+    is_replacing: bool = False
+    """A process that runs now ends for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goods:
+    """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here.
+
+    `key_ids`: of a key file what tells it from the one before, and is no secret. `addresses`: of the file's hosts; `left`: of
+    hosts that the file does not have any more, and where something of the cluster may still be.
+    """
+
+    own: OwnWheel
+    wheels: Mapping[str, Sequence[Wheel]]
+    config: CarriedConfig
+    keys: Mapping[str, bytes]
+    key_ids: Mapping[str, str]
+    addresses: Mapping[str, str]
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`problems` stop a host, and `warnings` do not; both by host."""
+
+    steps: tuple[Step, ...]
+    problems: Mapping[str, Sequence[str]]
+    warnings: Mapping[str, Sequence[str]]
+    hosts: tuple[str, ...] = ()
+    scheduler_hosts: tuple[str, ...] = ()
+    unreachable: frozenset[str] = field(default=frozenset())
+    left: tuple[str, ...] = ()
+    """Hosts that the file does not have any more."""
+
+    def has_no_scheduler(self, failed: Collection[str]) -> bool:
+        """Whether none is left without these hosts."""
+        return set(failed) >= set(self.scheduler_hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleScript:
+    """What starts a role. `stamp` names all that the role reads: a process that was started with the same one need not start again."""
+
+    text: str
+    stamp: str
+
+    @property
+    def sha256(self) -> str:
+        """Of the file on the host."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def role_script(
+    wanted: HostWanted, role: RoleOnHost, facts: HostFacts, goods: Goods, deploy: DeployConfig, run: Running
+) -> RoleScript:
+    """Its environment, its folder, its command; as it starts, it writes down its stamp."""
+    base = facts.base
+    variables = {**deploy.env, "TENUTO_RUN_DIR": facts.run_dir}
+    command = [f"{base}/versions/{run.version}/bin/tenuto", *role.arguments]
+    key_id = goods.key_ids.get(key_file(role.principal), "none")
+    views = goods.config.views if run.config == goods.config.name else facts.views.get(run.config, {})
+    lines = [
+        "#!/bin/sh",
+        f"# {role.role_id} on {wanted.host}, as `tenuto deploy` wrote it; key {key_id}",
+        f"# of its configuration it reads {views.get(role.role_id, 'all')}",
+        "umask 077",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
+        f"mkdir -p {shlex.quote(facts.run_dir)}",
+        f"echo @STAMP@ > {shlex.quote(f'{facts.run_dir}/{role.role_id}.stamp')}",
+        f"cd {shlex.quote(f'{base}/configs/{run.config}')} && exec {shlex.join(command)}",
+    ]
+    draft = "\n".join(lines) + "\n"
+    # The folder's name is another one after each change of the file; what of it concerns this role is in the line above.
+    named = draft.replace(run.config, "@CONFIG@") if role.role_id in views else draft
+    stamp = hashlib.sha256(named.encode()).hexdigest()
+    return RoleScript(draft.replace("@STAMP@", stamp), stamp)
+
+
+def start_step(
+    host: str,
+    role: RoleOnHost,
+    script: RoleScript,
+    why: str,
+    facts: HostFacts,
+    run: Running,
+    goods: Goods,
+    *,
+    is_again: bool = False,
+) -> Step | None:
+    """Start a role with that script; only put it there where that is what runs; None: so it is. `is_again`: start it in any case."""
+    is_running = not is_again and facts.roles.get(role.role_id) == script.stamp
+    if is_running and facts.scripts.get(role.role_id) == script.sha256:
+        return None
+    before = facts.before if facts.now == run or not facts.now.version else facts.now
+    state = {
+        "version": run.version,
+        "config": run.config,
+        "before": {"version": before.version, "config": before.config},
+        "addresses": {**goods.addresses, **goods.left},
+    }
+    request = {
+        "do": "start",
+        "role_id": role.role_id,
+        "script": script.text,
+        "stamp": script.stamp,
+        "state": state,
+        "is_again": is_again,
+    }
+    if is_running:
+        detail = f"{role.role_id} goes on; configuration {run.config} has the same for it"
+        return Step(host, Phase.PREPARE, "unit", detail, request)
+    is_replacing = bool(facts.roles.get(role.role_id))
+    detail = f"{role.role_id} {why}"
+    return Step(host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 wheel`, `2 wheels`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def megabytes(size: float) -> str:
+    """`1.5 MB`."""
+    return f"{size / 1e6:,.1f} MB" if size < 1e8 else f"{size / 1e6:,.0f} MB"
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """By phase; of hosts in the order given, and each one's steps in theirs.
+
+    Schedulers go by number. Those that are replaced go before new ones, the first one last: it is the active one as a rule, so there is one
+    take-over. A new one is told the plan by one that knows of it.
+    """
+
+    def place(step: Step) -> tuple[Phase, int]:
+        if step.phase is not Phase.SCHEDULERS:
+            return step.phase, 0
+        number = int(step.request["role_id"].rpartition("-")[2])
+        return step.phase, -1 - number if step.is_replacing else number
+
+    return tuple(sorted(steps, key=place))

@@ -1,0 +1,80 @@
+"""What frontends and the scheduler remember of the last minute: asked by an operator, for `tenuto explain`, `why` and `trace`."""
+
+from __future__ import annotations
+
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.messages.base import Listed, Message, Value
+from fabric.messages.client_frontend import Ledger
+
+
+class RecordsAsked(Message, frozen=True, tag=80):
+    """Operator -> frontend or scheduler: what it remembers of a model (empty: of all).
+
+    `before`: only records with lower numbers, newest first, as many as an answer holds. `request_id`: that request only.
+    """
+
+    model_id: ModelId
+    before: int
+    request_id: str = ""
+
+
+class RequestRecord(Value, frozen=True):
+    """A request that has had its answer `ended_ago_ms` ago.
+
+    `outcome`: good | late | abandoned, or the code of its refusal with its `reason`. `ledger`: of a refused one only what is
+    known: the slice of its last grant, and how long it was queued in `waited_ms`. `budget_ms`: what it had at the frontend. `tries`: grants that came to nothing.
+    """
+
+    number: int
+    request_id: str
+    model_id: ModelId
+    outcome: str
+    reason: str
+    ended_ago_ms: float
+    budget_ms: float
+    ledger: Ledger
+    batch_id: BatchId
+    tries: int = 0
+
+
+class RequestsRemembered(Message, frozen=True, tag=81):
+    """Frontend -> operator. `arrivals`: of the model that was asked for, how many came in each `bin_ms` of the last minute, the last bin is of now.
+
+    `bad`: how many of it were late or refused in that minute, through no fault of their client's.
+    """
+
+    requests: Listed[RequestRecord]
+    arrivals: Listed[int] = ()
+    bin_ms: float = 0.0
+    bad: int = 0
+
+
+class BatchEntry(Value, frozen=True):
+    """A batch that ended `ended_ago_ms` ago, as the scheduler saw it.
+
+    It was sent `sent_ago_ms` ago. `planned_ms` is l(b) as the scheduler had corrected it, `table_ms` as the worker's table says.
+    Times of the run are the worker's. `reason`: why it left then.
+    """
+
+    number: int
+    batch_id: BatchId
+    model_id: ModelId
+    slice_id: SliceId
+    batch_size: int
+    status: str
+    reason: str
+    sent_ago_ms: float
+    ended_ago_ms: float
+    planned_ms: float
+    table_ms: float
+    exec_ms: float
+    transfer_ms: float
+    queue_ms: float
+    waited_ms: float
+
+
+class BatchesRemembered(Message, frozen=True, tag=82):
+    """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator."""
+
+    batches: Listed[BatchEntry]
+    document: str = ""

@@ -1,0 +1,139 @@
+"""`tenuto explain` and `tenuto trace`: one request in sentences, and the last seconds as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fabric.errors import FabricError
+from fabric.ids import ModelId
+from fabric.messages import StatusListed
+from roles.cli.options import (
+    FloatRange,
+    OutputPath,
+    as_plain,
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    key_option,
+    keyring_of,
+    remark,
+    run_dir_flag,
+    via_option,
+)
+from roles.cli.records import Remembered, newest_bad, remembered
+from roles.observability.batch_timeline import write_timeline
+from roles.observability.explain import explain as explained
+from roles.observability.seen import RequestSeen
+
+LAST_S_MAX = 600.0
+
+
+@click.command()
+@click.argument("request_id", metavar="[ID]", default="")
+@click.option(
+    "--last-late", "late_model", metavar="MODEL", help="The newest request of MODEL that was late or refused."
+)
+@run_dir_flag
+@via_option
+@key_option
+@json_option
+def explain(
+    *,
+    request_id: str,
+    late_model: str | None,
+    run_dir_option: Path | None,
+    key_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Say why the request ID was late, or answered when it was: where its time went, what else ran, what would have sufficed.
+
+    ID is `request_id` in an answer's ledger. Frontends remember late and refused requests and some of the others, for as long as there is room.
+    """
+    if bool(request_id) == (late_model is not None):
+        raise click.UsageError("give either ID or --last-late MODEL")
+    models = () if late_model is None else (ModelId(late_model),)
+    found = _remembered(run_dir_option, key_file, models, request_id=request_id)
+    if late_model is not None:
+        _require_model(found.report.scheduler, late_model)
+        request = next(newest_bad(found.requests, ModelId(late_model)), None)
+        if request is None:
+            raise FabricError(f"no request of {late_model} is remembered that was late or refused")
+    else:
+        request = next(iter(found.requests), None)
+        if request is None:
+            raise FabricError(
+                f"no frontend remembers a request {request_id!r}: it was in time and not sampled, or is too long ago"
+            )
+    _show(request, found, as_json=as_json)
+
+
+def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
+    model_id = request.record.model_id
+    hosting = {one.slice_id for one in found.report.scheduler.slices if model_id in one.models}
+    explanation = explained(request, found.batches, hosting)
+    if as_json:
+        echo_json({"request": as_plain(request.record), **as_plain(explanation)})
+    else:
+        for sentence in explanation.sentences:
+            click.echo(sentence)
+
+
+@click.command()
+@click.option("--output", "path", type=OutputPath(), default=Path("tenuto-trace.json"), show_default=True)
+@click.option(
+    "--last",
+    "last_s",
+    type=FloatRange(0, LAST_S_MAX, is_low_allowed=False),
+    default=10.0,
+    show_default=True,
+    help="So many seconds.",
+)
+@run_dir_flag
+@via_option
+@key_option
+@json_option
+def trace(
+    *, path: Path, last_s: float, run_dir_option: Path | None, key_file: Path | None, as_json: bool
+) -> None:
+    """Write the last seconds of the running cluster, batches and requests, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+    last_ms = last_s * 1e3
+    found = _remembered(run_dir_option, key_file, (), last_ms=last_ms)
+    batches = [one for one in found.batches if one.entry.ended_ago_ms <= last_ms]
+    requests = [one for one in found.requests if one.record.ended_ago_ms <= last_ms]
+    try:
+        write_timeline(path, batches, requests)
+    except OSError as error:
+        raise FabricError(f"{path} cannot be written: {error.strerror}") from error
+    if as_json:
+        echo_json({"file": str(path), "batches": len(batches), "requests": len(requests)})
+    else:
+        click.echo(
+            f"wrote {path}: {len(batches)} batches, {len(requests)} requests; open it at https://ui.perfetto.dev"
+        )
+
+
+def _remembered(
+    run_dir_option: Path | None,
+    key_file: Path | None,
+    models: tuple[ModelId, ...],
+    *,
+    request_id: str = "",
+    last_ms: float | None = None,
+) -> Remembered:
+    home = chosen_run_dir(run_dir_option)
+    try:
+        found = remembered(
+            home.path, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file)
+        )
+    finally:
+        home.remove()
+    remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)
+    return found
+
+
+def _require_model(scheduler: StatusListed, name: str) -> None:
+    known = [model.model_id for model in scheduler.models]
+    if name not in known:
+        raise FabricError(f"no model {name!r} is served; there is {', '.join(known)}")

@@ -1,0 +1,64 @@
+"""`tenuto health`: whether the roles of this host do their part. For probes of whoever runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fabric.client import ask_status
+from fabric.errors import FabricError, PeerLost
+from fabric.messages import SliceState, StatusListed
+from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.runtime.running_cluster import ProcessReport, processes_in
+
+_ANSWER_LIMIT_MS = 2_000.0
+_IN_ORDER = (SliceState.READY, SliceState.DRAINING, SliceState.STOPPED)
+
+
+@click.command()
+@click.option("--live", "is_live", is_flag=True, help="Only whether they answer.")
+@run_dir_flag
+@json_option
+def health(*, is_live: bool, run_dir_option: Path | None, as_json: bool) -> None:
+    """Say whether every role of this run directory answers and is ready; exit 1 when one is not, 5 when there is none.
+
+    Ready is a frontend that the active scheduler knows, a scheduler that is active or stands by, and a node agent whose
+    slices all serve.
+    """
+    home = chosen_run_dir(run_dir_option)
+    try:
+        found = {process.role_id: _trouble(process, is_live=is_live) for process in processes_in(home.path)}
+    finally:
+        home.remove()
+    if not found:
+        raise PeerLost(f"no role runs in {home.path}")
+    if as_json:
+        echo_json({role_id: {"ready": not reason, "reason": reason} for role_id, reason in found.items()})
+    unready = [f"{role_id} {reason}" for role_id, reason in found.items() if reason]
+    if unready:
+        raise FabricError("; ".join(unready))
+
+
+def _trouble(process: ProcessReport, *, is_live: bool) -> str:
+    """Why a role is not as it should be; empty: it is."""
+    addresses = process.addresses.get("control") or process.addresses.get("client") or ()
+    if not process.alive or not addresses:
+        return "is gone"
+    try:
+        status = ask_status(addresses, _ANSWER_LIMIT_MS)
+    except PeerLost:
+        return "does not answer"
+    return "" if is_live else why_unready(status)
+
+
+def why_unready(status: StatusListed) -> str:
+    """What keeps a role from doing its part, by what it says of itself; empty: nothing."""
+    standing = status.standing
+    if standing is not None:
+        granted = f"{standing.agents_granted} of {standing.agents} agents"
+        return f"asks to be active, and has {granted}" if standing.state == "candidate" else ""
+    if not status.counters.get("is_ready", 1.0):
+        return "is not connected to the active scheduler"
+    waiting = [f"{one.slice_id} is {one.state}" for one in status.slices if one.state not in _IN_ORDER]
+    return ", ".join(waiting)

@@ -1,0 +1,137 @@
+"""Changes of what a cluster serves: which shard's scheduler to ask for them, and what became of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fabric.errors import ConfigError, FabricError
+from fabric.keys import Keyring
+from fabric.messages import Changed, PlanChange
+from roles.cli.options import (
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    key_option,
+    keyring_of,
+    run_dir_flag,
+    scheduler_option,
+    via_option,
+)
+from roles.cli.restart import raise_refusal
+from roles.runtime.exit_codes import EXIT_PARTIAL
+from roles.runtime.operator_request import ask_change, new_request_no
+from roles.runtime.running_cluster import ActiveScheduler, active_at, active_schedulers
+from roles.runtime.shard_reports import combined
+
+Change = Callable[[int], PlanChange]
+"""What to ask one shard for, as of a request's number."""
+
+
+@dataclass(slots=True, frozen=True)
+class Cluster:
+    """Which one is meant: that of a run directory, or the one whose scheduler is at an address."""
+
+    run_dir: Path | None
+    address: str | None
+    key_file: Path | None
+
+
+def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which cluster, as the command's `cluster`."""
+
+    @run_dir_flag
+    @via_option
+    @scheduler_option
+    @key_option
+    @json_option
+    @wraps(command)
+    def commanding(
+        *,
+        run_dir_option: Path | None,
+        scheduler_address: str | None,
+        key_file: Path | None,
+        **rest: Any,
+    ) -> None:
+        command(cluster=Cluster(run_dir_option, scheduler_address, key_file), **rest)
+
+    return commanding
+
+
+@contextmanager
+def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], Keyring | None]]:
+    """The active scheduler of each shard, and the key for them. Those at given addresses stand for their own shards alone."""
+    keyring = keyring_of(cluster.key_file)
+    home = chosen_run_dir(cluster.run_dir)
+    try:
+        if cluster.address:
+            yield active_at(cluster.address.split(","), keyring), keyring
+        else:
+            yield active_schedulers(home.path, keyring), keyring
+    finally:
+        home.remove()
+
+
+def known_shard(shard: int, schedulers: Mapping[int, ActiveScheduler]) -> int:
+    """The shard, if a scheduler of it answers; else ConfigError."""
+    if shard not in schedulers:
+        answering = ", ".join(map(str, schedulers))
+        raise ConfigError(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
+    return shard
+
+
+def carry_out(
+    asked: Callable[[Mapping[int, ActiveScheduler]], Mapping[int, Change]],
+    cluster: Cluster,
+    *,
+    as_json: bool,
+) -> None:
+    """Ask each shard for its part of a change, one after the other, and say what became of all."""
+    with schedulers_of(cluster) as (schedulers, keyring):
+        answers = [
+            ask_change(
+                schedulers[known_shard(own, schedulers)].addresses, change(new_request_no()), keyring=keyring
+            )
+            for own, change in asked(schedulers).items()
+        ]
+    show(combined(answers), as_json=as_json)
+
+
+def show(answer: Changed, *, as_json: bool) -> None:
+    """Print it. Raises, or ends the command, unless all went well."""
+    if as_json:
+        echo_json(plain_answer(answer))
+    elif answer.status in ("ok", "partial"):
+        click.echo(
+            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
+            f" {answer.kept} not touched",
+            err=True,
+        )
+        for one in answer.unplaced:
+            rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
+            click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
+    if answer.status == "failed":
+        raise FabricError(f"rolled back: {answer.reason}")
+    raise_refusal(answer)
+    if answer.status == "partial":
+        sys.exit(EXIT_PARTIAL)
+
+
+def plain_answer(answer: Changed) -> dict[str, Any]:
+    """As `--json` prints it."""
+    plain: dict[str, Any] = {
+        name: getattr(answer, name)
+        for name in answer.__struct_fields__
+        if name not in ("request_no", "document")
+    }
+    plain["unplaced"] = [
+        {"model": one.model_id, "rate_rps": one.rate_rps, "reason": one.reason} for one in answer.unplaced
+    ]
+    return plain

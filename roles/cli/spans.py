@@ -1,0 +1,65 @@
+"""`tenuto spans`: what frontends remember, as OpenTelemetry spans."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+
+import click
+
+from fabric.clock import MonotonicClock, WallClock
+from roles.cli.options import FloatRange, chosen_run_dir, key_option, keyring_of, run_dir_flag, via_option
+from roles.cli.records import remembered
+
+EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
+
+
+@click.command()
+@click.option(
+    "--endpoint",
+    required=True,
+    help="Of a collector, by OTLP over HTTP, such as http://localhost:4318/v1/traces.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=FloatRange(EVERY_S_MIN, EVERY_S_MAX),
+    default=2.0,
+    show_default=True,
+    help="Ask the frontends so often, in s.",
+)
+@click.option("--once", "is_once", is_flag=True, help="Export what is remembered now, and end.")
+@run_dir_flag
+@via_option
+@key_option
+def spans(
+    *, endpoint: str, every_s: float, is_once: bool, run_dir_option: Path | None, key_file: Path | None
+) -> None:
+    """Export requests of the running cluster as OpenTelemetry spans until interrupted: all late and refused ones, a sample of the others.
+
+    It needs the extra 'otel'.
+    """
+    try:
+        from roles.observability.spans import Spans  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise click.ClickException(
+            f"this needs the extra 'otel': pip install 'tenuto[otel]' ({error})"
+        ) from error
+    home = chosen_run_dir(run_dir_option)
+    exported = Spans.to(endpoint)
+    try:
+        last_ms = None
+        while True:
+            found = remembered(
+                home.path, last_ms=last_ms, is_with_batches=False, keyring=keyring_of(key_file)
+            )
+            offset_ms = WallClock().now_ms() - MonotonicClock().now_ms()
+            count = exported.export(found.requests, offset_ms)
+            if is_once:
+                click.echo(f"{count} requests exported")
+                return
+            last_ms = 2e3 * every_s  # what was missed by one look is found by the next
+            select.select([], [], [], every_s)
+    finally:
+        exported.close()
+        home.remove()

@@ -1,0 +1,120 @@
+"""`tenuto why`: why a model misses its SLO now, and which change would mend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fabric.errors import FabricError
+from fabric.ids import ModelId
+from roles.cli.options import (
+    as_plain,
+    chosen_run_dir,
+    echo_json,
+    json_option,
+    key_option,
+    keyring_of,
+    remark,
+    run_dir_flag,
+    via_option,
+)
+from roles.cli.progress import progress
+from roles.cli.records import Remembered, remembered
+from roles.observability.diagnosis import FINE, Evidence, Finding, diagnose
+from roles.observability.minute import minute_of
+from roles.observability.remedies import Remedy, remedies
+from roles.observability.situation import MINUTE_MS, Situation
+from roles.observability.units import shown_ms
+
+LATE_TIMERS = "timer_late_p99_ms"
+
+
+@click.command()
+@click.argument("model")
+@run_dir_flag
+@via_option
+@key_option
+@json_option
+def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_json: bool) -> None:
+    """Say why MODEL misses its SLO: with evidence of the last minute, and what a simulation of that minute says would mend it."""
+    model_id = ModelId(model)
+    home = chosen_run_dir(run_dir_option)
+    try:
+        report = remembered(home.path, (model_id,), last_ms=MINUTE_MS, keyring=keyring_of(key_file))
+        known = [one.model_id for one in report.report.scheduler.models]
+        if model_id not in known:
+            raise FabricError(f"no model {model!r} is served; there is {', '.join(known)}")
+        others = tuple(other for other in known if other != model_id)
+        if others:
+            beside = remembered(home.path, others, last_ms=MINUTE_MS, keyring=keyring_of(key_file))
+            report.arrivals |= beside.arrivals
+            report.bad |= beside.bad
+    finally:
+        home.remove()
+    remark(f"{role_id} does not answer: what it remembers is left out" for role_id in report.silent)
+    situation = situation_of(report)
+    with progress("simulations of the last minute") as on_step:
+        evidence = situation.evidence(model_id)
+        findings = diagnose(evidence)
+        found = remedies(situation.like_live(), evidence, on_step) if findings else []
+    if as_json:
+        echo_json(
+            {
+                "model": model,
+                "slo_ms": evidence.slo_ms,
+                "offered": evidence.offered,
+                "bad": evidence.bad,
+                "bad_rate": evidence.bad_rate,
+                "findings": as_plain(findings),
+                "remedies": as_plain(found),
+                "played": as_plain(evidence.played),
+            }
+        )
+        return
+    for line in told(evidence, findings, found):
+        click.echo(line)
+
+
+def situation_of(report: Remembered) -> Situation:
+    """What was gathered, as the rules want it."""
+    scheduler = report.report.scheduler
+    plan = scheduler.plan
+    return Situation(
+        minute_of(report.plan, report.arrivals, report.bin_ms),
+        report.requests,
+        report.batches,
+        report.arrivals,
+        report.bin_ms,
+        report.bad,
+        {one.model_id: one.replicas for one in scheduler.models},
+        {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
+        {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
+    )
+
+
+def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> list[str]:
+    """The lines for people."""
+    model, slo = evidence.model_id, shown_ms(evidence.slo_ms)
+    count = f"{evidence.bad} of {evidence.offered} requests of the last minute were late or refused ({evidence.bad_rate:.1%})"
+    if not findings:
+        if evidence.bad_rate < FINE:
+            return [f"{model} keeps its SLO of {slo}: {count}."]
+        return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]
+    lines = [f"{model} misses its SLO of {slo}: {count}."]
+    for number, finding in enumerate(findings, 1):
+        lines += [f"{number}. {finding.cause.replace('_', ' ')}: {finding.sentence}.", f"   {finding.advice}"]
+    enough = [remedy for remedy in found if remedy.is_enough]
+    helping = [remedy for remedy in found if not remedy.is_enough]
+    if enough:
+        lines.append("A simulation of that minute says that each of these would have mended it:")
+        lines += [_remedy(remedy) for remedy in enough]
+    if helping:
+        lines.append("These would have helped:")
+        lines += [_remedy(remedy) for remedy in helping]
+    return lines
+
+
+def _remedy(remedy: Remedy) -> str:
+    others = f", worst other model {remedy.worst_other:.1%}" if remedy.worst_other >= FINE else ""
+    return f" - {remedy.change}: {remedy.bad_rate:.1%} bad{others}"

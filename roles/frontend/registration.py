@@ -1,0 +1,62 @@
+"""Which scheduler a frontend goes by, and whether that one knows it.
+
+The frontend is *linked* while the scheduler's directory lists this incarnation of it. Otherwise it says hello until that does.
+Of several schedulers it goes by the one with the highest epoch: a scheduler has one only while a majority of the agents
+has granted it.
+"""
+
+from __future__ import annotations
+
+from fabric.messages import FrontendHello
+from roles.frontend.events import FrontendSettings
+
+
+class Registration:
+    """Of one frontend, with one scheduler after the other, from `now_ms` on."""
+
+    def __init__(self, settings: FrontendSettings, now_ms: float) -> None:
+        self.is_linked = False
+        self.epoch = 0
+        self.scheduler = 0
+        """The number of the one that has that epoch."""
+        self._settings = settings
+        self._hello_at_ms = now_ms
+
+    @property
+    def hello(self) -> FrontendHello:
+        """Who it is."""
+        settings = self._settings
+        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next hello; None while it is linked."""
+        return None if self.is_linked else self._hello_at_ms
+
+    def follow(self, scheduler: int, epoch: int, now_ms: float) -> bool:
+        """Go by this one, which begins an epoch, and say hello; whether it is another one than before."""
+        is_another, self.scheduler = scheduler != self.scheduler, scheduler
+        self.epoch = epoch
+        self._hello_at_ms = now_ms
+        return is_another
+
+    def unlink(self, now_ms: float) -> bool:
+        """It does not know us, or is gone: say hello from now on. Whether it was linked."""
+        was_linked, self.is_linked = self.is_linked, False
+        if was_linked:
+            self._hello_at_ms = now_ms
+        return was_linked
+
+    def hello_if_unlinked(self, now_ms: float) -> FrontendHello | None:
+        """What to say while it is not linked, and it is time again."""
+        return None if self.is_linked else self._hello_if_due(now_ms)
+
+    def hello_if_doubted(self, now_ms: float) -> FrontendHello | None:
+        """What to say to a scheduler that may have forgotten us, though it is linked; it answers with a directory."""
+        return self._hello_if_due(now_ms) if self.is_linked else None
+
+    def _hello_if_due(self, now_ms: float) -> FrontendHello | None:
+        if now_ms < self._hello_at_ms:
+            return None
+        self._hello_at_ms = now_ms + self._settings.hello_every_ms
+        return self.hello

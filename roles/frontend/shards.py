@@ -1,0 +1,142 @@
+"""The shards of a cluster as a frontend sees them: the link to each one's schedulers, and whose each model is.
+
+There is no central directory of models. Each shard lists the models that it serves, each with a *term*, which grows when a model is
+moved. While a model moves, two shards list it; every frontend then finds by itself, and all in the same way, which of the
+two it goes to: one that has slices for it before one that has none, then the one of the higher term. To the other
+it says that it has `Left`, and that shard forgets the model when all of its frontends have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from fabric.ids import ModelId
+from fabric.messages import Directory, Left, ModelInfo
+from roles.frontend.directory import DirectoryChange, Known
+from roles.frontend.events import FrontendSettings
+from roles.frontend.registration import Registration
+
+
+@dataclass(slots=True, eq=False)
+class ShardLink:
+    """One shard: how this frontend stands with its scheduler, and what that said last."""
+
+    number: int
+    registration: Registration
+    known: Known = field(default_factory=Known)
+    left: set[ModelId] = field(default_factory=set)
+    """Models of its directory that it was told we announce elsewhere."""
+    has_heard: bool = False
+    """It knows what it was told: since then no other scheduler took over, and it was told no hello, which begins anew."""
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether its scheduler knows us."""
+        return self.registration.is_linked
+
+
+@dataclass(slots=True, frozen=True)
+class Rerouted:
+    """What a directory, or a link that came or went, changed.
+
+    `moved`: models that another shard serves now than before, if any did. `removed`: no shard has them any more.
+    """
+
+    moved: tuple[ModelId, ...] = ()
+    removed: tuple[ModelId, ...] = ()
+
+
+class Shards:
+    """All of them, and which one each model's requests go to."""
+
+    def __init__(self, settings: FrontendSettings, now_ms: float) -> None:
+        self.links = tuple(
+            ShardLink(number, Registration(settings, now_ms)) for number in range(settings.shards)
+        )
+        self.models: dict[ModelId, ModelInfo] = {}
+        """Of every model, as the shard has it that its requests go to."""
+        self._routes: dict[ModelId, ShardLink] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has been heard of any shard yet."""
+        return all(link.known.is_empty for link in self.links)
+
+    @property
+    def unheard(self) -> tuple[int, ...]:
+        """Shards that may have a model that no directory lists: they have not said yet, or are not linked now."""
+        if len(self.links) == 1:
+            return ()
+        return tuple(link.number for link in self.links if link.known.is_empty or not link.is_linked)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The next hello; None: all are linked."""
+        moments = (link.registration.wake_at_ms for link in self.links)
+        return min((at_ms for at_ms in moments if at_ms is not None), default=None)
+
+    @property
+    def are_linked(self) -> bool:
+        """All of them."""
+        return all(link.is_linked for link in self.links)
+
+    def of(self, model_id: ModelId) -> ShardLink | None:
+        """Where its requests go; None: no shard lists it."""
+        return self._routes.get(model_id)
+
+    def open_to(self, model_id: ModelId) -> int | None:
+        """The number of the shard that can be told of its requests now."""
+        link = self._routes.get(model_id)
+        return link.number if link is not None and link.is_linked else None
+
+    def coming_at_ms(self, model_id: ModelId) -> float | None:
+        """Of a model that nothing serves: when a slice will be ready, where one is expected."""
+        link = self._routes.get(model_id)
+        return None if link is None else link.known.coming_at_ms.get(model_id)
+
+    def heard(
+        self, link: ShardLink, directory: Directory, *, is_listed: bool, now_ms: float
+    ) -> tuple[DirectoryChange, Rerouted]:
+        """Take a shard's directory. `is_listed`: it links us. Where it does not the caller unlinks."""
+        change = link.known.update(directory, now_ms)
+        link.registration.is_linked = link.is_linked or is_listed
+        rerouted = self.reroute((*link.known.models, *change.removed))
+        return change, rerouted
+
+    def reroute(self, model_ids: Iterable[ModelId]) -> Rerouted:
+        """Find anew where these go."""
+        moved, removed = [], []
+        for model_id in model_ids:
+            former = self._routes.get(model_id)
+            link = self._best(model_id)
+            if link is not None:
+                self._routes[model_id] = link
+                self.models[model_id] = link.known.models[model_id]
+                if link is not former:
+                    moved.append(model_id)
+            elif former is not None:
+                del self._routes[model_id], self.models[model_id]
+                removed.append(model_id)
+        return Rerouted(tuple(moved), tuple(removed))
+
+    def untold(self) -> Iterator[tuple[ShardLink, Left]]:
+        """What linked shards have yet to hear of the models that they list and others serve."""
+        for link in self.links:
+            if link.is_linked and len(self.links) > 1:
+                elsewhere = {one for one in link.known.models if self._routes[one] is not link}
+                told = elsewhere ^ link.left if link.has_heard else elsewhere | link.left
+                for model_id in sorted(told):
+                    yield link, Left(model_id, is_back=model_id not in elsewhere)
+                link.left, link.has_heard = elsewhere, True
+
+    def _best(self, model_id: ModelId) -> ShardLink | None:
+        having = [link for link in self.links if model_id in link.known.models]
+        if len(having) < 2:
+            return having[0] if having else None
+
+        def rank(link: ShardLink) -> tuple[bool, bool, int, int]:
+            info = link.known.models[model_id]
+            return link.is_linked, info.replicas > 0, info.term, -link.number
+
+        return max(having, key=rank)

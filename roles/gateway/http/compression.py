@@ -1,0 +1,64 @@
+"""`Content-Encoding` and `Accept-Encoding`: gzip and deflate. A small body may become a large one, so sizes are watched."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from fabric.errors import InvalidInput, TooLarge
+from roles.gateway.failures import Unsupported
+from roles.gateway.http.messages import Body
+
+_WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ENCODED_FROM_BYTES: Final = 512
+"""Less is not worth it."""
+_LEVEL: Final = 1  # tensors hardly get smaller at higher ones, and take five times as long
+
+
+class Decoder:
+    """Takes a body apart as it comes. `bytes_max`: of what comes out."""
+
+    def __init__(self, encoding: str, bytes_max: int) -> None:
+        window = _WINDOW.get(encoding)
+        if window is None:
+            raise Unsupported(f"Content-Encoding {encoding!r:.40}; there are gzip and deflate")
+        self._stream = zlib.decompressobj(window)
+        self._left = bytes_max
+
+    def feed(self, data: bytes) -> bytes:
+        """What it becomes. Raises InvalidInput where it is no such stream, TooLarge where it becomes too much."""
+        if self._stream.eof:
+            raise InvalidInput("bytes follow the end of the compressed body")
+        try:
+            found = self._stream.decompress(data, self._left + 1)
+        except zlib.error as error:
+            raise InvalidInput(f"the compressed body: {error}") from error
+        self._left -= len(found)
+        if self._left < 0:
+            raise TooLarge("the body is too large once it is decompressed")
+        if self._stream.unused_data:
+            raise InvalidInput("bytes follow the end of the compressed body")
+        return found
+
+    def end(self) -> None:
+        """Raises InvalidInput where the stream is not over."""
+        if not self._stream.eof:
+            raise InvalidInput("the compressed body ends too early")
+
+
+def chosen(accepted: str, size_bytes: int) -> str | None:
+    """The encoding for an answer of that size, from the header field `Accept-Encoding`; None: as it is."""
+    if not accepted or size_bytes < ENCODED_FROM_BYTES:
+        return None
+    for one in accepted.lower().split(","):
+        name, _, weight = one.strip().partition(";")
+        if name.strip() in ("gzip", "deflate") and weight.replace(" ", "") not in ("q=0", "q=0.0"):
+            return name.strip()
+    return None
+
+
+def compressed(body: Sequence[Body], encoding: str) -> bytes:
+    """All of it."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
+    return b"".join([*(stream.compress(part) for part in body), stream.flush()])

@@ -1,0 +1,304 @@
+"""Connections on asyncio: bytes to the reader, requests to whoever answers them, one at a time, answers back in order.
+
+There is no task for a request: what asks a frontend is a callback from beginning to end. That and llhttp alone cost a quarter of
+the processor time of a server that runs an application (ADR 0230).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from fabric.clock import Clock
+from fabric.errors import Overloaded
+from roles.gateway.failures import Failure, failure_of
+from roles.gateway.http.compression import chosen, compressed
+from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.messages import Head, Reply, Request, head_of, retry_headers
+from roles.gateway.http.protocol_v2 import write_json
+from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
+from roles.runtime.process import log
+
+LOOK_EVERY_S: Final = 0.25
+_THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a millisecond
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+Answer = Callable[[Reply], None]
+
+
+class Cancellable(Protocol):
+    """A request that is being answered."""
+
+    def cancel(self) -> object:
+        """Its client has gone."""
+        ...
+
+
+class Handler(Protocol):
+    """Who answers requests."""
+
+    def screen(self, head: Head) -> None:
+        """Raises RequestError for a request that need not even be read."""
+        ...
+
+    def start(self, request: Request, answer: Answer) -> Cancellable | None:
+        """Answer it, now (then None may be returned) or later."""
+        ...
+
+
+class HttpServer:
+    """All connections of one gateway."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits, clock: Clock) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.clock = clock
+        self.budget = BodyBudget(limits.bodies_bytes_max)
+        self.connections: set[HttpConnection] = set()
+        self.is_draining = False
+        self.requests = self.refused = 0
+        """Counted since the start; refused ones were not whole, or not HTTP."""
+        self._looking: asyncio.TimerHandle | None = None
+
+    def connection(self) -> HttpConnection:
+        """For asyncio's `create_server`."""
+        return HttpConnection(self)
+
+    def watch(self) -> None:
+        """From now on whoever is too slow is refused."""
+        now_ms = self.clock.now_ms()
+        for connection in list(self.connections):
+            connection.tick(now_ms)
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.watch)
+
+    def drain(self) -> None:
+        """Answers are the last ones of their connections from now on, and idle connections end."""
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.end_if_idle()
+
+    def close(self) -> None:
+        """End every connection at once."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class HttpConnection(asyncio.Protocol):
+    """One of them."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._reader: HttpReader | None = None
+        self._waiting: deque[Request | Refused] = deque()
+        self._request: Request | None = None  # that is being answered
+        self._cancellable: Cancellable | None = None
+        self._is_starting = self._is_over = False
+        self._is_reading = True
+        self._is_writing = True  # the client reads
+        self._limit_at_ms: float | None = None
+        """When it is ended: it reads too slowly, or is idle, or was told to end."""
+
+    # ------------------------------------------------------------ asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there."""
+        server = self._server
+        now_ms = server.clock.now_ms()
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by what it can do only
+        self._reader = HttpReader(server.limits, server.budget, server.handler.screen, now_ms)
+        is_full = len(server.connections) >= server.limits.connections_max
+        server.connections.add(self)
+        if is_full:
+            self._waiting.append(
+                Refused(Overloaded(f"there are {server.limits.connections_max} connections"))
+            )
+            self._go_on()
+
+    def data_received(self, data: bytes) -> None:
+        """Something came."""
+        assert self._reader is not None, "it is connected"
+        if not self._is_over:
+            self._limit_at_ms = None if self._is_writing else self._limit_at_ms
+            self._take(self._reader.feed(data, self._server.clock.now_ms()))
+
+    def eof_received(self) -> bool | None:
+        """The client has closed its side: nobody reads an answer."""
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        del exc
+        self._server.connections.discard(self)
+        self._transport = None
+        if self._cancellable is not None:
+            self._cancellable.cancel()
+            self._cancellable = None
+        if self._reader is not None:
+            self._reader.close()
+        for one in (self._request, *self._waiting):
+            if isinstance(one, Request):
+                self._server.budget.give_back(len(one.body))
+        self._request = None
+        self._waiting.clear()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we write."""
+        self._is_writing = False
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._is_writing = True
+        if not self._is_over:
+            self._limit_at_ms = None
+            self._rest()
+            self._go_on()
+
+    # ------------------------------------------------------------ from the server
+
+    def tick(self, now_ms: float) -> None:
+        """Time goes by."""
+        if self._limit_at_ms is not None and now_ms >= self._limit_at_ms:
+            self.abort()
+        elif self._reader is not None and self._request is None:
+            self._take(self._reader.tick(now_ms))
+
+    def end_if_idle(self) -> None:
+        """Close, unless a request is being read or answered."""
+        is_idle = self._reader is not None and self._reader.is_idle
+        if is_idle and self._request is None and not self._waiting and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------ requests, one after the other
+
+    def _take(self, events: Sequence[ReaderEvent]) -> None:
+        assert self._transport is not None, "it is connected"
+        for event in events:
+            match event:
+                case ContinueWanted():
+                    if self._request is None and not self._waiting:
+                        self._transport.write(_CONTINUE)
+                case Request() | Refused():
+                    self._waiting.append(event)
+        if len(self._waiting) > self._server.limits.pipelined_max:
+            self.abort()  # it sends on and on without reading
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer what can be answered now."""
+        while self._waiting and self._request is None and self._is_writing and not self._is_held:
+            one = self._waiting.popleft()
+            if isinstance(one, Refused):
+                self._refuse(one)
+                continue
+            self._server.requests += 1
+            self._request = one
+            self._is_starting = True
+            cancellable = None
+            try:
+                cancellable = self._server.handler.start(one, self._answer)
+            except Exception as error:  # noqa: BLE001  strangers' words must not end everybody's gateway
+                log.exception("request_failed path=%r", one.head.path[:200])
+                self._answer(failed(failure_of(error)))
+            self._is_starting = False
+            self._cancellable = cancellable if self._request is one else None  # it may be answered by now
+        self._read_on(not self._waiting or self._is_over)
+
+    def _answer(self, reply: Reply) -> None:
+        """From whoever answers, once."""
+        request = self._request
+        if request is None or self._transport is None:
+            return
+        encoding = chosen(request.head.headers.get("accept-encoding", ""), reply.size_bytes)
+        if encoding is None:
+            self._write(request, reply)
+        elif reply.size_bytes < _THREAD_FROM_BYTES:
+            self._write(request, _encoded(reply, encoding, compressed(reply.body, encoding)))
+        else:
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(None, compressed, reply.body, encoding)
+            work.add_done_callback(lambda done: self._compressed(request, reply, encoding, done))
+
+    def _compressed(self, request: Request, reply: Reply, encoding: str, done: asyncio.Future[bytes]) -> None:
+        if self._request is request and not done.cancelled():
+            self._write(request, _encoded(reply, encoding, done.result()))
+
+    def _write(self, request: Request, reply: Reply) -> None:
+        if self._transport is None:
+            return
+        is_last = not request.keep_alive or self._server.is_draining
+        head = head_of(reply, is_last=is_last)
+        is_head_only = request.head.method == "HEAD"
+        self._transport.write(head if is_head_only else b"".join((head, *reply.body)))
+        self._server.budget.give_back(len(request.body))
+        self._request = self._cancellable = None
+        now_ms = self._server.clock.now_ms()
+        if is_last:
+            self._is_over = True
+            self._limit_at_ms = now_ms + self._server.limits.answer_limit_ms(reply.size_bytes)
+            self._transport.close()
+        elif not self._is_writing:
+            self._limit_at_ms = now_ms + self._server.limits.answer_limit_ms(reply.size_bytes)
+        else:
+            self._rest()
+            self._go_on()
+
+    @property
+    def _is_held(self) -> bool:
+        """Nothing may be begun: something is just being begun, or the last answer is out."""
+        return self._is_starting or self._is_over
+
+    def _rest(self) -> None:
+        """It may be idle for a while."""
+        if not self._waiting and self._request is None and self._reader is not None and self._reader.is_idle:
+            self._limit_at_ms = self._server.clock.now_ms() + self._server.limits.idle_ms
+
+    def _refuse(self, refused: Refused) -> None:
+        assert self._transport is not None, "it is connected"
+        self._server.refused += 1
+        reply = failed(failure_of(refused.error))
+        is_last = refused.is_last or self._server.is_draining
+        head = head_of(reply, is_last=is_last)
+        is_head_only = refused.head is not None and refused.head.method == "HEAD"
+        self._transport.write(head if is_head_only else b"".join((head, *reply.body)))
+        if not is_last:
+            self._rest()
+            return
+        self._is_over = True
+        # What still comes is thrown away for a while: closing now would reset the connection under the answer.
+        self._limit_at_ms = self._server.clock.now_ms() + self._server.limits.linger_ms
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _read_on(self, is_wanted: bool) -> None:  # noqa: FBT001  as the transport has it
+        if self._transport is None or self._transport.is_closing() or is_wanted == self._is_reading:
+            return
+        self._is_reading = is_wanted
+        if is_wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+
+def failed(failure: Failure) -> Reply:
+    """The answer that says what went wrong."""
+    return Reply(failure.status, (write_json(failure.as_plain()),), headers=retry_headers(failure))
+
+
+def _encoded(reply: Reply, encoding: str, body: bytes) -> Reply:
+    return Reply(
+        reply.status,
+        (body,),
+        reply.content_type,
+        (*reply.headers, ("Content-Encoding", encoding), ("Vary", "Accept-Encoding")),
+    )

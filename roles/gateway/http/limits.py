@@ -1,0 +1,62 @@
+"""What a connection may take, in bytes and in time. Each of them is somebody's way to hold a server up (slow-loris and kin)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class HttpLimits:
+    """Bounds of HTTP connections; times in ms.
+
+    A head must be whole `head_ms` after its first byte, or after the connection began. A body may take `body_ms`, and as long
+    as it would at `bytes_per_s_min`; an answer likewise, for a client that reads slowly.
+    """
+
+    connections_max: int = 1_024
+    head_bytes_max: int = 16 << 10  # the size at which nginx and Node.js stop too
+    headers_max: int = 100
+    body_bytes_max: int = 64 << 20
+    bodies_bytes_max: int = 1 << 30
+    """Of all connections together, while they come in and while they are asked about."""
+    head_ms: float = 10_000.0
+    body_ms: float = 10_000.0
+    bytes_per_s_min: float = 16_384.0
+    answer_ms: float = 30_000.0
+    idle_ms: float = 75_000.0
+    linger_ms: float = 2_000.0
+    """After a refusal the rest of what comes is thrown away so long: who still sends would lose the answer."""
+    pipelined_max: int = 16
+    """Requests that wait on one connection while one is answered."""
+
+    def body_limit_ms(self, received_bytes: int) -> float:
+        """How long a body may have taken when so much of it is here."""
+        return self.body_ms + received_bytes / self.bytes_per_s_min * 1e3
+
+    def answer_limit_ms(self, size_bytes: int) -> float:
+        """How long a client may take to read that much."""
+        return self.answer_ms + size_bytes / self.bytes_per_s_min * 1e3
+
+
+class BodyBudget:
+    """The bytes of bodies that all connections hold together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+        self._bytes_max = bytes_max
+
+    @property
+    def used(self) -> int:
+        """Bytes held now."""
+        return self._bytes_max - self._left
+
+    def take(self, size: int) -> bool:
+        """False: there is no room, and nothing was taken."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """They are gone."""
+        self._left += size

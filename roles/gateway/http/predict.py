@@ -1,0 +1,152 @@
+"""`POST /v1/models/M:predict`: for people, with curl. Pure functions, as in `protocol_v2.py`.
+
+A body is a picture's file, or JSON: `{"inputs": {"x": [[1, 2]]}}` for one item (`{"inputs": [[1, 2]]}` where the model has one
+input), or `{"instances": [...]}` for several of them. Numbers take the type that the model declares; `{"b64": "..."}` is a file.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from fabric.client import InferResult
+from fabric.errors import InvalidInput
+from fabric.link import Tensor
+from fabric.messages import Ledger, ModelInfo
+from roles.gateway.http.protocol_v2 import read_json
+from roles.gateway.inference import ROWS_MAX, Inference, InputTensor, Rows, budget_of, priority_of
+from roles.gateway.tensors import declared_dtype, numbers, to_values
+
+KEYS: Final = ("inputs", "instances", "deadline_ms", "priority", "id")
+_FILES: Final = ("image/", "application/octet-stream")
+_DTYPE_UNSAID: Final = "float32"  # of a model that declares no inputs
+
+
+def read_predict(
+    model: str, body: bytes, content_type: str, query: str, info: ModelInfo | None
+) -> tuple[Inference, Rows]:
+    """What a body asks for. Raises InvalidInput, TooLarge."""
+    asked_in_query = _query(query)
+    if content_type.startswith(_FILES):
+        name = _only_input(info)
+        file = InputTensor(name, (1,), (body,))
+        inference = Inference(
+            model, (file,), budget_ms=budget_of(asked_in_query), priority=priority_of(asked_in_query)
+        )
+        return inference, Rows([{name: _bytes(body)}], is_stacked=False)
+    document = read_json(body)
+    if not isinstance(document, dict):
+        raise InvalidInput(
+            'the body must be {"inputs": …} or {"instances": [...]}, or a picture with its Content-Type'
+        )
+    for key in document:
+        if key not in KEYS:
+            raise InvalidInput(f"unknown key {key!r:.60}; there are {', '.join(KEYS)}")
+    parameters = {**asked_in_query, **document}
+    request_id = document.get("id", "")
+    if not isinstance(request_id, str):
+        raise InvalidInput("id must be a text")
+    inference = Inference(
+        model, (), budget_ms=budget_of(parameters), priority=priority_of(parameters), request_id=request_id
+    )
+    return inference, _rows(document, info)
+
+
+def write_predict(
+    inference: Inference, results: Sequence[InferResult], *, is_stacked: bool
+) -> dict[str, Any]:
+    """The answer's document: outputs as nested lists, and where the time went."""
+    outputs = [_nested(result.outputs) for result in results]
+    answer: dict[str, Any] = {"model": inference.model}
+    if inference.request_id:
+        answer["id"] = inference.request_id
+    if is_stacked:
+        answer["predictions"] = outputs
+        answer["ledgers"] = [_plain(result.ledger) for result in results]
+    else:
+        answer["outputs"] = outputs[0]
+        answer["ledger"] = _plain(results[0].ledger)
+    return answer
+
+
+def _rows(document: Mapping[str, Any], info: ModelInfo | None) -> Rows:
+    if ("inputs" in document) == ("instances" in document):
+        raise InvalidInput('give one of "inputs" (one item) and "instances" (a list of items)')
+    if "inputs" in document:
+        return Rows([_item(document["inputs"], info)], is_stacked=False)
+    instances = document["instances"]
+    if not isinstance(instances, list) or not 1 <= len(instances) <= ROWS_MAX:
+        raise InvalidInput(f'"instances" must be a list of 1 to {ROWS_MAX} items')
+    return Rows([_item(one, info) for one in instances], is_stacked=True)
+
+
+def _item(value: Any, info: ModelInfo | None) -> Mapping[str, Tensor]:
+    if not isinstance(value, dict) or "b64" in value:
+        name = _only_input(info)
+        return {name: _tensor(name, value, info)}
+    return {name: _tensor(name, one, info) for name, one in value.items()}
+
+
+def _tensor(name: str, value: Any, info: ModelInfo | None) -> Tensor:
+    if isinstance(value, dict):
+        return _file_in_json(name, value)
+    declared = None if info is None else next((one for one in info.inputs if one.name == name), None)
+    return numbers(name, value, declared_dtype(_DTYPE_UNSAID if declared is None else declared.dtype))
+
+
+def _file_in_json(name: str, value: Mapping[str, Any]) -> Tensor:
+    text = value.get("b64")
+    if len(value) != 1 or not isinstance(text, str):
+        raise InvalidInput(f'input {name!r:.60} must be numbers, or {{"b64": "…"}} for a file')
+    try:
+        return _bytes(b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInput(f"input {name!r:.60} is not base64: {error}") from error
+
+
+def _bytes(data: bytes) -> Tensor:
+    return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+
+
+def _only_input(info: ModelInfo | None) -> str:
+    if info is None or not info.inputs:
+        return "input"
+    if info.image is not None:
+        return info.image.input_name
+    if len(info.inputs) > 1:
+        names = ", ".join(one.name for one in info.inputs)
+        raise InvalidInput(f"model {info.model_id!r:.100} has several inputs ({names:.200}): name each one")
+    return info.inputs[0].name
+
+
+def _query(query: str) -> dict[str, object]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=16, errors="strict")
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the query: {error}") from error
+    found: dict[str, object] = {}
+    for name, text in pairs:
+        if name not in ("deadline_ms", "priority"):
+            raise InvalidInput(f"unknown parameter {name!r:.60}; there are deadline_ms and priority")
+        try:
+            found[name] = int(text) if name == "priority" else float(text)
+        except ValueError as error:
+            raise InvalidInput(f"{name} is {text!r:.40}; it must be a number") from error
+    return found
+
+
+def _plain(ledger: Ledger) -> dict[str, Any]:
+    """By name: on the wire it is an array."""
+    return {name: getattr(ledger, name) for name in ledger.__struct_fields__}
+
+
+def _nested(outputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name: array.tolist() if array.dtype.kind != "c" else [str(one) for one in to_values(array)]
+        for name, array in outputs.items()
+    }

@@ -1,0 +1,182 @@
+"""`POST /v2/models/M/infer`: HTTP bodies of the Open Inference Protocol to inferences and back, as pure functions.
+
+A body is JSON, or JSON and then raw tensors in the order of their inputs; then the header field
+`Inference-Header-Content-Length` says where the JSON ends, and each such input's parameter `binary_data_size` how long it is.
+An answer has the same layout (Open Inference Protocol v2, "Inference Request"; extension "binary tensor data").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from fabric.errors import InvalidInput, TooLarge
+from fabric.link import Tensor
+from fabric.messages import TENSORS_MAX
+from fabric.tensors import dtype_name
+from roles.gateway.http.messages import BINARY, JSON, Body
+from roles.gateway.inference import (
+    VERSION,
+    Inference,
+    InputTensor,
+    OutputWanted,
+    budget_of,
+    check_parameters,
+    check_tensor_parameters,
+    priority_of,
+    wanted_of,
+)
+from roles.gateway.tensors import datatype_of, from_raw, from_values, to_raw, to_values
+
+LENGTH_HEADER: Final = "inference-header-content-length"
+JSON_BYTES_MAX: Final = 16 << 20
+"""Of JSON alone: numbers in it take ten times their bytes while they are read, and nothing else is done meanwhile."""
+
+Parameters = dict[str, Any]
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: Parameters = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: Annotated[list[_Input], msgspec.Meta(max_length=TENSORS_MAX)]
+    id: str = ""
+    parameters: Parameters = {}
+    outputs: Annotated[list[_Output], msgspec.Meta(max_length=TENSORS_MAX)] = []
+
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_requests: Final = msgspec.json.Decoder(_Request)
+_documents: Final = msgspec.json.Decoder()
+_encoder: Final = msgspec.json.Encoder()
+
+
+def read_infer(model: str, body: bytes, header_length: str | None) -> Inference:
+    """The inference that a body asks for. `header_length`: the header field of that name. Raises InvalidInput, TooLarge, Unsupported."""
+    size = _json_size(body, header_length)
+    asked = _decoded(body[:size] if size < len(body) else body)
+    check_parameters(asked.parameters)
+    rest = memoryview(body)[size:]
+    inputs = []
+    for one in asked.inputs:
+        check_tensor_parameters(one.name, one.parameters)
+        raw_size = one.parameters.get("binary_data_size")
+        if raw_size is None:
+            data = from_values(one.name, one.datatype, one.shape, _values(one))
+        else:
+            raw, rest = _cut(one.name, raw_size, rest)
+            data = from_raw(one.name, one.datatype, one.shape, raw)
+        inputs.append(InputTensor(one.name, tuple(one.shape), data))
+    if rest:
+        raise InvalidInput(f"{len(rest)} bytes of binary data belong to no input")
+    is_binary = asked.parameters.get("binary_data_output") is True
+    outputs = []
+    for wanted in asked.outputs:
+        check_tensor_parameters(wanted.name, wanted.parameters)
+        outputs.append(OutputWanted(wanted.name, wanted.parameters.get("binary_data", is_binary) is True))
+    return Inference(
+        model,
+        inputs,
+        outputs,
+        is_binary,
+        budget_of(asked.parameters),
+        priority_of(asked.parameters),
+        asked.id,
+    )
+
+
+def write_infer(
+    inference: Inference, outputs: Mapping[str, Tensor]
+) -> tuple[Sequence[Body], str, int | None]:
+    """The body of its answer, the content type, and the JSON's length where tensors follow it (else None)."""
+    described: list[dict[str, Any]] = []
+    raw: list[Body] = []
+    for name, array, is_binary in wanted_of(inference, outputs):
+        one: dict[str, Any] = {
+            "name": name,
+            "datatype": datatype_of(dtype_name(array.dtype)),
+            "shape": array.shape,
+        }
+        if is_binary:
+            data = to_raw(array)
+            one["parameters"] = {"binary_data_size": len(data)}
+            raw.append(data)
+        else:
+            one["data"] = to_values(array)
+        described.append(one)
+    answer: dict[str, Any] = {"model_name": inference.model, "model_version": VERSION, "outputs": described}
+    if inference.request_id:
+        answer["id"] = inference.request_id
+    head = _encoder.encode(answer)
+    return ((head, *raw), BINARY, len(head)) if raw else ((head,), JSON, None)
+
+
+def write_json(document: Any) -> bytes:
+    """Any other answer. NaN and infinity are null."""
+    return _encoder.encode(document)
+
+
+def read_json(body: bytes) -> Any:
+    """Any other body. Raises InvalidInput, TooLarge."""
+    if len(body) > JSON_BYTES_MAX:
+        raise TooLarge(
+            f"{len(body)} bytes of JSON; there may be {JSON_BYTES_MAX}: send tensors as binary data"
+        )
+    try:
+        return _documents.decode(body)
+    except _UNREADABLE as error:
+        raise InvalidInput(f"the body is not JSON: {error}") from error
+
+
+def _json_size(body: bytes, header_length: str | None) -> int:
+    if header_length is None:
+        size = len(body)
+    elif not (header_length.isascii() and header_length.isdigit() and len(header_length) <= 12):
+        raise InvalidInput(
+            f"Inference-Header-Content-Length is {header_length!r:.40}; it must be a number of bytes"
+        )
+    else:
+        size = int(header_length)
+    if size > len(body):
+        raise InvalidInput(f"Inference-Header-Content-Length is {size}; the body has {len(body)} bytes")
+    if size > JSON_BYTES_MAX:
+        raise TooLarge(f"{size} bytes of JSON; there may be {JSON_BYTES_MAX}: send tensors as binary data")
+    return size
+
+
+def _decoded(text: bytes) -> _Request:
+    try:
+        return _requests.decode(text)
+    except _UNREADABLE as error:
+        raise InvalidInput(f"the request's JSON: {error}") from error
+
+
+def _values(one: _Input) -> Any:
+    if not bytes(one.data):
+        raise InvalidInput(f"input {one.name!r:.60} has no data, and no binary_data_size")
+    try:
+        return _documents.decode(one.data)
+    except _UNREADABLE as error:
+        raise InvalidInput(f"the data of input {one.name!r:.60}: {error}") from error
+
+
+def _cut(name: str, size: object, rest: memoryview) -> tuple[memoryview, memoryview]:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InvalidInput(
+            f"binary_data_size of input {name!r:.60} is {size!r:.40}; it must be a number of bytes"
+        )
+    if size > len(rest):
+        raise InvalidInput(f"input {name!r:.60} has {size} bytes; {len(rest)} are left of the body")
+    return rest[:size], rest[size:]

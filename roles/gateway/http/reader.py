@@ -1,0 +1,250 @@
+"""One HTTP/1.1 connection as it comes in, sans-IO: bytes and the time in, requests and refusals out.
+
+    IDLE --first byte--> HEAD --screened--> BODY --last byte--> IDLE, with a request
+                          |                  |
+                          +------ wrong, too large, too slow ------> CLOSED, with a refusal
+
+The parser is llhttp, Node.js' own. Everything that one connection can hold is bounded here (`limits.py`): llhttp itself takes
+heads and bodies of any size, and any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+import httptools
+
+from fabric.errors import InvalidInput, Overloaded, RequestError, TooLarge
+from roles.gateway.failures import HeaderTooLarge, TooSlow, Unsupported
+from roles.gateway.http.compression import Decoder
+from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.messages import Head, Request
+
+Screen = Callable[[Head], None]
+"""Raises RequestError for a head whose body need not even be read."""
+
+
+@dataclass(slots=True, frozen=True)
+class ContinueWanted:
+    """The client waits for a sign before it sends its body (`Expect: 100-continue`)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """An answer without asking anybody. `is_last`: nothing more is read."""
+
+    error: RequestError
+    is_last: bool = True
+    head: Head | None = None
+
+
+ReaderEvent = Request | ContinueWanted | Refused
+
+
+class _State(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    CLOSED = auto()
+
+
+class HttpReader:
+    """Reads the requests of one connection. Give their bytes back to `budget` when they are answered."""
+
+    def __init__(self, limits: HttpLimits, budget: BodyBudget, screen: Screen, now_ms: float) -> None:
+        self._limits = limits
+        self._budget = budget
+        self._screen = screen
+        self._parser = httptools.HttpRequestParser(self)
+        self._events: list[ReaderEvent] = []
+        self._state = _State.IDLE
+        self._now_ms = self._began_at_ms = self._body_at_ms = now_ms
+        self._has_asked = False  # anything, since the connection began
+        self._begin()
+
+    def _begin(self) -> None:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._headers_seen = 0
+        self._head_bytes = 0
+        self._chunks: list[bytes] = []
+        self._taken = 0  # from the budget, for this body
+        self._received = 0  # of it, as it came
+        self._size = 0
+        self._decoder: Decoder | None = None
+        self._head: Head | None = None
+        self._screened: RequestError | None = None
+
+    # ------------------------------------------------------------ from the shell
+
+    def feed(self, data: bytes, now_ms: float) -> Sequence[ReaderEvent]:
+        """Take what came."""
+        if self._state is _State.CLOSED:
+            return ()
+        self._now_ms = now_ms
+        if self._state is _State.IDLE and data:
+            self._enter_head()
+        if self._state is _State.HEAD:
+            # The parser tells of a header field only when it is over, so what it holds is counted too.
+            self._head_bytes += len(data)
+        body_bytes = self._received
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request is answered as if nothing had been said of another protocol; what follows cannot be read.
+            self._note_last()
+        except httptools.HttpParserCallbackError as error:
+            found = error.__context__
+            if not isinstance(found, RequestError):
+                raise
+            self._refuse(found)
+        except httptools.HttpParserError as error:
+            self._refuse(InvalidInput(f"this is not HTTP/1.1: {error!s:.200}"))
+        if self._state is _State.BODY and self._received == body_bytes:
+            self._head_bytes += len(data)  # the frames of chunks, and fields after the last one
+        if self._state in (_State.HEAD, _State.BODY) and self._head_bytes > self._limits.head_bytes_max:
+            self._refuse(HeaderTooLarge(f"the head is over {self._limits.head_bytes_max} bytes"))
+        events, self._events = self._events, []
+        return events
+
+    def tick(self, now_ms: float) -> Sequence[ReaderEvent]:
+        """Time goes by: what should have come by now is refused."""
+        limit_at_ms = self.limit_at_ms
+        if limit_at_ms is None or now_ms < limit_at_ms:
+            return ()
+        what = "body" if self._state is _State.BODY else "head"
+        self._refuse(TooSlow(f"the {what} of the request took too long"))
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """The connection is over: nothing is held for it any more."""
+        self._budget.give_back(self._taken)
+        self._taken = 0
+        self._chunks = []
+        self._state = _State.CLOSED
+
+    @property
+    def limit_at_ms(self) -> float | None:
+        """When what is coming in must be here; None: nothing is."""
+        match self._state:
+            case _State.HEAD:
+                return self._began_at_ms + self._limits.head_ms
+            case _State.BODY:
+                return self._body_at_ms + self._limits.body_limit_ms(self._received)
+            case _State.IDLE if not self._has_asked:
+                return self._began_at_ms + self._limits.head_ms
+        return None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of a request is here."""
+        return self._state is _State.IDLE
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether anything ever came."""
+        return self._has_asked
+
+    # ------------------------------------------------------------ from the parser
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        if self._state is _State.IDLE:
+            self._enter_head()
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser, with a piece of it."""
+        self._url += url
+        if len(self._url) > self._limits.head_bytes_max:
+            raise HeaderTooLarge(f"the path is over {self._limits.head_bytes_max} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._headers_seen += 1
+        if self._headers_seen > self._limits.headers_max:
+            raise HeaderTooLarge(f"over {self._limits.headers_max} header fields")
+        if self._head is not None:
+            return  # a trailer, after chunks: nobody asks for one
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        limits = self._limits
+        method = self._parser.get_method().decode("latin-1")
+        path, _, query = self._url.decode("latin-1").partition("?")
+        self._head = Head(method, path, query, self._headers)
+        has_body = self._headers.get("content-length", "0") != "0" or "transfer-encoding" in self._headers
+        try:
+            self._screen(self._head)
+        except RequestError as error:
+            if has_body:  # which is not worth reading
+                raise
+            self._screened = error
+        length = self._headers.get("content-length")
+        if length is not None and int(length) > limits.body_bytes_max:
+            raise TooLarge(f"a body of {length:.20} bytes; there may be {limits.body_bytes_max}")
+        encoding = self._headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            self._decoder = Decoder(encoding, limits.body_bytes_max)
+        expected = self._headers.get("expect")
+        if expected is not None:
+            if expected.lower() != "100-continue":
+                raise Unsupported(f"Expect: {expected:.60}")
+            self._events.append(ContinueWanted())
+        if has_body and self._parser.should_upgrade():
+            raise Unsupported("Upgrade with a body: the request cannot be read then")
+        self._state = _State.BODY
+        self._head_bytes = 0
+        self._body_at_ms = self._now_ms
+
+    def on_body(self, data: bytes) -> None:
+        """Called by the parser, with a piece of it, without the frames of chunks."""
+        self._received += len(data)
+        if self._decoder is not None:
+            data = self._decoder.feed(data)
+        self._size += len(data)
+        if self._size > self._limits.body_bytes_max:
+            raise TooLarge(f"the body is over {self._limits.body_bytes_max} bytes")
+        if not self._budget.take(len(data)):
+            raise Overloaded("the bodies of other requests take all the room there is")
+        self._taken += len(data)
+        self._chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        if self._decoder is not None:
+            self._decoder.end()
+        assert self._head is not None, "its head came first"
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        keep_alive = self._parser.should_keep_alive()
+        if self._screened is not None:
+            self._events.append(Refused(self._screened, is_last=not keep_alive, head=self._head))
+        else:
+            self._events.append(Request(self._head, body, self._began_at_ms, keep_alive))
+        self._state = _State.IDLE
+        self._has_asked = True
+        self._begin()  # the bytes are the request's now
+
+    # ------------------------------------------------------------ inside
+
+    def _enter_head(self) -> None:
+        self._state = _State.HEAD
+        self._began_at_ms = self._now_ms
+
+    def _note_last(self) -> None:
+        for at, event in enumerate(self._events):
+            if isinstance(event, Request):
+                self._events[at] = replace(event, keep_alive=False)
+            elif isinstance(event, Refused):
+                self._events[at] = replace(event, is_last=True)
+        self.close()
+
+    def _refuse(self, error: RequestError) -> None:
+        self._events.append(Refused(error))
+        self._has_asked = True
+        self.close()

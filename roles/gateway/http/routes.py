@@ -1,0 +1,276 @@
+"""Which path asks for what: the Open Inference Protocol v2 under `/v2`, the plain route for people under `/v1`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from fabric.errors import FabricError, InvalidInput, RequestError
+from roles.gateway import descriptions
+from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
+from roles.gateway.http.connection import Answer, Cancellable, failed
+from roles.gateway.http.messages import Head, Reply, Request
+from roles.gateway.http.predict import read_predict, write_predict
+from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer, read_json, write_infer, write_json
+from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
+from roles.gateway.repository import Repository
+from roles.gateway.service import Outcome, Service
+from roles.gateway.timing import server_timing
+from roles.gateway.tokens import Tokens
+from roles.gateway.trace_context import traceparent_of
+from roles.runtime.process import log
+
+_OPEN: Final = ("/v2/health/live", "/v2/health/ready")
+"""Without a token: who looks after processes has none."""
+_NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
+"""Extensions of Triton's."""
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    """A path taken apart: what it asks for, of which model."""
+
+    name: str
+    model: str = ""
+    version: str = ""
+
+
+_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    name: methods
+    for names, methods in (
+        (("server", "live", "ready", "model", "model_ready", "config", "stats", "models"), ("GET", "HEAD")),
+        (("infer", "predict", "index", "load", "unload"), ("POST",)),
+    )
+    for name in names
+}
+
+
+def route_of(head: Head) -> Route:
+    """Raises NotFound, MethodNotAllowed, Unsupported."""
+    try:
+        parts = [unquote(part, errors="strict") for part in head.path.split("/")[1:]]
+    except UnicodeDecodeError as error:
+        raise NotFound("the path is not UTF-8") from error
+    route = _v1(parts) if parts[:1] == ["v1"] else _v2(parts)
+    if route is None:
+        raise NotFound(f"there is no {head.path[:200]!r} here")
+    allowed = _METHODS[route.name]
+    if head.method not in allowed:
+        raise MethodNotAllowed(f"{head.path[:200]!r} takes {' and '.join(allowed)}")
+    check_version(route.model, route.version)
+    return route
+
+
+def _v1(parts: Sequence[str]) -> Route | None:
+    match parts:
+        case ["v1", "models"]:
+            return Route("models")
+        case ["v1", "models", last] if last.endswith(":predict"):
+            return Route("predict", last.removesuffix(":predict"))
+    return None
+
+
+def _v2(parts: Sequence[str]) -> Route | None:
+    match parts:
+        case ["v2"] | ["v2", ""]:
+            return Route("server")
+        case ["v2", "health", ("live" | "ready") as what]:
+            return Route(what)
+        case ["v2", "models", "stats"]:
+            return Route("stats")
+        case ["v2", "models", model]:
+            return Route("model", model)
+        case ["v2", "models", model, "versions", version]:
+            return Route("model", model, version)
+        case ["v2", "models", model, ("infer" | "config" | "stats") as what]:
+            return Route(what, model)
+        case ["v2", "models", model, "versions", version, ("infer" | "config" | "stats") as what]:
+            return Route(what, model, version)
+        case ["v2", "models", model, "ready"]:
+            return Route("model_ready", model)
+        case ["v2", "models", model, "versions", version, "ready"]:
+            return Route("model_ready", model, version)
+        case ["v2", "repository", "index"]:
+            return Route("index")
+        case ["v2", "repository", "models", model, ("load" | "unload") as what]:
+            return Route(what, model)
+        case ["v2", extension, *_] if extension in _NOT_DONE:
+            raise Unsupported(f"the extension {extension!r} of the protocol")
+    return None
+
+
+class Routes:
+    """Answers requests: inferences by callbacks, all else in a task each."""
+
+    def __init__(self, service: Service, repository: Repository, tokens: Tokens) -> None:
+        self._service = service
+        self._repository = repository
+        self._tokens = tokens
+        self._documents: Mapping[str, Callable[[Route, Request], Awaitable[Any]]] = {
+            "server": self._server,
+            "live": self._nothing,
+            "ready": self._ready,
+            "model": self._model,
+            "model_ready": self._model_ready,
+            "config": self._config,
+            "stats": self._stats,
+            "models": self._models,
+            "index": self._index,
+            "load": self._load,
+            "unload": self._unload,
+        }
+
+    def screen(self, head: Head) -> None:
+        """Whether the body is worth reading. Raises RequestError."""
+        if head.path not in _OPEN:
+            self._tokens.check(head.headers.get("authorization"))
+        route_of(head)
+
+    def start(self, request: Request, answer: Answer) -> Cancellable | None:
+        """Answer one request."""
+        route = route_of(request.head)
+        if route.name in ("infer", "predict"):
+            try:
+                return self._ask(route, request, answer)
+            except (RequestError, FabricError) as error:
+                answer(_traced(request, failed(failure_of(error))))
+                return None
+        task = asyncio.ensure_future(self._documents[route.name](route, request))
+        task.add_done_callback(lambda done: _tell(done, answer))
+        return task
+
+    # ------------------------------------------------------------ inferences
+
+    def _ask(self, route: Route, request: Request, answer: Answer) -> Cancellable:
+        head, service = request.head, self._service
+        info = service.model(route.model)
+        if route.name == "infer":
+            inference = read_infer(route.model, request.body, head.headers.get(LENGTH_HEADER))
+            rows = rows_of(info, inference.inputs)
+            if info is not None and info.outputs:
+                check_outputs(inference, [one.name for one in info.outputs])
+        else:
+            content_type = head.headers.get("content-type", "")
+            inference, rows = read_predict(route.model, request.body, content_type, head.query, info)
+
+        def on_end(outcome: Outcome) -> None:
+            try:
+                reply = _inferred(route, inference, rows, outcome)
+            except RequestError as error:
+                reply = failed(failure_of(error))
+            except Exception as error:  # noqa: BLE001  what a model gives out must not end everybody's gateway
+                log.exception("answer_failed model=%r", inference.model[:200])
+                reply = failed(failure_of(error))
+            answer(_traced(request, reply))
+
+        budget_ms = service.budget_left_ms(inference, request.began_at_ms)
+        return service.submit(inference, rows, budget_ms, on_end)
+
+    # ------------------------------------------------------------ documents
+
+    async def _server(self, route: Route, request: Request) -> Any:
+        del route, request
+        return descriptions.server()
+
+    async def _nothing(self, route: Route, request: Request) -> Any:
+        del route, request
+
+    async def _ready(self, route: Route, request: Request) -> Any:
+        del route, request
+        if not self._service.is_ready:
+            return Failure("NoReplica", "no frontend wants requests now", retryable=True, retry_after_ms=1e3)
+        return None
+
+    async def _model(self, route: Route, request: Request) -> Any:
+        del request
+        return descriptions.model(await self._service.model_now(route.model))
+
+    async def _model_ready(self, route: Route, request: Request) -> Any:
+        del request
+        if not self._service.is_model_ready(await self._service.model_now(route.model)):
+            reason = f"nothing that serves model {route.model!r} is ready"
+            return Failure("NoReplica", reason, retryable=True, retry_after_ms=1e3)
+        return None
+
+    async def _config(self, route: Route, request: Request) -> Any:
+        del request
+        return descriptions.config(await self._service.model_now(route.model))
+
+    async def _stats(self, route: Route, request: Request) -> Any:
+        del request
+        if route.model:
+            await self._service.model_now(route.model)
+            names: Sequence[str] = (route.model,)
+        else:
+            names = sorted(await self._service.models())
+        return {"model_stats": [self._service.statistics.as_plain(name) for name in names]}
+
+    async def _models(self, route: Route, request: Request) -> Any:
+        del route, request
+        return descriptions.listed(list((await self._service.models()).values()))
+
+    async def _index(self, route: Route, request: Request) -> Any:
+        del route
+        asked = _asked(request)
+        served = list((await self._service.models()).values())
+        return descriptions.index(served, self._repository.names, is_ready_only=asked.get("ready") is True)
+
+    async def _load(self, route: Route, request: Request) -> Any:
+        parameters = _asked(request).get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise InvalidInput("parameters must be an object")
+        await self._repository.load(route.model, await self._service.models(), parameters)
+
+    async def _unload(self, route: Route, request: Request) -> Any:
+        _asked(request)
+        await self._repository.unload(route.model, await self._service.models())
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    document = read_json(request.body) if request.body else {}
+    if not isinstance(document, dict):
+        raise InvalidInput("the body must be an object")
+    return document
+
+
+def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
+    if done.cancelled():
+        return
+    error = done.exception()
+    if error is not None:
+        if not isinstance(error, FabricError):
+            log.error("request_failed error=%r", f"{type(error).__name__}: {error}", exc_info=error)
+        answer(failed(failure_of(error)))
+        return
+    match done.result():
+        case None:
+            answer(Reply(200))
+        case Failure() as failure:
+            answer(failed(failure))
+        case document:
+            answer(Reply(200, (write_json(document),)))
+
+
+def _inferred(route: Route, inference: Inference, rows: Rows, outcome: Outcome) -> Reply:
+    if isinstance(outcome, Failure):
+        return failed(outcome)
+    headers = [("Server-Timing", server_timing([result.ledger for result in outcome.results]))]
+    if route.name == "predict":
+        document = write_predict(inference, outcome.results, is_stacked=rows.is_stacked)
+        return Reply(200, (write_json(document),), headers=headers)
+    outputs = outputs_of([result.outputs for result in outcome.results], is_stacked=rows.is_stacked)
+    body, content_type, json_size = write_infer(inference, outputs)
+    if json_size is not None:
+        headers.append(("Inference-Header-Content-Length", str(json_size)))
+    return Reply(200, body, content_type, headers)
+
+
+def _traced(request: Request, reply: Reply) -> Reply:
+    traceparent = traceparent_of(request.head.headers.get("traceparent"))
+    if traceparent is None:
+        return reply
+    headers = (*reply.headers, ("traceparent", traceparent))
+    return Reply(reply.status, reply.body, reply.content_type, headers)

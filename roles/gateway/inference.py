@@ -1,0 +1,211 @@
+"""One inference as the protocol has it, by HTTP or gRPC, and the requests of ours that it becomes.
+
+A request of ours is one item, without a batch axis. So a tensor of the model's declared shape is one request; where every
+input has one axis more in front, each row of it is a request of its own, and their outputs come back stacked. All of them run or the
+first that does not decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fabric.errors import Internal, InvalidInput, ModelNotFound, TooLarge
+from fabric.limits import DURATION_MAX_MS
+from fabric.link import Tensor
+from fabric.messages import PRIORITY_MAX, ModelInfo
+from roles.gateway.failures import Unsupported
+from roles.gateway.tensors import Elements
+
+VERSION: Final = "1"
+"""The only one that a model has."""
+ROWS_MAX: Final = 256
+"""Requests that one inference may become."""
+_PRIORITY_LOWEST: Final = PRIORITY_MAX + 1
+_US_PER_MS: Final = 1_000.0
+
+Parameters = Mapping[str, object]
+
+
+@dataclass(slots=True, frozen=True)
+class InputTensor:
+    """As it came: `shape` with the batch axis, if there is one."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: Tensor | Elements
+
+
+@dataclass(slots=True, frozen=True)
+class OutputWanted:
+    """An output that was asked for by name."""
+
+    name: str
+    is_binary: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Inference:
+    """What is asked. No `outputs`: all of them, binary or not as `is_binary` says. `budget_ms` None: the model's SLO."""
+
+    model: str
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[OutputWanted] = ()
+    is_binary: bool = False
+    budget_ms: float | None = None
+    priority: int | None = None
+    request_id: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """The requests of ours that an inference becomes. `is_stacked`: its tensors have a batch axis."""
+
+    rows: Sequence[Mapping[str, Tensor]]
+    is_stacked: bool
+
+
+def check_version(model: str, version: str) -> None:
+    """Raises ModelNotFound for another version than the one there is."""
+    if version not in ("", VERSION):
+        raise ModelNotFound(f"model {model!r:.100} has the version {VERSION} only, not {version!r:.20}")
+
+
+def budget_of(parameters: Parameters) -> float | None:
+    """From `deadline_ms`, or Triton's `timeout` in microseconds, in ms; the tighter one of both. Raises InvalidInput."""
+    found = []
+    deadline_ms = _number(parameters, "deadline_ms")
+    if deadline_ms is not None:
+        found.append(deadline_ms)
+    timeout_us = _number(parameters, "timeout")
+    if timeout_us:  # 0 is none, as with Triton
+        found.append(timeout_us / _US_PER_MS)
+    for budget_ms in found:
+        if not 0 < budget_ms <= DURATION_MAX_MS:
+            raise InvalidInput(
+                f"a deadline of {budget_ms:g} ms; it must be over 0, up to {DURATION_MAX_MS:g} ms"
+            )
+    return min(found, default=None)
+
+
+def priority_of(parameters: Parameters) -> int | None:
+    """Triton's `priority`: 1 is the highest, what is over 10 the lowest; 0 is the model's own. Raises InvalidInput."""
+    asked = parameters.get("priority")
+    if asked is None:
+        return None
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
+        raise InvalidInput(
+            f"a priority of {asked!r:.40}; it must be 1 (the highest) and more, or 0 for the model's own"
+        )
+    return None if asked == 0 else _PRIORITY_LOWEST - min(asked, _PRIORITY_LOWEST)
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Raises Unsupported for what would change the answer and is not done here."""
+    if parameters.get("sequence_id") not in (None, 0, ""):
+        raise Unsupported("sequences: every request stands for itself here")
+
+
+def check_tensor_parameters(name: str, parameters: Parameters) -> None:
+    """The same for those of one tensor."""
+    if "shared_memory_region" in parameters:
+        raise Unsupported(
+            f"shared memory regions, for {name!r:.60}: send the tensor, or use the SDK on the same host"
+        )
+    if parameters.get("classification"):
+        raise Unsupported(
+            f"the classification extension, for {name!r:.60}: a model's top_k does it on the device"
+        )
+
+
+def rows_of(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> Rows:
+    """Split what came into requests. `info` None: the model is not known here, the frontend decides.
+
+    Shapes that are neither the declared ones nor one axis more stay as they are: the frontend says what is wrong with them.
+    Raises InvalidInput, TooLarge for more rows than `ROWS_MAX`.
+    """
+    names = [one.name for one in inputs]
+    if len(set(names)) != len(names):
+        raise InvalidInput("the same input comes twice")
+    count = _rows_in(info, inputs)
+    if count is None:
+        return Rows([{one.name: _whole(one) for one in inputs}], is_stacked=False)
+    if count > ROWS_MAX:
+        raise TooLarge(f"{count} rows; one inference may have {ROWS_MAX}")
+    if count == 0:
+        raise InvalidInput("the first axis, of the batch, has the length 0")
+    return Rows([{one.name: _row(one, at) for one in inputs} for at in range(count)], is_stacked=True)
+
+
+def outputs_of(answers: Sequence[Mapping[str, Tensor]], *, is_stacked: bool) -> Mapping[str, Tensor]:
+    """The outputs of all rows as one answer. Raises Internal where they cannot be stacked."""
+    if not is_stacked:
+        return answers[0]
+    try:
+        return {name: np.stack([answer[name] for answer in answers]) for name in answers[0]}
+    except (ValueError, KeyError) as error:
+        raise Internal("the rows have outputs of different shapes: ask for them one by one") from error
+
+
+def wanted_of(inference: Inference, outputs: Mapping[str, Tensor]) -> Sequence[tuple[str, Tensor, bool]]:
+    """Name, array and whether it goes as binary, in the order that was asked for. Raises InvalidInput for an unknown one."""
+    if not inference.outputs:
+        return [(name, array, inference.is_binary) for name, array in outputs.items()]
+    check_outputs(inference, list(outputs))
+    return [(one.name, outputs[one.name], one.is_binary) for one in inference.outputs]
+
+
+def check_outputs(inference: Inference, known: Sequence[str]) -> None:
+    """Raises InvalidInput where an output is asked for that the model does not have."""
+    for one in inference.outputs:
+        if one.name not in known:
+            raise InvalidInput(
+                f"model {inference.model!r:.100} has no output {one.name!r:.60}; it has {', '.join(known)[:200] or 'none'}"
+            )
+
+
+def _rows_in(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> int | None:
+    """The length of the batch axis that all inputs have; None: they have none."""
+    if info is None or not info.inputs or not inputs:
+        return None
+    ranks = {tensor.name: len(tensor.shape) for tensor in info.inputs}
+    lengths = set()
+    for one in inputs:
+        rank = 1 if isinstance(one.data, tuple) else ranks.get(one.name)
+        if rank is None or len(one.shape) != rank + 1:
+            return None
+        lengths.add(one.shape[0])
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _whole(one: InputTensor) -> Tensor:
+    return _file(one, 0) if isinstance(one.data, tuple) else one.data
+
+
+def _row(one: InputTensor, at: int) -> Tensor:
+    return _file(one, at) if isinstance(one.data, tuple) else one.data[at]
+
+
+def _file(one: InputTensor, at: int) -> Tensor:
+    """An element of BYTES is a file, such as a picture: 1-D uint8, as the SDK sends it."""
+    assert isinstance(one.data, tuple), "the caller has looked"
+    each = math.prod(one.shape[1:]) if len(one.shape) > 1 else math.prod(one.shape)
+    if each != 1:
+        raise InvalidInput(
+            f"input {one.name!r:.60} has {each} elements of BYTES; a request takes one, such as a picture's file:"
+            " shape [1], or [rows, 1]"
+        )
+    return np.frombuffer(one.data[at], np.uint8) if one.data[at] else np.empty(0, np.uint8)
+
+
+def _number(parameters: Parameters, name: str) -> float | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidInput(f"{name} is {value!r:.40}; it must be a number of 0 and more")
+    return float(value)

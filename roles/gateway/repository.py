@@ -1,0 +1,127 @@
+"""Load and unload, as Triton's model repository extension has them: an operator's `models add` and `remove`.
+
+The repository is the cluster's file: a model of it that was unloaded can be loaded again by its name. Another one is loaded by the
+request's parameter `config`, JSON with a section as in the file's `models`. Off unless `cluster.gateway.model_control` says so, and only where
+the scheduler is on the same host: these are an operator's words, and a gateway has no operator's key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from fabric.errors import ConfigError, FabricError, InvalidInput, ModelNotFound, Overloaded
+from fabric.ids import ModelId
+from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
+from roles.config.read_config import parse_config
+from roles.gateway.failures import Refused, Unsupported
+from roles.runtime.operator_request import ask_change, new_request_no
+from roles.runtime.running_cluster import ActiveScheduler, active_schedulers, having, roomiest
+from roles.runtime.shard_reports import combined
+
+LIMIT_MS: Final = 300_000.0
+"""Of one change: a large model takes minutes to load."""
+
+Section = Mapping[str, Any]
+
+
+class Repository:
+    """What may be loaded, and how. `sections`: the file's, by name. `is_open`: whether anything may be changed from here."""
+
+    def __init__(
+        self, sections: Mapping[str, Section], run_dir: Path, base_dir: Path, *, is_open: bool
+    ) -> None:
+        self._sections = sections
+        self._run_dir = run_dir
+        self._base_dir = base_dir
+        self._is_open = is_open
+        self._is_busy = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models that can be loaded by name."""
+        return tuple(self._sections)
+
+    async def load(self, name: str, served: Collection[str], parameters: Mapping[str, object]) -> None:
+        """Serve it. Of a model that is served already nothing changes. Raises Refused, ModelNotFound, InvalidInput."""
+        self._require_open()
+        for key in parameters:
+            if key != "config":
+                raise Unsupported(f"the parameter {key!r:.60} of load; there is config")
+        section = self._section(name, parameters.get("config"))
+        if name not in served:
+            await self._carry_out(lambda number: ModelsAdd(number, json.dumps([section])))
+        elif "config" in parameters:
+            raise Refused(f"model {name!r:.100} is served; unload it before it is loaded with another config")
+
+    async def unload(self, name: str, served: Collection[str]) -> None:
+        """Serve it no more. Raises Refused, ModelNotFound."""
+        self._require_open()
+        if name in served:
+            model_id = ModelId(name)
+            await self._carry_out(lambda number: ModelsRemove(number, (model_id,)), partial(having, model_id))
+        elif name not in self._sections:
+            raise ModelNotFound(f"no model {name!r:.100} is served")
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise Refused(
+                "models are not changed through this gateway: cluster.gateway.model_control is false"
+            )
+
+    def _section(self, name: str, config: object) -> Section:
+        if config is None:
+            section = self._sections.get(name)
+            if section is None:
+                raise ModelNotFound(
+                    f"model {name!r:.100} is not in the cluster's file; give the parameter config, a section of models as JSON"
+                )
+            return section
+        try:
+            section = json.loads(config) if isinstance(config, str | bytes) else None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"config is not JSON: {error}") from error
+        if not isinstance(section, dict):
+            raise InvalidInput("config must be a text: JSON with a section as in the file's models")
+        if section.setdefault("name", name) != name:
+            raise InvalidInput(f"config is of {section['name']!r:.100}, and {name!r:.100} is to be loaded")
+        try:
+            parse_config({"models": [section], "cluster": {"gpus": 1}}, self._base_dir, source="config")
+        except FabricError as error:
+            raise InvalidInput(str(error)) from error
+        return section
+
+    async def _carry_out(
+        self,
+        change: Callable[[int], PlanChange],
+        shards: Callable[[Mapping[int, ActiveScheduler]], Sequence[int]] | None = None,
+    ) -> None:
+        if self._is_busy:
+            raise Overloaded("another model is being loaded or unloaded")
+        self._is_busy = True
+        try:
+            changed = await asyncio.to_thread(self._ask, change(new_request_no()), shards)
+        finally:
+            self._is_busy = False
+        if changed.status == "partial":
+            reasons = "; ".join(one.reason for one in changed.unplaced)
+            raise Refused(f"no place was found for it: {reasons:.500}")
+        if changed.code == "Busy":
+            raise Overloaded(changed.reason)
+        if changed.status != "ok":
+            raise Refused(f"{changed.code or changed.status}: {changed.reason}")
+
+    def _ask(
+        self, change: PlanChange, shards: Callable[[Mapping[int, ActiveScheduler]], Sequence[int]] | None
+    ) -> Changed:
+        """`shards`: whose schedulers are asked; None: the shard with most room."""
+        try:
+            schedulers = active_schedulers(self._run_dir)
+            own = [roomiest(schedulers)] if shards is None else shards(schedulers)
+            return combined([ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS) for one in own])
+        except ConfigError as error:
+            raise Refused(str(error)) from error

@@ -1,0 +1,1 @@
+"""gRPC: the published service of the Open Inference Protocol."""

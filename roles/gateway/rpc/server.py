@@ -1,0 +1,76 @@
+"""gRPC's server on the running loop: limits, TLS, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+
+from fabric.errors import ConfigError
+from fabric.frames import ANSWER_BYTES_MAX
+from roles.config.gateway import GatewayConfig
+from roles.gateway.repository import Repository
+from roles.gateway.rpc.service import RpcService
+from roles.gateway.service import Service
+from roles.gateway.tokens import Tokens
+
+METADATA_BYTES_MAX: Final = 16 << 10  # as much as the head of an HTTP request may have
+_HEAD_ROOM_BYTES: Final = 1 << 20  # of a message, beside its tensors
+_IDLE_MS: Final = 300_000
+_DRAIN_S: Final = 5.0
+
+
+class RpcServer:
+    """One of them."""
+
+    def __init__(
+        self, service: Service, repository: Repository, tokens: Tokens, config: GatewayConfig
+    ) -> None:
+        self._service = RpcService(service, repository, tokens)
+        self._config = config
+        self._server: Any = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def calls(self) -> int:
+        """Since the start."""
+        return self._service.calls
+
+    async def open(self) -> str:
+        """Listen; where. Raises ConfigError."""
+        config = self._config
+        assert config.grpc is not None, "it is wanted"
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=config.connections_max,
+            options=[
+                ("grpc.max_receive_message_length", config.request_bytes_max + _HEAD_ROOM_BYTES),
+                ("grpc.max_send_message_length", ANSWER_BYTES_MAX + _HEAD_ROOM_BYTES),
+                ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.max_concurrent_streams", config.connections_max),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.so_reuseport", 0),  # a port in use is an error, not a share of somebody else's calls
+            ],
+        )
+        self._server.add_generic_rpc_handlers((self._service.handler(),))
+        try:
+            if config.tls_certificate is not None and config.tls_key is not None:
+                pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
+                port = self._server.add_secure_port(config.grpc, grpc.ssl_server_credentials([pair]))
+            else:
+                port = self._server.add_insecure_port(config.grpc)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"listen.grpc: cannot listen at {config.grpc}: {error}") from error
+        await self._server.start()
+        return f"{config.grpc.rpartition(':')[0]}:{port}"
+
+    def drain(self) -> None:
+        """Take no new calls, and let those that are there end."""
+        self._stopping = asyncio.ensure_future(self._server.stop(_DRAIN_S))
+
+    async def close(self) -> None:
+        """End at once."""
+        if self._server is not None:
+            await self._server.stop(0)
+        if self._stopping is not None:
+            await self._stopping

@@ -1,0 +1,252 @@
+"""The gRPC service: each call asks the same `Service` and `Repository` as HTTP does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf import json_format
+
+from fabric.errors import FabricError
+from roles.gateway import descriptions
+from roles.gateway.failures import Failure, failure_of
+from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
+from roles.gateway.repository import Repository
+from roles.gateway.rpc.messages import SERVICE, ModelStreamInferResponse, message_class, methods
+from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
+from roles.gateway.service import Answered, Outcome, Service
+from roles.gateway.timing import server_timing
+from roles.gateway.tokens import Tokens
+from roles.gateway.trace_context import traceparent_of
+
+STREAM_MAX: Final = 64
+"""Inferences that one stream has under way; the next one is read when one is answered."""
+_OPEN: Final = ("ServerLive", "ServerReady")
+"""Without a token, as by HTTP."""
+
+Metadata = list[tuple[str, str]]
+
+
+class RpcService:
+    """What `grpc.aio` calls."""
+
+    def __init__(self, service: Service, repository: Repository, tokens: Tokens) -> None:
+        self._service = service
+        self._repository = repository
+        self._tokens = tokens
+        self.calls = 0
+        """Since the start."""
+        self._documents: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server,
+            "ModelMetadata": self._model,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+
+    def handler(self) -> Any:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        handlers = {}
+        for method in methods():
+            reads = message_class(method.input_type.name).FromString
+            writes = message_class(method.output_type.name).SerializeToString
+            if method.name == "ModelStreamInfer":
+                handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, reads, writes)
+            else:
+                call = (
+                    self._infer
+                    if method.name == "ModelInfer"
+                    else self._document(method.name, method.output_type.name)
+                )
+                handlers[method.name] = grpc.unary_unary_rpc_method_handler(call, reads, writes)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    # ------------------------------------------------------------ inferences
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        began_at_ms = self._service.clock.now_ms()
+        metadata = self._metadata(context)
+        try:
+            self._check_token(metadata)
+            response, timing = await self._inferred(request, began_at_ms, context.time_remaining())
+        except FabricError as error:
+            return await _abort(context, failure_of(error), _trace(metadata))
+        except _Failed as error:
+            return await _abort(context, error.failure, _trace(metadata))
+        context.set_trailing_metadata([("server-timing", timing), *_trace(metadata)])
+        return response
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
+        try:
+            self._check_token(self._metadata(context))
+        except FabricError as error:
+            await _abort(context, failure_of(error), [])
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        room = asyncio.Semaphore(STREAM_MAX)
+        working: set[asyncio.Task[None]] = set()
+
+        async def work(request: Any) -> None:
+            try:
+                response, _ = await self._inferred(request, self._service.clock.now_ms(), None)
+                answer = ModelStreamInferResponse(infer_response=response)
+            except FabricError as error:
+                answer = _told(request, failure_of(error))
+            except _Failed as error:
+                answer = _told(request, error.failure)
+            room.release()
+            answers.put_nowait(answer)
+
+        async def read() -> None:
+            async for request in requests:
+                await room.acquire()
+                task = asyncio.ensure_future(work(request))
+                working.add(task)
+                task.add_done_callback(working.discard)
+            await asyncio.gather(*working)
+            answers.put_nowait(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+        finally:
+            for task in (reading, *working):
+                task.cancel()
+
+    async def _inferred(self, request: Any, began_at_ms: float, left_s: float | None) -> tuple[Any, str]:
+        """The response, and where the time went. Raises FabricError, _Failed."""
+        self.calls += 1
+        inference = read_infer(request)
+        info = self._service.model(inference.model)
+        rows = rows_of(info, inference.inputs)
+        if info is not None and info.outputs:
+            check_outputs(inference, [one.name for one in info.outputs])
+        answered = await self._asked(inference, rows, self._budget_ms(inference, began_at_ms, left_s))
+        outputs = outputs_of([result.outputs for result in answered.results], is_stacked=rows.is_stacked)
+        return write_infer(inference, outputs), server_timing([result.ledger for result in answered.results])
+
+    def _budget_ms(self, inference: Inference, began_at_ms: float, left_s: float | None) -> float | None:
+        """A call's own deadline says when nobody waits any more: it may be tighter than the SLO, never looser."""
+        budget_ms = self._service.budget_left_ms(inference, began_at_ms)
+        if left_s is None:
+            return budget_ms
+        left_ms = max(0.0, left_s * 1e3)
+        return left_ms if budget_ms is None else min(budget_ms, left_ms)
+
+    async def _asked(self, inference: Inference, rows: Rows, budget_ms: float | None) -> Answered:
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def on_end(outcome: Outcome) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
+
+        asking = self._service.submit(inference, rows, budget_ms, on_end)
+        try:
+            outcome = await ended
+        except asyncio.CancelledError:  # by the client, or with its connection
+            asking.cancel()
+            raise
+        if isinstance(outcome, Failure):
+            raise _Failed(outcome)
+        return outcome
+
+    # ------------------------------------------------------------ documents
+
+    def _document(self, name: str, answer: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A call that answers with a document, made a message of that name."""
+        made = message_class(answer)
+
+        async def call(request: Any, context: Any) -> Any:
+            self.calls += 1
+            try:
+                if name not in _OPEN:
+                    self._check_token(self._metadata(context))
+                document = await self._documents[name](request)
+            except FabricError as error:
+                return await _abort(context, failure_of(error), [])
+            return json_format.ParseDict(document or {}, made())
+
+        return call
+
+    async def _live(self, request: Any) -> Any:
+        del request
+        return {"live": True}
+
+    async def _ready(self, request: Any) -> Any:
+        del request
+        return {"ready": self._service.is_ready}
+
+    async def _model_ready(self, request: Any) -> Any:
+        check_version(request.name, request.version)
+        return {"ready": self._service.is_model_ready(await self._service.model_now(request.name))}
+
+    async def _server(self, request: Any) -> Any:
+        del request
+        return descriptions.server()
+
+    async def _model(self, request: Any) -> Any:
+        check_version(request.name, request.version)
+        return descriptions.model(await self._service.model_now(request.name))
+
+    async def _config(self, request: Any) -> Any:
+        check_version(request.name, request.version)
+        return {"config": descriptions.config(await self._service.model_now(request.name))}
+
+    async def _statistics(self, request: Any) -> Any:
+        check_version(request.name, request.version)
+        if request.name:
+            await self._service.model_now(request.name)
+        names = [request.name] if request.name else sorted(await self._service.models())
+        return {"model_stats": [self._service.statistics.as_plain(name) for name in names]}
+
+    async def _index(self, request: Any) -> Any:
+        served = list((await self._service.models()).values())
+        return {"models": descriptions.index(served, self._repository.names, is_ready_only=request.ready)}
+
+    async def _load(self, request: Any) -> Any:
+        parameters = plain_parameters(request.parameters)
+        await self._repository.load(request.model_name, await self._service.models(), parameters)
+
+    async def _unload(self, request: Any) -> Any:
+        await self._repository.unload(request.model_name, await self._service.models())
+
+    # ------------------------------------------------------------ metadata
+
+    def _metadata(self, context: Any) -> dict[str, str]:
+        return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+    def _check_token(self, metadata: dict[str, str]) -> None:
+        self._tokens.check(metadata.get("authorization"))
+
+
+class _Failed(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+def _trace(metadata: dict[str, str]) -> Metadata:
+    traceparent = traceparent_of(metadata.get("traceparent"))
+    return [] if traceparent is None else [("traceparent", traceparent)]
+
+
+async def _abort(context: Any, failure: Failure, more: Metadata) -> Any:
+    trailing = [("tenuto-code", failure.code), *more]
+    if failure.retry_after_ms is not None:
+        # gRPC's own clients wait so long before they try again (gRFC A6).
+        trailing.append(("grpc-retry-pushback-ms", str(round(failure.retry_after_ms))))
+    await context.abort(getattr(grpc.StatusCode, failure.grpc_status), failure.reason, tuple(trailing))
+
+
+def _told(request: Any, failure: Failure) -> Any:
+    answer = ModelStreamInferResponse(error_message=f"{failure.code}: {failure.reason}")
+    answer.infer_response.id = request.id
+    return answer

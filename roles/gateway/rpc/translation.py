@@ -1,0 +1,114 @@
+"""gRPC's messages to inferences and back, as pure functions: what `http/protocol_v2.py` is for HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from fabric.errors import InvalidInput
+from fabric.link import Tensor
+from fabric.tensors import dtype_name
+from roles.gateway.inference import (
+    VERSION,
+    Inference,
+    InputTensor,
+    OutputWanted,
+    budget_of,
+    check_parameters,
+    check_tensor_parameters,
+    check_version,
+    priority_of,
+    wanted_of,
+)
+from roles.gateway.rpc.messages import ModelInferResponse
+from roles.gateway.tensors import BF16, BYTES, Elements, count_of, datatype_of, from_raw, to_raw
+
+_CONTENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "BOOL": ("bool_contents", "bool"),
+    **{f"INT{bits}": ("int_contents", f"int{bits}") for bits in (8, 16, 32)},
+    **{f"UINT{bits}": ("uint_contents", f"uint{bits}") for bits in (8, 16, 32)},
+    "INT64": ("int64_contents", "int64"),
+    "UINT64": ("uint64_contents", "uint64"),
+    "FP32": ("fp32_contents", "float32"),
+    "FP64": ("fp64_contents", "float64"),
+}
+"""By datatype: the field that has its values, and their type."""
+
+
+def read_infer(request: Any) -> Inference:
+    """The inference that a `ModelInferRequest` asks for. Raises InvalidInput, ModelNotFound, Unsupported."""
+    check_version(request.model_name, request.model_version)
+    parameters = plain_parameters(request.parameters)
+    check_parameters(parameters)
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInput(f"{len(request.inputs)} inputs, and {len(raw)} raw_input_contents")
+    inputs = []
+    for at, one in enumerate(request.inputs):
+        check_tensor_parameters(one.name, plain_parameters(one.parameters))
+        shape = tuple(one.shape)
+        if raw:
+            if one.HasField("contents"):
+                raise InvalidInput(f"input {one.name!r:.60} has contents and raw_input_contents")
+            data = from_raw(one.name, one.datatype, shape, memoryview(raw[at]))
+        else:
+            data = _from_contents(one, shape)
+        inputs.append(InputTensor(one.name, shape, data))
+    outputs = []
+    for wanted in request.outputs:
+        check_tensor_parameters(wanted.name, plain_parameters(wanted.parameters))
+        outputs.append(OutputWanted(wanted.name, is_binary=True))
+    return Inference(
+        request.model_name,
+        inputs,
+        outputs,
+        is_binary=True,
+        budget_ms=budget_of(parameters),
+        priority=priority_of(parameters),
+        request_id=request.id,
+    )
+
+
+def write_infer(inference: Inference, outputs: Mapping[str, Tensor]) -> Any:
+    """The `ModelInferResponse`: tensors raw, as Triton answers too."""
+    response = ModelInferResponse(model_name=inference.model, model_version=VERSION, id=inference.request_id)
+    for name, array, _ in wanted_of(inference, outputs):
+        response.outputs.add(name=name, datatype=datatype_of(dtype_name(array.dtype)), shape=array.shape)
+        response.raw_output_contents.append(bytes(to_raw(array)))
+    return response
+
+
+def plain_parameters(parameters: Any) -> dict[str, Any]:
+    """By name, whichever kind each has."""
+    found = {}
+    for name, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(value, kind)
+    return found
+
+
+def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
+    count = count_of(one.name, shape)
+    if one.datatype == BYTES:
+        elements = tuple(one.contents.bytes_contents)
+        if len(elements) != count:
+            raise InvalidInput(f"input {one.name!r:.60} has {len(elements)} elements; its shape says {count}")
+        return elements
+    if one.datatype in ("FP16", BF16):
+        raise InvalidInput(f"input {one.name!r:.60} is {one.datatype}, which goes in raw_input_contents only")
+    found = _CONTENTS.get(one.datatype)
+    if found is None:
+        raise InvalidInput(
+            f"input {one.name!r:.60} has the datatype {one.datatype!r:.60}; there is no such one"
+        )
+    field, dtype = found
+    values = getattr(one.contents, field)
+    if len(values) != count:
+        raise InvalidInput(f"input {one.name!r:.60} has {len(values)} {field}; its shape says {count}")
+    try:
+        return np.array(values, dtype=dtype).reshape(shape)
+    except OverflowError as error:
+        raise InvalidInput(f"input {one.name!r:.60} holds a number over the range of {dtype}") from error

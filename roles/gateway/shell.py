@@ -1,0 +1,274 @@
+"""The gateway as a process: HTTP and gRPC on one asyncio loop, and the SDK's client behind them.
+
+Its end is in order: it says that it is not ready, so that a balancer sends nothing new; what still comes in the next moment is taken;
+then it listens no more, answers what it has, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fabric.client import Client, ClientOptions
+from fabric.clock import Clock, MonotonicClock
+from fabric.errors import ConfigError
+from fabric.ids import Incarnation, new_incarnation
+from roles.config.gateway import GatewayConfig
+from roles.gateway.http.connection import HttpServer
+from roles.gateway.http.limits import HttpLimits
+from roles.gateway.http.routes import Routes
+from roles.gateway.repository import Repository
+from roles.gateway.service import Service
+from roles.gateway.status_link import StatusLink
+from roles.gateway.tokens import Tokens
+from roles.runtime.defects import DefectReport
+from roles.runtime.environment import RunDir
+from roles.runtime.process import RunFile, StopSignal, log, remove_run_file, write_run_file
+
+if TYPE_CHECKING:
+    from roles.gateway.rpc.server import RpcServer
+
+UNDERWAY_MS: Final = 150.0
+"""From the end of its readiness to the end of its listening: requests on their way still come in."""
+DRAIN_MS_MAX: Final = 5_000.0
+_LOOK_S: Final = 0.01
+_STOP_LOOK_S: Final = 0.05
+_REFRESH_S: Final = 1.0
+_BODIES_BYTES: Final = 1 << 30
+_BACKLOG: Final = 1_024
+_GC_YOUNG: Final = 20_000  # frozen at the start, there is little to look at; a collection takes a millisecond
+
+
+@dataclass(slots=True, frozen=True)
+class GatewayOptions:
+    """How to run one gateway. `frontends`: addresses of each. `sections`: the file's models, by name, that may be loaded.
+
+    `base_dir`: of paths in such sections.
+    """
+
+    role_id: str
+    run_dir: Path
+    config: GatewayConfig
+    frontends: Sequence[str]
+    key_file: Path | None = None
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    base_dir: Path = field(default_factory=Path)
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    clock: Clock = field(default_factory=MonotonicClock)
+
+
+class Gateway:
+    """Everything of one gateway. Belongs to the running loop."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        config = options.config
+        self._options = options
+        self._clock = options.clock
+        self._tokens = Tokens(config.token_file)
+        client_options = ClientOptions(
+            key_file=options.key_file, payload_bytes_max=config.request_bytes_max, clock=options.clock
+        )
+        self._service = Service(Client(options.frontends, client_options), options.clock)
+        repository = Repository(
+            options.sections, options.run_dir, options.base_dir, is_open=config.is_model_control
+        )
+        limits = HttpLimits(
+            connections_max=config.connections_max,
+            body_bytes_max=config.request_bytes_max,
+            bodies_bytes_max=max(_BODIES_BYTES, config.request_bytes_max),
+        )
+        self._http = HttpServer(Routes(self._service, repository, self._tokens), limits, options.clock)
+        self._repository = repository
+        self._rpc: RpcServer | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._status = StatusLink(RunDir(options.run_dir), options.role_id, self._counters)
+        self._run_file: RunFile | None = None
+
+    async def open(self) -> None:
+        """Listen, and say where. Raises ConfigError for an address or a file that is of no use."""
+        config = self._options.config
+        addresses: dict[str, list[str]] = {"control": self._status.addresses}
+        context = _tls(config)
+        scheme = "http" if context is None else "https"
+        if config.http is not None:
+            listener = await self._listen(config.http, context)
+            host, port = listener.sockets[0].getsockname()[:2]
+            addresses["http"] = [f"{scheme}://{host}:{port}"]
+        if config.grpc is not None:
+            from roles.gateway.rpc.server import RpcServer  # noqa: PLC0415  a second's import, and not all want it
+
+            self._rpc = RpcServer(self._service, self._repository, self._tokens, config)
+            addresses["grpc"] = [f"grpc{'s' if context else ''}://{await self._rpc.open()}"]
+        self._http.watch()
+        self._tasks.append(asyncio.ensure_future(self._service.keep_connected()))
+        self._tasks.append(asyncio.ensure_future(self._keep_tokens()))
+        for task in self._tasks:
+            task.add_done_callback(_die_of)
+        own = self._options
+        self._run_file = RunFile(own.role_id, os.getpid(), own.incarnation, addresses)
+        await self._wait_for_a_frontend()
+        write_run_file(own.run_dir, self._run_file)
+        log.info("gateway_serving addresses=%s", ",".join(one for its in addresses.values() for one in its))
+
+    async def serve(self, stop: StopSignal) -> None:
+        """Until it is told to stop, and all is answered."""
+        await _until(lambda: stop.is_set, _STOP_LOOK_S)
+
+    async def drain(self) -> None:
+        """End in order."""
+        self._service.is_draining = True
+        await asyncio.sleep(UNDERWAY_MS / 1e3)
+        for listener in self._listeners:
+            listener.close()
+        self._http.drain()
+        if self._rpc is not None:
+            self._rpc.drain()
+        until_ms = self._clock.now_ms() + DRAIN_MS_MAX
+        await _until(lambda: self._is_idle or self._clock.now_ms() > until_ms, _LOOK_S)
+
+    async def close(self) -> None:
+        """End at once what is left."""
+        if self._run_file is not None:
+            remove_run_file(self._options.run_dir, self._run_file)
+        for listener in self._listeners:
+            listener.close()
+        self._http.close()
+        if self._rpc is not None:
+            await self._rpc.close()
+        for task in self._tasks:
+            task.remove_done_callback(_die_of)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._service.close()
+        self._status.close()
+
+    async def _listen(self, address: str, context: ssl.SSLContext | None) -> asyncio.Server:
+        host, _, port = address.rpartition(":")
+        try:
+            listener = await asyncio.get_running_loop().create_server(
+                self._http.connection,
+                host.strip("[]"),
+                int(port),
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else HttpLimits().head_ms / 1e3,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"listen.http: cannot listen at {address}: {error.strerror or error}"
+            ) from error
+        self._listeners.append(listener)
+        return listener
+
+    async def _wait_for_a_frontend(self) -> None:
+        """It listens, and answers that it is not ready; but who waits for its run file wants to be served."""
+        await _until(lambda: self._service.is_ready, _LOOK_S)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._http.connections and not self._service.under_way
+
+    async def _keep_tokens(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            try:
+                self._tokens.refresh()
+            except ConfigError as error:
+                log.warning("tokens_not_taken_over reason=%r", str(error))
+
+    def _counters(self) -> Mapping[str, float]:
+        statistics = self._service.statistics
+        return {
+            "is_ready": float(self._service.is_ready),
+            "http_connections": float(len(self._http.connections)),
+            "http_requests": float(self._http.requests),
+            "http_refused": float(self._http.refused),
+            "http_bytes_held": float(self._http.budget.used),
+            "under_way": float(self._service.under_way),
+            "grpc_calls": 0.0 if self._rpc is None else float(self._rpc.calls),
+            "answered": float(statistics.answered),
+            **{f"failed_{code}": float(count) for code, count in statistics.failures.items()},
+        }
+
+
+async def _until(claim: Callable[[], bool], look_s: float) -> None:
+    """Wait until it is so: of signals and connections nobody tells a coroutine."""
+    while not claim():  # noqa: ASYNC110
+        await asyncio.sleep(look_s)
+
+
+def run_gateway(options: GatewayOptions, stop: StopSignal) -> None:
+    """Serve until told to stop and all is answered."""
+    try:
+        import uvloop  # noqa: PLC0415  only a gateway needs it
+    except ImportError as error:
+        raise ConfigError(
+            "the gateway needs more than is installed: pip install 'tenuto[gateway]'"
+        ) from error
+    gc.freeze()
+    gc.set_threshold(_GC_YOUNG)
+    uvloop.run(_run(options, stop))
+
+
+async def _run(options: GatewayOptions, stop: StopSignal) -> None:
+    gateway = Gateway(options)
+    report = DefectReport(options.role_id, options.run_dir)
+    serving = asyncio.ensure_future(_serve(gateway, stop))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_handler(report))
+    try:
+        await serving
+    finally:
+        await gateway.close()
+
+
+async def _serve(gateway: Gateway, stop: StopSignal) -> None:
+    opening = asyncio.ensure_future(gateway.open())
+    while not opening.done() and not stop.is_set:
+        await asyncio.wait([opening], timeout=0.05)
+    if not opening.done():
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+        return
+    opening.result()
+    await gateway.serve(stop)
+    await gateway.drain()
+
+
+def _handler(report: DefectReport) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError | ssl.SSLError):  # a client's connection; it is over
+            return
+        if isinstance(error, Exception):
+            report.end(error, ())
+        loop.default_exception_handler(context)
+
+    return handle
+
+
+def _die_of(task: asyncio.Task[None]) -> None:
+    """What keeps us connected has failed: a defect, which ends the process."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cluster.gateway: {config.tls_certificate} and its key: {error}") from error
+    return context

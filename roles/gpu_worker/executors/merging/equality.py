@@ -1,0 +1,77 @@
+"""When two modules compute the same: same code, same settings, same values of every weight and buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def equal_modules(first: nn.Module, others: list[nn.Module], name: str = "") -> Iterator[str]:
+    """Names of the submodules that are equal in all; never the whole model, whose head answers."""
+    for child_name, child in first.named_children():
+        counterparts = [dict(other.named_children()).get(child_name) for other in others]
+        path = f"{name}.{child_name}" if name else child_name
+        present = [one for one in counterparts if one is not None]
+        if len(present) < len(others):
+            continue
+        if all(are_equal(child, one) for one in present):
+            yield path
+            yield from (f"{path}.{below}" for below, _ in child.named_modules() if below)
+        elif all(has_equal_tensors(child, one) for one in present):
+            yield from equal_modules(child, present, path)
+
+
+def are_equal(left: nn.Module, right: nn.Module) -> bool:
+    """Exactly, without any tolerance. Of settings, plain values are compared; whoever merges also tries it out."""
+    if left is right:
+        return True
+    if not has_equal_tensors(left, right) or _settings(left) != _settings(right):
+        return False
+    mine, yours = dict(left.named_children()), dict(right.named_children())
+    return list(mine) == list(yours) and all(are_equal(mine[key], yours[key]) for key in mine)
+
+
+def has_equal_tensors(left: nn.Module, right: nn.Module) -> bool:
+    """Of the same class, and with the same tensors of their own, children aside."""
+    if type(left) is not type(right):
+        return False
+    mine, yours = _own_tensors(left), _own_tensors(right)
+    return mine.keys() == yours.keys() and all(_same_tensor(mine[key], yours[key]) for key in mine)
+
+
+def share_weights(owner: nn.Module, other: nn.Module) -> None:
+    """`other`, equal to `owner`, holds the very same tensors from now on."""
+    for name, value in owner.named_parameters(recurse=False):
+        setattr(other, name, value)
+    for name, buffer in owner.named_buffers(recurse=False):
+        setattr(other, name, buffer)
+    for mine, yours in zip(owner.children(), other.children(), strict=True):
+        share_weights(mine, yours)
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
+def _same_tensor(left: Tensor, right: Tensor) -> bool:
+    if left is right:
+        return True
+    return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device) and torch.equal(
+        left, right
+    )
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    found = {}
+    for key, value in vars(module).items():
+        is_plain = isinstance(value, _PLAIN)
+        if isinstance(value, tuple) and all(isinstance(one, _PLAIN) for one in value):
+            is_plain = True
+        if is_plain and not key.startswith("_"):
+            found[key] = value
+    return found

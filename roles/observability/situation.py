@@ -1,0 +1,104 @@
+"""From what roles remember to evidence about one model: the figures that `diagnosis` goes by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from fabric.errors import ConfigError, ProfileError
+from fabric.ids import ModelId, SliceId
+from roles.observability.diagnosis import BATCHES_MIN, Evidence, dispersion_of
+from roles.observability.minute import Minute, ways_ms
+from roles.observability.remedies import suspects_played
+from roles.observability.seen import BatchSeen, RequestSeen
+
+MINUTE_MS: Final = 60_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that is known of a cluster's last minute. `arrivals`: by model, counts in bins of `bin_ms`; `bad`: of the minute.
+
+    `late_timers_ms`: p99 of each process's loop. `planned_rps`: what the present plan is for.
+    """
+
+    minute: Minute
+    requests: Sequence[RequestSeen]
+    batches: Sequence[BatchSeen]
+    arrivals: Mapping[ModelId, Sequence[int]]
+    bin_ms: float
+    bad: Mapping[ModelId, int]
+    replicas: Mapping[ModelId, int]
+    late_timers_ms: Mapping[str, float]
+    planned_rps: Mapping[ModelId, float]
+
+    def evidence(self, model_id: ModelId) -> Evidence:
+        """About one model, with its minute played again where it misses its SLO."""
+        minute = self.minute
+        counts = self.arrivals.get(model_id, ())
+        batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
+        network = minute.config.network
+        return Evidence(
+            model_id,
+            minute.config.model(model_id).slo_ms,
+            sum(counts),
+            self.bad.get(model_id, 0),
+            self.replicas.get(model_id, 0),
+            [
+                one
+                for one in self.requests
+                if one.record.model_id == model_id and one.record.ended_ago_ms <= MINUTE_MS
+            ],
+            batches,
+            self._profile_ms(model_id, batches),
+            self.late_timers_ms,
+            minute.rates_rps,
+            self.planned_rps,
+            dispersion_of(counts),
+            network.control_ms + network.result_ms + network.data_ms_per_item,
+            suspects_played(minute, model_id, dict(self.planned_rps)),
+        )
+
+    def like_live(self) -> Minute:
+        """The minute with run times and ways as they were measured."""
+        ratios: dict[tuple[str, int], dict[ModelId, list[float]]] = defaultdict(lambda: defaultdict(list))
+        assert self.minute.settings is not None, "of a running cluster"
+        places = {spec.slice_id: (str(node), spec.gpu) for node, spec in self.minute.settings.slices}
+        for model_id in self.arrivals:
+            table = self._profile_ms(model_id, self.batches)
+            for batch in self.batches:
+                promised_ms = table.get((batch.slice_id, batch.entry.batch_size), 0.0)
+                if batch.model_id == model_id and batch.has_run and promised_ms > 0:
+                    ratios[places[batch.slice_id]][model_id].append(batch.entry.exec_ms / promised_ms)
+        slowdown = {
+            gpu: {model_id: median(its) for model_id, its in models.items() if len(its) >= BATCHES_MIN}
+            for gpu, models in ratios.items()
+        }
+        returns = [one.ledger.return_ms for one in self.requests if one.has_run]
+        return self.minute.like_live(slowdown, *ways_ms(returns, self.batches))
+
+    def _profile_ms(
+        self, model_id: ModelId, batches: Sequence[BatchSeen]
+    ) -> dict[tuple[SliceId, int], float]:
+        """What the configured profile says of the batches that were run; where it is silent the worker's own table stands."""
+        config, settings = self.minute.config, self.minute.settings
+        assert settings is not None, "of a running cluster"
+        types = {node.node_id: node.gpu_type for node in config.nodes}
+        places = {spec.slice_id: (types.get(node_id), spec) for node_id, spec in settings.slices}
+        found: dict[tuple[SliceId, int], float] = {}
+        for slice_id, size in {
+            (one.slice_id, one.entry.batch_size) for one in batches if one.model_id == model_id
+        }:
+            gpu_type, spec = places.get(slice_id, (None, None))
+            if gpu_type is None or spec is None:
+                continue
+            try:
+                table = config.device_model(gpu_type).exec_table(model_id, spec.share_percent)
+            except (ConfigError, ProfileError):
+                continue
+            if 0 < size <= len(table):
+                found[slice_id, size] = table[size - 1]
+        return found

@@ -1,0 +1,91 @@
+"""Remembered requests as OpenTelemetry spans: one for each request, with one below it for each part of its ledger.
+
+The frontends know nothing of it: what they remember is read and exported by whoever wants spans (`tenuto spans`). Moments are
+put on the time of day when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+from roles.observability.seen import RequestSeen
+
+_STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
+REMEMBERED_MAX: Final = 1_024
+"""Frontends whose newest number is known."""
+
+
+class Spans:
+    """Exports each request once. `offset_ms`, where it is asked for: from the requests' clock to the time of day."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "tenuto"}))
+        self._processor = BatchSpanProcessor(exporter)
+        self._provider.add_span_processor(self._processor)
+        self._tracer = self._provider.get_tracer("tenuto")
+        self._newest: dict[str, int] = {}
+
+    @classmethod
+    def to(cls, endpoint: str) -> Spans:
+        """By OTLP over HTTP, such as to http://localhost:4318/v1/traces."""
+        return cls(OTLPSpanExporter(endpoint=endpoint))
+
+    def export(self, requests: Iterable[RequestSeen], offset_ms: float) -> int:
+        """Those that are new; how many."""
+        count = 0
+        for request in sorted(requests, key=lambda one: one.record.number):
+            frontend = request.record.request_id.partition("-")[0]
+            if request.record.number <= self._newest.get(frontend, 0):
+                continue
+            self._newest.pop(frontend, None)  # the newest one last
+            self._newest[frontend] = request.record.number
+            if len(self._newest) > REMEMBERED_MAX:
+                del self._newest[next(iter(self._newest))]
+            self._span(request, offset_ms)
+            count += 1
+        return count
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+    def _span(self, request: RequestSeen, offset_ms: float) -> None:
+        record, ledger = request.record, request.ledger
+        at_ms = request.asked_at_ms + offset_ms
+        span = self._tracer.start_span(
+            f"infer {record.model_id}",
+            kind=SpanKind.SERVER,
+            start_time=_ns(at_ms),
+            attributes={
+                "tenuto.model": record.model_id,
+                "tenuto.request_id": record.request_id,
+                "tenuto.outcome": record.outcome,
+                "tenuto.budget_ms": record.budget_ms,
+                "tenuto.slice": ledger.slice_id,
+                "tenuto.batch_size": ledger.batch_size,
+                "tenuto.dispatch_reason": ledger.reason,
+                "tenuto.tries": record.tries,
+            },
+        )
+        if not request.is_good:
+            span.set_status(Status(StatusCode.ERROR, f"{record.outcome}: {record.reason}".rstrip(": ")))
+        context = set_span_in_context(span)
+        for stage in _STAGES:
+            stage_ms: float = getattr(ledger, f"{stage}_ms")
+            if stage_ms > 0:
+                part = self._tracer.start_span(stage, context, start_time=_ns(at_ms))
+                at_ms += stage_ms
+                part.end(end_time=_ns(at_ms))
+        span.end(end_time=_ns(request.ended_at_ms + offset_ms))
+
+
+def _ns(at_ms: float) -> int:
+    """To the microsecond: a double has no more for the time of day."""
+    return round(at_ms * 1e3) * 1_000

@@ -1,0 +1,115 @@
+"""What the active schedulers of all shards say, as one: a cluster looks the same to its operator however it is divided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fabric.ids import ModelId
+from fabric.messages import Changed, ModelInfo, PlanReport, StatusListed, replaced
+
+_LATELY_MAX = 16
+STATUSES = ("ok", "partial", "failed", "refused")
+"""Of a `Changed`, the worst last."""
+
+
+@dataclass(slots=True, frozen=True)
+class ShardReport:
+    """One shard. `scheduler`: its active one's role id; empty: none answers, and all the rest is unknown."""
+
+    shard: int
+    scheduler: str
+    epoch: int = 0
+    models: Sequence[ModelId] = ()
+    slices: int = 0
+    gpus: int = 0
+    standbys: Sequence[str] = ()
+
+
+def shard_of(status: StatusListed) -> int:
+    """Whose scheduler says that."""
+    return 0 if status.standing is None else status.standing.shard
+
+
+def shard_report(status: StatusListed) -> ShardReport:
+    """Of the shard that its active scheduler describes."""
+    standing = status.standing
+    return ShardReport(
+        shard_of(status),
+        status.role_id,
+        0 if standing is None else standing.epoch,
+        tuple(model.model_id for model in status.models),
+        len(status.slices),
+        len(status.gpus),
+        () if standing is None else tuple(one.scheduler_id for one in standing.standbys),
+    )
+
+
+def merged(shards: Sequence[StatusListed]) -> StatusListed:
+    """All shards as one scheduler would describe them; `role_id`, `pid` and `standing` are the first one's."""
+    if len(shards) == 1:
+        return shards[0]
+    first = shards[0]
+    return replaced(
+        first,
+        slices=tuple(one for status in shards for one in status.slices),
+        models=tuple(_models(shards)),
+        counters=_counters(status.counters for status in shards),
+        gpus=tuple(one for status in shards for one in status.gpus),
+        plan=_plan([status.plan for status in shards if status.plan is not None]),
+        warnings=tuple(one for status in shards for one in status.warnings),
+    )
+
+
+def combined(answers: Sequence[Changed]) -> Changed:
+    """What became of one change that several shards were asked for, each for its part."""
+    worst = max(answers, key=lambda one: STATUSES.index(one.status))
+    return replaced(
+        worst,
+        started=sum(one.started for one in answers),
+        ended=sum(one.ended for one in answers),
+        kept=sum(one.kept for one in answers),
+        changed=sum(one.changed for one in answers),
+        unplaced=tuple(unplaced for one in answers for unplaced in one.unplaced),
+    )
+
+
+def _models(shards: Sequence[StatusListed]) -> Iterable[ModelInfo]:
+    """Each once: while it moves, two shards list it."""
+    best: dict[ModelId, ModelInfo] = {}
+    for model in (model for status in shards for model in status.models):
+        known = best.get(model.model_id)
+        if known is None or (model.replicas > 0, model.term) > (known.replicas > 0, known.term):
+            best[model.model_id] = model
+    return best.values()
+
+
+def _counters(shards: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums; of what is measured in ms the largest."""
+    total: Counter[str] = Counter()
+    largest: dict[str, float] = {}
+    for counters in shards:
+        for name, value in counters.items():
+            if "_ms" in name:
+                largest[name] = max(value, largest.get(name, value))
+            else:
+                total[name] += value  # type: ignore[assignment]  # numbers of any kind
+    return {**total, **largest}
+
+
+def _plan(plans: Sequence[PlanReport]) -> PlanReport | None:
+    if not plans:
+        return None
+    busy = next((plan for plan in plans if plan.state != "steady"), plans[0])
+    return PlanReport(
+        busy.state,
+        busy.reason,
+        sum(plan.gpus for plan in plans),
+        sum(plan.gpus_advised for plan in plans),
+        tuple(one for plan in plans for one in plan.models),
+        sum(plan.moves_done for plan in plans),
+        sum(plan.moves_failed for plan in plans),
+        tuple(one for plan in plans for one in plan.unplaced),
+        tuple(line for plan in plans for line in plan.lately)[-_LATELY_MAX:],
+    )

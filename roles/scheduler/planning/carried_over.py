@@ -1,0 +1,77 @@
+"""The plan that runs, taken over into a changed file: what serves goes on, and the controller moves it to what the file wants.
+
+A scheduler that began with the new file's own plan would have slices end while they serve, and their models loaded anew elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fabric.errors import ConfigError
+from fabric.messages import SliceSpec, replaced
+from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
+from roles.config.cluster import ClusterConfig
+from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
+from roles.scheduler.settings import SchedulerSettings, settings_from, slice_spec
+
+NOTHING = Placement(())
+
+
+def carried_over(
+    config: ClusterConfig,
+    document: Mapping[str, Any],
+    base_dir: Path,
+    ran: tuple[SchedulerSettings, ControllerSettings],
+) -> tuple[SchedulerSettings, ControllerSettings] | None:
+    """What to begin with under this configuration where another one was served until now; None: nothing of that is of use.
+
+    A slice goes on if its GPU is still in the file and the file says the same of its models, but for their SLOs. A model that is
+    not in the file any more is on its slices until the first plan is carried out.
+    """
+    before, planned = ran
+    settings = settings_from(config, NOTHING)
+    planning = controller_settings(config, document, str(base_dir.absolute()), NOTHING, settings)
+    gpus = {(gpu.node_id, gpu.local_index): gpu for gpu in config.gpus}
+    slices = tuple(
+        (node_id, spec)
+        for node_id, spec in before.slices
+        if (gpu := gpus.get((node_id, spec.gpu))) is not None and _is_as_ever(spec, gpu, config)
+    )
+    if not slices:
+        return None
+    slice_ids = {spec.slice_id for _, spec in slices}
+    known = {model.model_id for model in settings.models}
+    gone = (model for model in before.models if model.model_id not in known)
+    desired = planning.desired
+    return (
+        replace(
+            settings,
+            models=(*settings.models, *gone),
+            slices=slices,
+            hints={key: hint for key, hint in before.hints.items() if key[0] in slice_ids},
+        ),
+        replace(
+            planning,
+            desired=replace(desired, drained=planned.desired.drained & set(desired.gpus)),
+            hints=tuple(kept for kept in planned.hints if kept.slice_id in slice_ids),
+            is_carried_over=True,
+        ),
+    )
+
+
+def _is_as_ever(spec: SliceSpec, gpu: GpuSlot, config: ClusterConfig) -> bool:
+    """Whether the file would have that slice as it is."""
+    names = {model.model_id for model in config.models}
+    kept = [model for model in spec.models if model.model_id in names]
+    models = tuple(PlannedModel(model.model_id, batch_max=model.batch_size_max) for model in kept)
+    try:
+        planned = PlannedSlice(gpu.index, spec.share_percent, models)
+        wanted = slice_spec(config, planned, gpu, config.device_model(gpu.gpu_type), spec.slice_id)
+    except ConfigError:
+        return False
+    return spec.is_same_but_models(wanted) and all(
+        replaced(one, slo_ms=other.slo_ms) == other for one, other in zip(kept, wanted.models, strict=True)
+    )

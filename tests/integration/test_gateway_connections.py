@@ -1,0 +1,230 @@
+"""Connections of the gateway on loopback, with limits so small that a test can wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from fabric.clock import MonotonicClock
+from fabric.errors import InvalidInput
+from roles.gateway.http.connection import Answer, Cancellable, HttpServer
+from roles.gateway.http.limits import HttpLimits
+from roles.gateway.http.messages import Head, Reply, Request
+
+LIMITS = HttpLimits(body_bytes_max=1 << 20, bodies_bytes_max=4 << 20, head_ms=60_000, body_ms=60_000)
+WAIT_S = 60
+GET = b"GET /%s HTTP/1.1\r\n\r\n"
+
+
+class Stand:
+    """Answers `/a` at once, `/large` with 64 MB, `/raise` not at all, and keeps `/never`."""
+
+    def __init__(self) -> None:
+        self.kept: list[Answer] = []
+        self.cancelled = 0
+
+    def screen(self, head: Head) -> None:
+        if head.path == "/wrong":
+            raise InvalidInput("so it is")
+
+    def start(self, request: Request, answer: Answer) -> Cancellable | None:
+        match request.head.path:
+            case "/never":
+                self.kept.append(answer)
+                return self
+            case "/large":
+                answer(Reply(200, (bytes(64 << 20),)))
+            case "/raise":
+                raise ValueError("a defect")
+            case path:
+                answer(Reply(200, (path.encode(),)))
+        return None
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+@asynccontextmanager
+async def serving(limits: HttpLimits = LIMITS) -> AsyncIterator[tuple[HttpServer, Stand, int]]:
+    stand = Stand()
+    server = HttpServer(stand, limits, MonotonicClock())
+    listener = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+    server.watch()
+    try:
+        yield server, stand, listener.sockets[0].getsockname()[1]
+        assert server.budget.used == 0
+    finally:
+        listener.close()
+        server.close()
+
+
+async def connected(port: int, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that is gone at the end of the test, whatever is left in it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def abort() -> None:
+        writer.transport.abort()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    stack.push_async_callback(abort)
+    return reader, writer
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the other side closes."""
+    found = b""
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while data := await reader.read(65_536):
+                found += data
+        except ConnectionResetError:
+            pass
+    return found
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not claim():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await test()
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent", "told"),
+    [
+        (replace(LIMITS, head_ms=50), b"", b"408"),
+        (replace(LIMITS, head_ms=50), b"GET /a HT", b"408"),
+        (
+            replace(LIMITS, body_ms=50, bytes_per_s_min=1e9),
+            b"POST /a HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc",
+            b"408",
+        ),
+        (replace(LIMITS, idle_ms=50), GET % b"a", b"200"),
+        (LIMITS, b"nonsense\r\n\r\n", b"400"),
+        (LIMITS, GET % b"raise" + b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n", b"500"),
+    ],
+    ids=["silent", "slow head", "slow body", "idle", "no HTTP", "a defect"],
+)
+def test_who_takes_too_long_or_speaks_nonsense_is_told_and_ended(
+    limits: HttpLimits, sent: bytes, told: bytes
+) -> None:
+    async def test() -> None:
+        async with serving(limits) as (server, _, port), AsyncExitStack() as stack:
+            reader, writer = await connected(port, stack)
+            writer.write(sent)
+            answer = await ended(reader)
+            assert answer.startswith(b"HTTP/1.1 " + told)
+            writer.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+def test_who_does_not_read_is_ended() -> None:
+    async def test() -> None:
+        async with (
+            serving(replace(LIMITS, answer_ms=100, bytes_per_s_min=1e12)) as (server, _, port),
+            AsyncExitStack() as stack,
+        ):
+            _, writer = await connected(port, stack)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(GET % b"large")
+            await until(lambda: bool(server.requests))
+            await until(lambda: not server.connections)
+            writer.close()
+
+    run(test)
+
+
+def test_who_sends_on_and_on_without_reading_is_ended() -> None:
+    async def test() -> None:
+        async with (
+            serving(replace(LIMITS, pipelined_max=4)) as (server, stand, port),
+            AsyncExitStack() as stack,
+        ):
+            reader, writer = await connected(port, stack)
+            writer.write(GET % b"never")
+            await until(lambda: bool(stand.kept))
+            writer.write(GET % b"never" * 50)
+            assert await ended(reader) == b""
+            assert (stand.cancelled, len(stand.kept)) == (1, 1)
+            writer.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_go_on() -> None:
+    async def test() -> None:
+        async with serving(replace(LIMITS, connections_max=1)) as (_, _, port), AsyncExitStack() as stack:
+            first_reader, first = await connected(port, stack)
+            first.write(GET % b"a")
+            assert (await first_reader.readuntil(b"/a")).startswith(b"HTTP/1.1 200")
+            reader, writer = await connected(port, stack)
+            assert (await ended(reader)).startswith(b"HTTP/1.1 503")
+            writer.close()
+            first.write(GET % b"a")
+            assert (await first_reader.readuntil(b"/a")).startswith(b"HTTP/1.1 200")
+            first.close()
+
+    run(test)
+
+
+def test_a_client_that_is_gone_cancels_and_a_late_answer_goes_nowhere() -> None:
+    async def test() -> None:
+        async with serving() as (server, stand, port), AsyncExitStack() as stack:
+            _, writer = await connected(port, stack)
+            writer.write(b"POST /never HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+            await until(lambda: bool(stand.kept))
+            assert server.budget.used == 5
+            writer.close()
+            await until(lambda: stand.cancelled == 1)
+            stand.kept[0](Reply(200, (b"late",)))
+
+    run(test)
+
+
+def test_at_the_end_answers_are_the_last_and_idle_connections_end() -> None:
+    async def test() -> None:
+        async with serving() as (server, stand, port), AsyncExitStack() as stack:
+            idle_reader, idle = await connected(port, stack)
+            reader, writer = await connected(port, stack)
+            writer.write(GET % b"never")
+            await until(lambda: bool(stand.kept) and len(server.connections) == 2)
+            server.drain()
+            assert await ended(idle_reader) == b""
+            stand.kept[0](Reply(200, (b"at last",)))
+            answer = await ended(reader)
+            assert b"Connection: close" in answer
+            assert answer.endswith(b"at last")
+            for one in (idle, writer):
+                one.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+def test_after_a_wrong_path_without_a_body_the_connection_goes_on() -> None:
+    async def test() -> None:
+        async with serving() as (_, _, port), AsyncExitStack() as stack:
+            reader, writer = await connected(port, stack)
+            writer.write(GET % b"wrong" + b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
+            answer = await ended(reader)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert answer.endswith(
+                b"Content-Length: 2\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+            )
+            writer.close()
+
+    run(test)

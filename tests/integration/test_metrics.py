@@ -1,0 +1,243 @@
+"""Pages of metrics as Prometheus sees them: real roles, real sockets, and clients that behave badly."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fabric.client import BlockingClient
+from fabric.errors import ConfigError, RequestError
+from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.runtime.metrics import catalog, server
+from roles.runtime.metrics.catalog import METRICS
+from roles.runtime.metrics.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
+from roles.runtime.metrics.snapshot import Measured
+from roles.runtime.running_cluster import processes_in
+from tests.integration.proc import CLOCK, until
+
+CLUSTER = """
+models:
+ - {name: fast, slo_ms: 4000, profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}}
+ - {name: slow, slo_ms: 8000, profile: {alpha_ms: 1, beta_ms: 10, max_batch: 32}}
+cluster: {gpus: 2, frontends: 2, schedulers: 2}
+listen: {metrics: "127.0.0.1:0"}
+batching: eager
+"""
+SENSORS = {
+    metric.name
+    for metric in METRICS
+    if metric.name.startswith("tenuto_gpu_") and "node-agent" in metric.shown_by
+}
+ONCE_THERE = {  # a metric without a time series until something happens
+    catalog.DROPS.name,
+    catalog.SLICE_SLOWDOWN.name,
+    catalog.PLANNED_RATE.name,
+} | SENSORS - {catalog.GPU_MEMORY_TOTAL.name}
+
+Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def get(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int, bytes]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def read(page: bytes) -> Samples:
+    """By the metric's name with its suffix, and labels."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def names_of(page: bytes) -> set[str]:
+    families = text_string_to_metric_families(page.decode())
+    return {family.name + "_total" * (family.type == "counter") for family in families}
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    return sum(value for its, value in samples.get(name, {}).items() if set(labels.items()) <= set(its))
+
+
+def test_every_role_shows_its_metrics_and_they_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER, encoding="utf-8")
+    with temporary_cluster(path) as cluster:
+        assert len(cluster.endpoints["metrics"]) == 5
+        with BlockingClient([one for one in cluster.endpoints["client"] if "frontend-0" in one]) as client:
+            for _ in range(20):
+                client.infer("fast", {"input": np.zeros(4, np.float32)})
+            with pytest.raises(RequestError):
+                client.infer("fast", {"input": np.zeros(4, np.float32)}, budget_ms=1e-3)
+        pages = {
+            process.role_id: get(process.addresses["metrics"][0])[1]
+            for process in processes_in(cluster.run_dir)
+            if "metrics" in process.addresses
+        }
+        assert set(pages) == {"scheduler-0", "scheduler-1", "frontend-0", "frontend-1", "node-local"}
+        kinds = {"scheduler-0": "scheduler", "frontend-0": "frontend", "node-local": "node-agent"}
+        for role_id, kind in kinds.items():
+            wanted = {metric.name for metric in METRICS if kind in metric.shown_by}
+            shown = names_of(pages[role_id])
+            assert shown <= wanted
+            assert wanted - shown <= ONCE_THERE
+        frontend, scheduler = read(pages["frontend-0"]), read(pages["scheduler-0"])
+        assert total(frontend, catalog.REQUESTS.name, model="fast", outcome="good") == 20
+        assert total(frontend, catalog.REQUESTS.name, outcome="DeadlineExceeded") == 1
+        assert total(frontend, f"{catalog.LATENCY.name}_count", model="fast") == 20
+        assert total(frontend, f"{catalog.LATENCY.name}_bucket", model="fast", le="4") == 20
+        in_stages = total(frontend, catalog.STAGES.name, model="fast")
+        assert in_stages == pytest.approx(
+            total(frontend, f"{catalog.LATENCY.name}_sum", model="fast"), rel=0.2
+        )
+        assert total(scheduler, f"{catalog.BATCH_SIZE.name}_sum", model="fast") == 20
+        assert total(scheduler, catalog.BATCHES.name, model="fast") == total(
+            scheduler, f"{catalog.BATCH_SIZE.name}_count"
+        )
+        assert total(scheduler, catalog.SLICE_BUSY.name) == pytest.approx(
+            total(scheduler, catalog.GPU_BUSY.name)
+        )
+        assert total(scheduler, catalog.SLICE_BATCHES.name, status="ok") == total(
+            scheduler, catalog.BATCHES.name
+        )
+        assert total(scheduler, catalog.SLICES.name, state="ready") == 2
+        assert total(scheduler, catalog.ACTIVE.name) == 1
+        assert total(read(pages["scheduler-1"]), catalog.ACTIVE.name) == 0
+        node = read(pages["node-local"])
+        assert total(node, catalog.WORKERS.name) == 1
+        assert total(node, catalog.WORKER_CPU.name) > 0
+        assert total(node, catalog.WORKER_EVENTS.name, event="requests_ran") == 20
+
+
+# ---------------------------------------------------------------- the server alone
+
+
+@contextmanager
+def serving(*, is_answering: bool = True) -> Iterator[MetricsServer]:
+    """A server with a stand-in for a role's loop."""
+    opened = MetricsServer("127.0.0.1:0", "frontend-0")
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(0.001):
+            for _ in opened.asked.take(64, 0.0):
+                opened.publish([Measured(catalog.PENDING, (), 7.0)])
+
+    thread = threading.Thread(target=loop, daemon=True)
+    if is_answering:
+        thread.start()
+    try:
+        yield opened
+    finally:
+        stop.set()
+        if is_answering:
+            thread.join()
+        opened.close()
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_only_get_and_head_of_the_page_are_answered_with_it() -> None:
+    with serving() as opened:
+        status, page = get(opened.address)
+        assert (status, total(read(page), catalog.PENDING.name, role_id="frontend-0")) == (200, 7.0)
+        assert get(opened.address, method="HEAD") == (200, b"")
+        assert get(opened.address, path="/metrics?name=x")[0] == 200
+        assert get(opened.address, path="/")[0] == 404
+        assert get(opened.address, path="/metrics/../etc/passwd")[0] == 404
+        assert get(opened.address, method="POST")[0] == 405
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x00\xff\x80\r\n\r\n",
+        b"GET /metrics SMTP\r\n\r\n",
+        b"GET  /metrics HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_not_found(said: bytes) -> None:
+    with serving() as opened, connected(opened.address) as talking:
+        talking.sendall(said)
+        assert talking.recv(64).startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_head_without_end_is_cut_off() -> None:
+    with serving() as opened, connected(opened.address) as talking:
+        with contextlib.suppress(OSError):
+            talking.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (16 * HEAD_BYTES_MAX))
+            assert talking.recv(64) == b""
+        assert get(opened.address)[0] == 200
+
+
+def test_those_who_say_nothing_keep_nobody_out_and_are_sent_away() -> None:
+    with serving() as opened, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(opened.address)) for _ in range(4 * CONNECTIONS_MAX)]
+        assert get(opened.address)[0] == 200
+        for one in silent[: 2 * CONNECTIONS_MAX]:
+            one.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+
+
+def test_one_who_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.05)
+    with serving() as opened, connected(opened.address) as silent:
+        silent.sendall(b"GET /metrics HT")
+        assert silent.recv(1) == b""
+
+
+def test_a_loop_that_does_not_answer_is_shown_as_it_was_with_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 0.05)
+    with serving(is_answering=False) as opened:
+        assert get(opened.address)[0] == 503
+        opened.publish([Measured(catalog.PENDING, (), 7.0)])
+        began_ms = CLOCK.now_ms()
+        until(lambda: CLOCK.now_ms() - began_ms > 2 * server.FRESH_MS)
+        status, page = get(opened.address)
+        age = total(read(page), catalog.SNAPSHOT_AGE.name)
+        assert (status, total(read(page), catalog.PENDING.name)) == (200, 7.0)
+        assert age * 1e3 > server.FRESH_MS
+
+
+def test_the_loop_is_asked_at_most_five_times_a_second() -> None:
+    asked = 0
+    with serving() as opened:
+        publish = opened.publish
+
+        def counted(snapshot: list[Measured]) -> None:
+            nonlocal asked
+            asked += 1
+            publish(snapshot)
+
+        opened.publish = counted  # type: ignore[method-assign, assignment]  # the stand-in's own
+        began_ms = CLOCK.now_ms()
+        for _ in range(50):
+            assert get(opened.address)[0] == 200
+        assert asked <= 1 + (CLOCK.now_ms() - began_ms) / server.FRESH_MS
+
+
+def test_an_address_in_use_is_a_configuration_error() -> None:
+    with serving() as opened, pytest.raises(ConfigError, match="cannot serve metrics at"):
+        MetricsServer(opened.address, "frontend-1")

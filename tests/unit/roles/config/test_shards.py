@@ -1,0 +1,126 @@
+"""How a configuration is divided into shards, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabric.errors import ConfigError
+from roles.config.read_config import parse_config
+from roles.config.shards import shard_document
+from roles.scheduler.planning.make_plan import plan_document
+
+LINE = {"alpha_ms": 1, "beta_ms": 5}
+
+
+def document(models: int = 8, gpus: tuple[int, ...] = (4, 4, 4, 4), **cluster: Any) -> dict[str, Any]:
+    return {
+        "rate_rps": 800,
+        "popularity": {"zipf": 0.9},
+        "models": [{"name": f"m{at}", "slo_ms": 50, "profile": LINE} for at in range(models)],
+        "cluster": {
+            "shards": 2,
+            "nodes": [{"host": f"h{at}", "gpus": count} for at, count in enumerate(gpus)],
+            **cluster,
+        },
+    }
+
+
+def reason(written: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(written, Path())
+    return str(caught.value)
+
+
+def test_nodes_are_dealt_in_file_order_with_as_many_gpus_to_each() -> None:
+    config = parse_config(document(gpus=(4, 4, 2, 2, 2, 2)), Path())
+    assert [node.shard for node in config.nodes] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_file_without_shards_is_one() -> None:
+    written = document()
+    del written["cluster"]["shards"]
+    config = parse_config(written, Path())
+    assert {node.shard for node in config.nodes} == {model.shard for model in config.models} == {0}
+    assert config.of_shard(0) is config
+    assert shard_document(written, config, 0) == written
+
+
+def test_models_are_dealt_by_load() -> None:
+    config = parse_config(document(), Path())
+    rates = [sum(m.rate_rps or 0 for m in config.models if m.shard == k) for k in (0, 1)]
+    assert sum(rates) == pytest.approx(800)
+    assert max(rates) < 1.05 * min(rates)
+
+
+def test_every_reader_finds_the_same_partition() -> None:
+    dealt = [[m.shard for m in parse_config(document(models=40), Path()).models] for _ in range(2)]
+    assert dealt[0] == dealt[1]
+
+
+def test_what_the_file_says_of_a_model_holds() -> None:
+    written = document()
+    written["models"][0]["shard"] = 1
+    assert parse_config(written, Path()).models[0].shard == 1
+
+
+def test_a_shard_is_a_cluster_of_its_own() -> None:
+    written = document(schedulers=2, frontends=3)
+    config = parse_config(written, Path())
+    own = config.of_shard(1)
+    assert (own.shards, [node.host for node in own.nodes]) == (1, ["h2", "h3"])
+    assert {model.model_id for model in own.models} == {m.model_id for m in config.models if m.shard == 1}
+    plain = shard_document(written, config, 1)
+    again = parse_config(plain, Path())
+    assert [model.name for model in again.models] == [model.name for model in own.models]
+    assert again.gpus == own.gpus
+    assert plan_document(plain)["models"] == plain["models"], "rates travel beside it"
+
+
+def test_each_shard_has_its_schedulers_the_active_ones_first() -> None:
+    places = parse_config(document(schedulers=2), Path()).places
+    assert [places.schedulers_of(shard) for shard in (0, 1)] == [(0, 2), (1, 3)]
+    assert [place.is_standby for place in places.schedulers] == [False, False, True, True]
+
+
+def test_a_placement_is_of_each_shard_by_itself() -> None:
+    config = parse_config(document(), Path())
+    shard_of_gpu = {gpu.index: int(gpu.node_id in ("h2", "h3")) for gpu in config.gpus}
+    shard_of = {model.model_id: model.shard for model in config.models}
+    placed = config.place()
+    assert {planned.gpu for planned in placed.slices} == set(range(16))
+    for planned in placed.slices:
+        assert {shard_of[model.model_id] for model in planned.models} == {shard_of_gpu[planned.gpu]}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (document(shards=9), "shard"),
+        (document(models=1), "shard 1 would have none of the 1 models"),
+        (document(gpus=(8, 1)), "they have 8, 1 GPUs"),
+        (document(gpus=(8,)), "would have no GPU"),
+        (document(schedulers=[{"host": "h0"}]), "none is of shard 1"),
+        (
+            document(schedulers=[{"host": "h0"}, {"host": "h1", "shard": 1, "standby": True}]),
+            "of shard 1 is the active",
+        ),
+    ],
+)
+def test_shards_that_cannot_be_are_refused(written: dict[str, Any], said: str) -> None:
+    assert said in reason(written)
+
+
+def test_one_node_that_says_its_shard_wants_all_to() -> None:
+    written = document()
+    written["cluster"]["nodes"][2]["shard"] = 1
+    assert "cluster.nodes[0].shard: is missing" in reason(written)
+
+
+def test_uneven_shards_are_fine_where_each_model_says_its_own() -> None:
+    written = document(gpus=(8, 1))
+    for at, section in enumerate(written["models"]):
+        section["shard"] = at % 2
+    assert parse_config(written, Path()).shards == 2

@@ -1,0 +1,209 @@
+"""One connection as it comes in, on virtual time."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fabric.errors import RequestError
+from roles.gateway.failures import NotFound
+from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.messages import Head, Request
+from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
+
+LIMITS = HttpLimits(head_bytes_max=1_000, headers_max=20, body_bytes_max=5_000, bodies_bytes_max=20_000)
+
+
+def screen(head: Head) -> None:
+    if head.path == "/nix":
+        raise NotFound("there is no such path")
+
+
+def reader(limits: HttpLimits = LIMITS, budget: BodyBudget | None = None) -> HttpReader:
+    return HttpReader(limits, budget or BodyBudget(limits.bodies_bytes_max), screen, 0.0)
+
+
+def post(body: bytes = b"", *fields: str, path: str = "/a") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *fields]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def refusal(events: list[ReaderEvent] | tuple[ReaderEvent, ...]) -> RequestError:
+    (event,) = events
+    assert isinstance(event, Refused)
+    return event.error
+
+
+def test_a_request_is_whole_or_nothing() -> None:
+    one = reader()
+    data = post(b"hello", "X-Two: 1", "x-two: 2", path="/a%20b?c=d")
+    for at in range(len(data) - 1):
+        assert list(one.feed(data[at : at + 1], float(at))) == []
+    (request,) = one.feed(data[-1:], 99.0)
+    assert isinstance(request, Request)
+    assert (request.head.method, request.head.path, request.head.query) == ("POST", "/a%20b", "c=d")
+    assert request.head.headers["x-two"] == "1, 2"
+    assert (request.body, request.began_at_ms, request.keep_alive) == (b"hello", 0.0, True)
+
+
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=5),
+    st.lists(st.integers(1, 400), max_size=30),
+    st.booleans(),
+)
+def test_however_the_bytes_come_the_requests_are_the_same(
+    bodies: list[bytes], cuts: list[int], is_chunked: bool
+) -> None:
+    def written(body: bytes) -> bytes:
+        if not is_chunked:
+            return post(body)
+        chunks = [body[at : at + 7] for at in range(0, len(body), 7)]
+        frames = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+        return b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + frames + b"0\r\n\r\n"
+
+    data = b"".join(written(body) for body in bodies)
+    budget = BodyBudget(LIMITS.bodies_bytes_max)
+    one = reader(budget=budget)
+    found: list[ReaderEvent] = []
+    at = 0
+    for size in [*cuts, len(data)]:
+        found += one.feed(data[at : at + size], 0.0)
+        at += size
+    found += one.feed(data[at:], 0.0)
+    assert [event.body for event in found if isinstance(event, Request)] == bodies
+    assert len(found) == len(bodies)
+    assert budget.used == sum(map(len, bodies))
+
+
+@given(st.lists(st.binary(max_size=120), max_size=8), st.booleans())
+def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(
+    pieces: list[bytes], begins_right: bool
+) -> None:
+    budget = BodyBudget(LIMITS.bodies_bytes_max)
+    one = reader(budget=budget)
+    events = list(one.feed(post(b"hello")[:-3], 0.0)) if begins_right else []
+    for at, piece in enumerate(pieces):
+        events += one.feed(piece, float(at))
+    refusals = [event for event in events if isinstance(event, Refused) and event.is_last]
+    assert len(refusals) <= 1
+    if refusals:
+        assert events[-1] is refusals[0]
+        assert list(one.feed(b"GET / HTTP/1.1\r\n\r\n", 99.0)) == []
+    for event in events:
+        if isinstance(event, Request):
+            budget.give_back(len(event.body))
+    one.close()
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"HELO mail\r\n\r\n", "InvalidInput"),
+        (b"GET / HTTP/3.7\r\n\r\n", "InvalidInput"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "InvalidInput"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: -5\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 5001\r\n\r\n", "TooLarge"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + bytes(5_001), "TooLarge"),
+        (
+            b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"x: yyyyyyyy\r\n" * 200,
+            "HeaderTooLarge",
+        ),
+        (b"GET /" + b"a" * 1_100, "HeaderTooLarge"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 1_100, "HeaderTooLarge"),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(23)), "HeaderTooLarge"),
+        (post(b"hello", path="/nix"), "NotFound"),
+        (post(b"hello", "Content-Encoding: br"), "Unsupported"),
+        (post(b"hello", "Content-Encoding: gzip"), "InvalidInput"),
+        (post(gzip.compress(b"hello", mtime=0)[:-3], "Content-Encoding: gzip"), "InvalidInput"),
+        (post(gzip.compress(b"hello", mtime=0) + b"more", "Content-Encoding: gzip"), "InvalidInput"),
+        (post(gzip.compress(bytes(5_001), mtime=0), "Content-Encoding: gzip"), "TooLarge"),
+        (post(b"hello", "Expect: a miracle"), "Unsupported"),
+        (post(b"hello", "Connection: Upgrade", "Upgrade: h2c"), "Unsupported"),
+    ],
+)
+def test_what_is_wrong_or_too_large_is_refused_and_nothing_more_is_read(data: bytes, code: str) -> None:
+    budget = BodyBudget(LIMITS.bodies_bytes_max)
+    one = reader(budget=budget)
+    assert refusal(list(one.feed(data, 0.0))).code == code
+    assert list(one.feed(post(b"x"), 1.0)) == []
+    assert budget.used == 0
+    assert one.limit_at_ms is None
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_compressed_body_is_taken_apart(encoding: str, pack: object) -> None:
+    assert callable(pack)
+    (request,) = reader().feed(post(pack(b"hello" * 100), f"Content-Encoding: {encoding}"), 0.0)
+    assert isinstance(request, Request)
+    assert request.body == b"hello" * 100
+
+
+def test_a_wrong_path_without_a_body_does_not_end_the_connection() -> None:
+    one = reader()
+    found = one.feed(b"GET /nix HTTP/1.1\r\n\r\n" + post(b"x"), 0.0)
+    assert isinstance(found[0], Refused)
+    assert not found[0].is_last
+    assert isinstance(found[1], Request)
+
+
+def test_a_client_that_waits_for_a_sign_gets_it_before_its_body() -> None:
+    one = reader()
+    data = post(b"hello", "Expect: 100-continue")
+    assert list(one.feed(data[:-5], 0.0)) == [ContinueWanted()]
+    (request,) = one.feed(data[-5:], 1.0)
+    assert isinstance(request, Request)
+
+
+def test_another_protocol_that_is_offered_is_not_taken_and_the_request_answered() -> None:
+    found = reader().feed(b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 0.0)
+    assert isinstance(found[0], Request)
+    assert not found[0].keep_alive
+
+
+def test_a_slow_head_is_refused_by_its_first_byte() -> None:
+    one = reader()
+    one.feed(post(b"x"), 5_000.0)
+    limits_at_ms = [one.limit_at_ms]  # none while it is idle: that is the connection's own limit
+    one.feed(b"GET", 6_000.0)
+    limits_at_ms.append(one.limit_at_ms)
+    assert limits_at_ms == [None, 16_000.0]
+    for at_ms in range(7_000, 16_000, 1_000):  # a byte a second does not help
+        one.feed(b" " if at_ms == 7_000 else b"/", float(at_ms))
+        assert list(one.tick(float(at_ms))) == []
+    assert refusal(list(one.tick(16_000.0))).code == "TooSlow"
+
+
+def test_who_says_nothing_at_all_is_refused_too() -> None:
+    one = reader()
+    assert list(one.tick(9_999.0)) == []
+    assert refusal(list(one.tick(10_000.0))).code == "TooSlow"
+
+
+def test_a_slow_body_is_refused_once_it_is_slower_than_allowed() -> None:
+    one = reader(replace(LIMITS, bytes_per_s_min=100.0))
+    one.feed(post(bytes(5_000))[:-5_000], 1_000.0)
+    refused_at_ms = []
+    for at_ms in range(2_000, 51_000, 1_000):  # half as fast as it must be, after the first ten seconds
+        one.feed(bytes(50), float(at_ms))
+        refused_at_ms += [at_ms for event in one.tick(float(at_ms)) if isinstance(event, Refused)]
+    assert refused_at_ms == [21_000]  # 20 s, of which 10 for 1,000 bytes
+
+
+def test_bodies_share_one_budget() -> None:
+    budget = BodyBudget(6_000)
+    first, second = reader(budget=budget), reader(budget=budget)
+    first.feed(post(bytes(4_000))[:-1], 0.0)
+    assert refusal(list(second.feed(post(bytes(4_000)), 0.0))).code == "Overloaded"
+    first.close()
+    assert budget.used == 0

@@ -1,0 +1,157 @@
+"""Models that share their leading layers: what is merged, what is not, and that no answer changes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roles.gpu_worker.executors.merging import CannotMerge, Member, PrefixGroup
+
+WIDTH = 8
+LAYERS = 4
+EXAMPLE = {"x": torch.zeros(3, WIDTH)}
+
+
+class Counted(nn.Linear):
+    """A layer that says how many rows it has seen."""
+
+    seen: list[int] = []  # noqa: RUF012  one list for all, emptied by the tests
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.seen.append(x.shape[0])
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    """Layers with functions between them, and a head."""
+
+    def __init__(self, labels: int = 2) -> None:
+        super().__init__()
+        self.labels = labels
+        self.layers = nn.ModuleList(Counted(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.drop = nn.Dropout()
+        self.head = nn.Linear(WIDTH, labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x)) + 1
+        out: Tensor = self.head(self.drop(x).mean(1))
+        return out
+
+
+def member(net: nn.Module) -> Member:
+    return Member(net, lambda rows: {"y": net(rows["x"])}, EXAMPLE)
+
+
+def tuned(net: Net, shared: int, labels: int = 2) -> Net:
+    """A copy whose layers after the first `shared` ones, and whose head, are its own."""
+    other = Net(labels).eval()
+    for mine, yours in list(zip(net.layers, other.layers, strict=True))[:shared]:
+        yours.load_state_dict(copy.deepcopy(mine.state_dict()))
+    return other
+
+
+def rows(count: int, seed: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(count, 3, WIDTH, generator=torch.Generator().manual_seed(seed))}
+
+
+@pytest.mark.parametrize("shared", range(1, LAYERS + 1))
+def test_as_many_layers_run_once_as_are_equal_and_no_answer_changes(shared: int) -> None:
+    torch.manual_seed(0)
+    nets = [Net().eval()]
+    nets += [tuned(nets[0], shared, labels) for labels in (2, 5)]
+    batches = {str(index): rows(1 + index, index) for index in range(3)}
+    with torch.inference_mode():
+        expected = {name: nets[int(name)](batch["x"]) for name, batch in batches.items()}
+        group = PrefixGroup({str(index): member(net) for index, net in enumerate(nets)})
+        Counted.seen.clear()
+        found = group.run(batches)
+    assert group.prefix[:shared] == [f"layers.{place}" for place in range(shared)]
+    own = [count for count in (1, 2, 3) for _ in range(LAYERS - shared)]
+    assert Counted.seen == [6] * shared + own
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name]["y"], value, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_weights_are_there_once_and_each_net_still_works_alone() -> None:
+    torch.manual_seed(0)
+    first = Net().eval()
+    second = tuned(first, LAYERS, 5)
+    alone = [net(rows(2, 7)["x"]) for net in (first, second)]
+    PrefixGroup({"a": member(first), "b": member(second)})
+    held = {one.data_ptr() for net in (first, second) for one in net.parameters()}
+    assert len(held) == 2 * LAYERS + 2 * 2
+    for net, value in zip((first, second), alone, strict=True):
+        torch.testing.assert_close(net(rows(2, 7)["x"]), value)
+
+
+def test_unrelated_weights_share_nothing() -> None:
+    with pytest.raises(CannotMerge, match="first layers differ"):
+        PrefixGroup({"a": member(Net().eval()), "b": member(Net().eval())})
+
+
+def test_equal_layers_behind_a_different_one_are_not_shared() -> None:
+    first = Net().eval()
+    second = tuned(first, LAYERS)
+    second.layers[1].load_state_dict(Net().layers[1].state_dict())
+    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+
+
+def test_a_batch_of_none_is_not_run_and_one_of_a_single_model_runs_alone() -> None:
+    first = Net().eval()
+    group = PrefixGroup({"a": member(first), "b": member(tuned(first, LAYERS))})
+    Counted.seen.clear()
+    assert set(group.run({"a": rows(2, 1), "b": {"x": torch.zeros(0, 3, WIDTH)}})) == {"a"}
+    assert Counted.seen == [2] * LAYERS
+    assert group.run({"a": {"x": torch.zeros(0, 3, WIDTH)}}) == {}
+
+
+def test_training_mode_is_refused() -> None:
+    first = Net()
+    with pytest.raises(CannotMerge, match="training mode"):
+        PrefixGroup({"a": member(first), "b": member(tuned(first, LAYERS))})
+
+
+def test_a_tied_layer_that_is_called_twice_ends_the_prefix() -> None:
+    class Twice(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layers[1](self.layers[0](x))
+            out: Tensor = self.head(self.layers[1](x).mean(1))
+            return out
+
+    first, second = Twice().eval(), Twice().eval()
+    for mine, yours in zip(first.layers, second.layers, strict=True):
+        yours.load_state_dict(mine.state_dict())
+    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+
+
+def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was() -> None:
+    class Mixing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x - x.mean(0, keepdim=True) if x.shape[0] > 1 else x)
+
+    first, second = Mixing().eval(), Mixing().eval()
+    for mine, yours in zip(first.layers, second.layers, strict=True):
+        yours.load_state_dict(mine.state_dict())
+    with pytest.raises(CannotMerge, match="differently"):
+        PrefixGroup({"a": member(first), "b": member(second)})
+    assert all(isinstance(layer, Counted) for net in (first, second) for layer in net.layers)
+
+
+def test_inputs_of_different_shapes_cannot_be_joined() -> None:
+    first = Net().eval()
+    group = PrefixGroup({"a": member(first), "b": member(tuned(first, LAYERS))})
+    with pytest.raises(CannotMerge, match="another shape"):
+        group.run({"a": rows(1, 0), "b": {"x": torch.zeros(1, 9, WIDTH)}})
+    assert set(group.run({"a": rows(1, 0), "b": rows(1, 1)})) == {"a", "b"}
+
+
+def test_models_of_two_classes_or_one_model_twice_are_refused() -> None:
+    first = Net().eval()
+    with pytest.raises(CannotMerge, match="own class"):
+        PrefixGroup({"a": member(first), "b": member(nn.Linear(WIDTH, 2).eval())})
+    with pytest.raises(CannotMerge, match="two models"):
+        PrefixGroup({"a": member(first), "b": member(first)})

@@ -1,0 +1,195 @@
+"""What is wrong is known, because the stage made it so: `why` has to tell it, and tell nothing else first. On virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fabric.ids import BatchId, ModelId, NodeId, SliceId
+from fabric.messages import BatchEntry, SliceSpec, replaced
+from roles.cli.why import told
+from roles.config.cluster import NetworkConfig
+from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose
+from roles.observability.explain import explain
+from roles.observability.remedies import Remedy, remedies
+from roles.observability.seen import BatchSeen
+from roles.observability.situation import Situation
+from tests.observed_stage import observed
+
+LINE = {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 32}
+OURS = ModelId("resnet50")
+
+
+def document(
+    rate_rps: float = 300.0, *, gpus: int = 2, others: tuple[dict[str, Any], ...] = (), **keys: Any
+) -> dict[str, Any]:
+    own = {"name": OURS, "slo_ms": 25, "rate_rps": rate_rps, "profile": LINE}
+    return {"models": [own, *others], "cluster": {"gpus": gpus}, **keys}
+
+
+def first_gpu_slow(node_id: NodeId, spec: SliceSpec) -> SliceSpec:
+    del node_id
+    if spec.gpu:
+        return spec
+    models = tuple(replaced(one, exec_ms=tuple(1.8 * ms for ms in one.exec_ms)) for one in spec.models)
+    return replaced(spec, models=models)
+
+
+def causes(situation: Situation) -> list[Cause]:
+    return [finding.cause for finding in diagnose(situation.evidence(OURS))]
+
+
+def first(situation: Situation) -> Finding:
+    return diagnose(situation.evidence(OURS))[0]
+
+
+def changes(situation: Situation) -> list[Remedy]:
+    return remedies(situation.like_live(), situation.evidence(OURS))
+
+
+def test_a_model_that_keeps_its_slo_is_told_to_keep_it() -> None:
+    situation = observed(document(), 3.0)
+    evidence = situation.evidence(OURS)
+    assert (diagnose(evidence), evidence.bad) == ([], 0)
+    (line,) = told(evidence, [], [])
+    assert line.startswith("resnet50 keeps its SLO of 25 ms: 0 of ")
+
+
+def test_one_slow_gpu() -> None:
+    situation = observed(document(850.0), 3.0, reality=first_gpu_slow)
+    finding = first(situation)
+    assert (finding.cause, finding.about) == (Cause.SLOW_SLICE, "local/gpu0/0")
+    assert "1.80 times their profile on local/gpu0/0" in finding.sentence
+    assert Cause.CAPACITY not in causes(situation), "the plan would have sufficed"
+    assert any(change.is_enough for change in changes(situation))
+
+
+def test_a_bursty_model() -> None:
+    situation = observed(document(), 8.0, asked={OURS: {"arrival": {"process": "gamma", "shape": 0.02}}})
+    assert causes(situation) == [Cause.BURSTS]
+    assert [change.change for change in changes(situation) if change.is_enough]
+
+
+def test_too_little_capacity() -> None:
+    situation = observed(document(), 2.5, asked={OURS: {"rate_rps": 1_500}})
+    assert causes(situation) == [Cause.CAPACITY]
+    assert "planned for 300" in first(situation).sentence
+    enough = [change for change in changes(situation) if change.is_enough]
+    assert "1 GPU more" in {change.change for change in enough}
+
+
+def test_a_noisy_neighbour_on_the_same_slices() -> None:
+    loud = {
+        "name": "bert",
+        "slo_ms": 200,
+        "rate_rps": 50,
+        "profile": {"alpha_ms": 2, "beta_ms": 30, "max_batch": 32},
+    }
+    situation = observed(
+        document(150.0, others=(loud,), batching="eager"), 2.5, asked={"bert": {"rate_rps": 900}}
+    )
+    finding = first(situation)
+    assert (finding.cause, finding.about) == (Cause.NEIGHBOUR, "bert")
+    assert "instead of 50 r/s" in finding.sentence
+
+
+def test_a_neighbour_that_interferes_from_another_slice() -> None:
+    evidence = beside_a_neighbour(slowed_by=1.6, always=1.0)
+    (finding,) = diagnose(evidence)
+    assert (finding.cause, finding.about) == (Cause.NEIGHBOUR, "bert")
+    assert (
+        "1.60 times their profile while bert runs on the same GPU, and 1.00 times otherwise"
+        in finding.sentence
+    )
+
+
+def test_a_neighbour_is_not_to_blame_for_a_gpu_that_is_always_slow() -> None:
+    evidence = beside_a_neighbour(slowed_by=1.0, always=1.6)
+    assert [finding.cause for finding in diagnose(evidence)] == [Cause.SLOW_SLICE]
+
+
+def beside_a_neighbour(*, slowed_by: float, always: float) -> Evidence:
+    """Every second batch of ours runs while one of bert does, on another slice of the GPU."""
+    batches: list[BatchSeen] = []
+    for number in range(40):
+        is_beside = number % 2 == 0
+        exec_ms = 10.0 * always * (slowed_by if is_beside else 1.0)
+        batches.append(batch(OURS, "local/gpu0/0", 100.0 * number, exec_ms))
+        if is_beside:
+            batches.append(batch("bert", "local/gpu0/1", 100.0 * number - 1.0, 50.0))
+    played = Played(as_planned=0.0)
+    return Evidence(OURS, 25.0, 1_000, 100, 1, (), batches, {}, {}, {OURS: 100.0}, {}, 1.0, played=played)
+
+
+def batch(model_id: str, slice_id: str, started_at_ms: float, exec_ms: float) -> BatchSeen:
+    entry = BatchEntry(
+        1,
+        BatchId(1),
+        ModelId(model_id),
+        SliceId(slice_id),
+        4,
+        "ok",
+        "full",
+        0,
+        0,
+        10.0,
+        10.0,
+        exec_ms,
+        0.1,
+        0.0,
+        0.0,
+    )
+    return BatchSeen(entry, started_at_ms - 1.0, started_at_ms, started_at_ms + exec_ms)
+
+
+def test_a_starved_host() -> None:
+    """What a host without cores does to messages is what jitter does; that it is the host its timers say."""
+    situation = observed(
+        document(),
+        5.0,
+        network=NetworkConfig(jitter_ms=6.0),
+        late_timers_ms={"frontend-0": 0.2, "scheduler-0": 14.0},
+    )
+    finding = first(situation)
+    assert (finding.cause, finding.about) == (Cause.HOST, "scheduler-0")
+    assert Cause.NETWORK not in causes(situation)
+
+
+def test_a_slow_link() -> None:
+    situation = observed(
+        document(), 3.0, network=NetworkConfig(control_ms=1.0, data_ms_per_item=1.5, result_ms=8.0)
+    )
+    finding = first(situation)
+    assert finding.cause is Cause.NETWORK
+    assert "back (medians)" in finding.sentence
+    assert Cause.HOST not in causes(situation)
+
+
+def test_a_model_that_nothing_hosts() -> None:
+    situation = observed(document(), 1.0)
+    bare = Situation(**{name: getattr(situation, name) for name in situation.__slots__} | {"replicas": {}})
+    assert causes(bare) == [Cause.UNHOSTED]
+
+
+def test_a_late_or_refused_request_is_explained_by_what_ran_instead() -> None:
+    loud = {
+        "name": "bert",
+        "slo_ms": 200,
+        "rate_rps": 50,
+        "profile": {"alpha_ms": 2, "beta_ms": 30, "max_batch": 32},
+    }
+    situation = observed(
+        document(150.0, others=(loud,), batching="eager"), 2.0, asked={"bert": {"rate_rps": 900}}
+    )
+    refused = [one for one in situation.requests if one.is_bad and one.record.model_id == OURS]
+    assert refused
+    hosting = {one.slice_id for one in situation.batches}
+    explained = [explain(one, situation.batches, hosting) for one in refused[:50]]
+    for one, its in zip(refused, explained, strict=False):
+        assert its.sentences[0].startswith(
+            f"Request {one.record.request_id} of resnet50 was not answered but refused with"
+        )
+        assert its.alone_ms is not None
+        assert its.alone_ms < 25.0
+    named = [its for its in explained if any("bert on local/gpu" in sentence for sentence in its.sentences)]
+    assert len(named) > 0.8 * len(explained)
+    assert any(its.would_have_met and "without the batches of bert" in its.would_have_met[0] for its in named)

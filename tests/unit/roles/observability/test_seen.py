@@ -1,0 +1,137 @@
+"""What is made of records: spans, a timeline, sentences of one request; each from records made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.messages import BatchEntry, Ledger, RequestRecord
+from roles.observability.batch_timeline import write_timeline
+from roles.observability.explain import explain
+from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.spans import Spans
+
+OURS, BERT = ModelId("resnet50"), ModelId("bert")
+HERE = SliceId("here/gpu0/0")
+
+
+def late_request(number: int = 1, outcome: str = "late") -> RequestSeen:
+    """47 ms of 25: held for 2, then 31 behind a batch of bert."""
+    ledger = Ledger(0.0, 0.0, 2.0, 31.0, 1.0, 0.0, 12.0, 1.0, 47.0, 3, HERE, "slice_free", f"abcdef-{number}")
+    record = RequestRecord(number, f"abcdef-{number}", OURS, outcome, "", 100.0, 25.0, ledger, BatchId(2))
+    return RequestSeen(record, 1_000.0, 1_047.0)
+
+
+def batch(
+    number: int,
+    model_id: ModelId,
+    started_at_ms: float,
+    exec_ms: float,
+    size: int = 3,
+    table_ms: float | None = None,
+) -> BatchSeen:
+    table_ms = exec_ms if table_ms is None else table_ms
+    entry = BatchEntry(
+        number,
+        BatchId(number),
+        model_id,
+        HERE,
+        size,
+        "ok",
+        "full",
+        0,
+        0,
+        exec_ms,
+        table_ms,
+        exec_ms,
+        1.0,
+        0.0,
+        0.0,
+    )
+    return BatchSeen(entry, started_at_ms - 1.0, started_at_ms, started_at_ms + exec_ms)
+
+
+BATCHES = [
+    batch(1, BERT, 1_003.0, 31.0),
+    batch(2, OURS, 1_034.0, 12.0),
+    batch(3, OURS, 1_100.0, 8.0, size=1),
+    batch(4, BERT, 1_050.0, 31.0),
+]
+
+
+def test_a_late_request_is_told_as_a_person_would_tell_it() -> None:
+    its = explain(late_request(), BATCHES, {HERE})
+    assert list(its.sentences) == [
+        "Request abcdef-1 of resnet50 was answered too late: after 47 ms, 22 ms more than the 25 ms that it had at the frontend.",
+        (
+            "Its time: 2.0 ms held on purpose, for a larger batch, 31 ms waiting because it had to,"
+            " 1.0 ms its inputs on the way to the worker, 12 ms running, 1.0 ms its outputs on the way back."
+        ),
+        "It ran on here/gpu0/0 in a batch of 3, which left because of 'slice_free'.",
+        "While it waited the slice was busy with others: 31 ms behind batches of bert on here/gpu0/0.",
+        "Alone it would have taken 10 ms.",
+        "It would have been in time with no other model's batch before it: 16 ms.",
+    ]
+    assert its.behind_ms == {"bert on here/gpu0/0": 31.0}
+
+
+def test_a_run_that_was_slower_than_its_table_is_the_cause_where_it_is() -> None:
+    ledger = Ledger(0.0, 0.0, 2.0, 0.0, 1.0, 0.0, 40.0, 1.0, 44.0, 3, HERE, "full", "a-1")
+    slow = RequestSeen(
+        RequestRecord(1, "a-1", OURS, "late", "", 0.0, 25.0, ledger, BatchId(2)), 1_000.0, 1_044.0
+    )
+    its = explain(slow, [batch(2, OURS, 1_003.0, 40.0, table_ms=10.0)], {HERE})
+    assert "That batch took 40 ms, 4.0 times what it should (10 ms)." in its.sentences
+    assert its.would_have_met == ("a run as fast as its table says: 14 ms",)
+
+
+def test_a_good_request_needs_no_counterfactual() -> None:
+    its = explain(late_request(outcome="good"), BATCHES, {HERE})
+    assert its.would_have_met == ()
+    assert its.sentences[0].startswith("Request abcdef-1 of resnet50 was answered in time")
+
+
+def test_what_nothing_explains_is_said_to_be_so() -> None:
+    ledger = Ledger(0.0, 0.0, 2.0, 0.0, 40.0, 0.0, 40.0, 1.0, 83.0, 1, HERE, "full", "a-1")
+    lost = RequestSeen(
+        RequestRecord(1, "a-1", OURS, "late", "", 0.0, 25.0, ledger, BatchId(9)), 1_000.0, 1_083.0
+    )
+    its = explain(lost, [], set())
+    assert its.alone_ms is None
+    assert its.sentences[-1] == "No single change that is known here would have brought it in time."
+
+
+def test_each_request_is_exported_once_as_a_span_with_its_stages_below() -> None:
+    exporter = InMemorySpanExporter()
+    spans = Spans(exporter)
+    assert spans.export([late_request(1), late_request(2, "good")], offset_ms=1e12) == 2
+    assert spans.export([late_request(1), late_request(2, "good"), late_request(3)], offset_ms=1e12) == 1
+    spans.close()
+    found = exporter.get_finished_spans()
+    whole = [one for one in found if one.parent is None]
+    assert [one.name for one in whole] == ["infer resnet50"] * 3
+    assert [one.status.status_code for one in whole] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.ERROR]
+    first = whole[0]
+    assert first.start_time is not None
+    assert first.end_time is not None
+    assert (first.end_time - first.start_time) / 1e6 == 47.0
+    below = [one for one in found if one.parent is not None and one.parent.span_id == first.context.span_id]
+    assert [one.name for one in below] == ["held", "waited", "transfer", "gpu", "return"]
+    assert below[0].start_time == first.start_time
+    assert below[-1].end_time == first.end_time
+
+
+def test_a_timeline_has_a_row_for_each_slice_and_model_and_begins_at_0(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_timeline(path, BATCHES, [late_request()])
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    rows = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert rows == {"GPU here/gpu0", "here/gpu0/0", "requests", "resnet50"}
+    (begun,) = [event for event in events if event["ph"] == "b"]
+    assert (begun["ts"], begun["args"]["request_id"]) == (0.0, "abcdef-1")
+    bars = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert bars[:2] == [("bert x3", 3_000.0, 31_000.0), ("resnet50 x3", 34_000.0, 12_000.0)]

@@ -1,0 +1,86 @@
+"""The steps of a move between shards, from what their schedulers say; each leaves the cluster serving."""
+
+from __future__ import annotations
+
+import json
+
+from fabric.ids import ModelId
+from fabric.messages import (
+    Changed,
+    ModelInfo,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    SchedulerStanding,
+    SectionAsked,
+    StatusListed,
+)
+from roles.runtime.model_move import Ask, Refuse, next_step
+from roles.runtime.shard_reports import combined, merged, shard_of
+from tests.builders import model_info
+
+A = ModelId("a")
+SECTION = '{"name": "a", "slo_ms": 50, "term": 0}'
+
+
+def says(*models: ModelInfo, shard: int = 0, **counters: float) -> StatusListed:
+    standing = SchedulerStanding("active", 16, 1, 1, 0, shard=shard, shards=2)
+    return StatusListed(f"scheduler-{shard}", 1, (), models, counters, standing=standing)
+
+
+def step(here: tuple[ModelInfo, ...], there: tuple[ModelInfo, ...], section: str = "") -> object:
+    """Of a move of model a from shard 0 to shard 1."""
+    return next_step(A, 1, {0: says(*here), 1: says(*there, shard=1)}, section, 9)
+
+
+def test_first_its_section_is_asked_for_where_it_is() -> None:
+    assert step((model_info("a"),), ()) == Ask(0, SectionAsked(9, A))
+
+
+def test_then_it_is_added_where_it_goes_in_the_same_term() -> None:
+    asked = step((model_info("a"),), (), SECTION)
+    assert asked == Ask(1, ModelsAdd(9, json.dumps([json.loads(SECTION)])))
+
+
+def test_it_is_not_switched_before_a_slice_is_ready() -> None:
+    assert isinstance(step((model_info("a"),), (model_info("a", replicas=0),)), Refuse)
+
+
+def test_then_its_term_grows_above_every_other_one() -> None:
+    assert step((model_info("a", term=4),), (model_info("a"),)) == Ask(1, ModelSet(9, A, term=5))
+
+
+def test_then_it_is_removed_where_it_was_once_it_is_left() -> None:
+    asked = step((model_info("a", term=4),), (model_info("a", term=5),))
+    assert asked == Ask(0, ModelsRemove(9, (A,), when_left=True))
+
+
+def test_then_it_is_done() -> None:
+    assert step((), (model_info("a", term=5),)) is None
+
+
+def test_a_model_that_nobody_has_cannot_move() -> None:
+    assert isinstance(step((model_info("b"),), ()), Refuse)
+
+
+def test_a_move_that_was_interrupted_begins_from_the_shard_that_serves() -> None:
+    left_over, serving = says(model_info("a", term=1), shard=0), says(model_info("a", term=2), shard=1)
+    asked = next_step(A, 2, {0: left_over, 1: serving, 2: says(shard=2)}, "", 9)
+    assert asked == Ask(1, SectionAsked(9, A))
+
+
+def test_all_shards_are_shown_as_one() -> None:
+    whole = merged(
+        [
+            says(model_info("a", replicas=2), model_info("b"), shard=0, frontends=3.0, guard_ms=2.0),
+            says(model_info("a", term=1), shard=1, frontends=3.0, guard_ms=1.0),
+        ]
+    )
+    assert [(one.model_id, one.replicas, one.term) for one in whole.models] == [("a", 1, 1), ("b", 1, 0)]
+    assert whole.counters == {"frontends": 6.0, "guard_ms": 2.0}
+    assert shard_of(says(shard=1)) == 1
+
+
+def test_one_change_of_several_shards_is_as_good_as_its_worst_part() -> None:
+    whole = combined([Changed(1, "ok", started=2), Changed(2, "partial", ended=1), Changed(3, "ok", kept=4)])
+    assert (whole.status, whole.started, whole.ended, whole.kept) == ("partial", 2, 1, 4)
