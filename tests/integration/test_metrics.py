@@ -248,7 +248,7 @@ def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(server, "REQUEST_S", 20.0)  # whatever else runs on this host
     models = [Measured(catalog.QUEUE, (f"model-{at}",), 1.0) for at in range(2_000)]
     opened = MetricsServer("127.0.0.1:0", "scheduler-0")
-    listening = opened._server.sockets[0]  # noqa: SLF001  a slow link in small: what the kernel keeps for each end
+    listening = opened._server.sockets[0]  # a slow link in small: what the kernel keeps for each end
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
     host, _, port = opened.address.rpartition(":")
     opened.publish(models)
