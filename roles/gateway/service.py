@@ -116,6 +116,8 @@ class Service:
             return self._known
         if self._listing is None or self._listing.done():
             self._listing = asyncio.ensure_future(self._listed())
+            # All who wait for it may have gone: an error that nobody heard of would be taken for a defect.
+            self._listing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._listing)
 
     async def model_now(self, name: str) -> ModelInfo:
