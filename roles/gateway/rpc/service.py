@@ -108,8 +108,13 @@ class RpcService:
                 task.add_done_callback(working.discard)
             await asyncio.gather(*working)
 
+        def over(done: asyncio.Task[None]) -> None:
+            if not done.cancelled():
+                done.exception()  # looked at, also where nobody reads the stream to its end
+            answers.put_nowait(None)
+
         reading = asyncio.ensure_future(read())
-        reading.add_done_callback(lambda _: answers.put_nowait(None))
+        reading.add_done_callback(over)
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
