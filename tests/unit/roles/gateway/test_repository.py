@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fabric.errors import Overloaded, PeerLost
-from roles.gateway import repository
 from roles.gateway.repository import Repository
+from roles.runtime.running_cluster import active_schedulers
 
 
 def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(
@@ -20,10 +20,9 @@ def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(
     def slow(run_dir: Path) -> Any:
         began.set()
         assert may_end.wait(60)
-        return active(run_dir)
+        return active_schedulers(run_dir)
 
-    active = repository.active_schedulers
-    monkeypatch.setattr(repository, "active_schedulers", slow)
+    monkeypatch.setattr("roles.gateway.repository.active_schedulers", slow)
     own = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
 
     async def run() -> None:
@@ -34,7 +33,7 @@ def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(
         with pytest.raises(Overloaded):
             await own.load("m", (), {})
         may_end.set()
-        while own._is_busy:
+        while own._is_busy:  # noqa: ASYNC110  its thread tells nobody else
             await asyncio.sleep(0.001)
         with pytest.raises(PeerLost):  # there is no cluster
             await own.load("m", (), {})
