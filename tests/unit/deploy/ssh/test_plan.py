@@ -228,7 +228,7 @@ def test_a_script_runs_in_a_shell_as_it_is_meant(tmp_path: Path) -> None:
 def test_the_carried_configuration_says_where_everything_is_and_nothing_of_this_machine() -> None:
     stage = Stage()
     carried = json.loads(stage.goods.config.files["cluster.json"])  # type: ignore[arg-type]
-    assert carried["cluster"]["schedulers"] == [{"host": "head", "port": 5550, "shard": 0, "standby": False}]
+    assert carried["cluster"]["schedulers"] == [{"host": "head", "port": 5550, "standby": False}]
     assert carried["cluster"]["addresses"] == {"g1": "10.0.0.2", "g2": "10.0.0.3", "head": "10.0.0.1"}
     assert carried["security"] == {"keys": "../../keys"}
     assert "deploy" not in carried
