@@ -77,6 +77,11 @@ LONG: tuple[Long, ...] = (
         " [docs/placement.md](placement.md)",
     ),
     Long(
+        "python benchmarks/applications.py --seconds 20 --seeds 3",
+        "goodput of nine applications under carried deadlines, Nexus' program, equal and proportional splits and PARD's rule:"
+        " [docs/applications.md](applications.md)",
+    ),
+    Long(
         "python benchmarks/gpulet_schedulability.py",
         "19,682 scenarios; of a sample of 300 on 4 GPUs `gpulet` serves 189, exhaustive search 205, whole GPUs 53"
         " ([docs/gpulet.md](gpulet.md))",

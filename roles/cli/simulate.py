@@ -119,10 +119,10 @@ def print_outcome(outcome: Outcome, title: str) -> None:
         "median",
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    for model_id, model in outcome.models.items():
+    for name, model in outcome.fates.items():
         times = (model.p50_ms, model.p99_ms, model.batch_mean, model.batch_p50)
         table.add_row(
-            model_id,
+            name,
             *(str(count) for count in (model.offered, model.good, model.late, model.dropped)),
             f"{100 * model.bad_rate:.2f}",
             *("-" if value is None else f"{value:.2f}" for value in times),

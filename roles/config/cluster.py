@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import policies.graphs
 from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
+from policies.graphs import ApplicationPlan
+from policies.graphs.graph import Graph
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
@@ -47,7 +50,8 @@ class ModelConfig:
     trace or a cluster that just serves. `memory_bytes` None: what the profile says. `weight`: its part of a
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
     `is_idempotent`: a request may run again after the worker that had it was lost. `shard`: whose scheduler has it;
-    `term`: how often it was moved between shards.
+    `term`: how often it was moved between shards. `stage_rps`: what stages of applications
+    ask of it at their highest rates, beside its own requests.
     """
 
     model_id: ModelId
@@ -62,6 +66,7 @@ class ModelConfig:
     priority: int = 0
     run_limit_ms: float | None = None
     is_idempotent: bool = True
+    stage_rps: float = 0.0
     shard: int = 0
     term: int = 0
 
@@ -73,11 +78,43 @@ class ModelConfig:
     @property
     def rate_rps(self) -> float | None:
         """The highest rate of all steps, which is what a placement must carry; None where none is known."""
-        return max((rate_rps for _, rate_rps in self.rate_steps), default=None)
+        own_rps = max((rate_rps for _, rate_rps in self.rate_steps), default=None)
+        return own_rps if not self.stage_rps else (own_rps or 0.0) + self.stage_rps
 
     def find_profile(self, gpu_type: str) -> ModelProfile | None:
         """What the model costs on that type of GPU; None where nothing says so."""
         return self.profiles_by_type.get(gpu_type.lower(), self.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class FanOutConfig:
+    """How many requests of a stage follow an answer: `process` is fixed | poisson | share.
+
+    `steps` are (from_ms, value), ascending from 0: the number, the mean, or the part of the answers that one request follows.
+    """
+
+    process: str
+    steps: tuple[tuple[float, float], ...]
+
+    def mean(self, at_ms: float) -> float:
+        """On average, at a moment from the start of the run."""
+        return next(value for from_ms, value in reversed(self.steps) if from_ms <= at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationConfig:
+    """A graph of models with one SLO. `fan_outs` by stage; `rate_steps` and `arrival` as a model's.
+
+    `plan` None: the run times of its models are not known from profiles.
+    """
+
+    name: str
+    slo_ms: float
+    graph: Graph
+    fan_outs: Mapping[str, FanOutConfig]
+    rate_steps: tuple[tuple[float, float], ...] = ()
+    arrival: ArrivalConfig = ArrivalConfig()
+    plan: ApplicationPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +209,8 @@ class ClusterConfig:
     places: Places = ONE_HOST
     gateway: GatewayConfig = NO_GATEWAY
     deploy: DeployConfig = DEPLOY_DEFAULT
+    applications: tuple[ApplicationConfig, ...] = ()
+    graph_deadlines: str = policies.graphs.DEFAULT
     settings: tuple[Setting, ...] = field(default=(), repr=False)
 
     def of_shard(self, shard: int) -> ClusterConfig:

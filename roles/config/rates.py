@@ -41,14 +41,14 @@ def model_rates(
     shares = _shares(zipf, weights)
     if total is None:
         return [
-            ((), share) if rate_rps is None else (_steps(rate_rps, f"models[{place}].rate_rps"), None)
+            ((), share) if rate_rps is None else (rate_steps(rate_rps, f"models[{place}].rate_rps"), None)
             for place, ((rate_rps, _), share) in enumerate(zip(written, shares, strict=True))
         ]
     if all(share is None for share in shares):
         raise ConfigError(
             "rate_rps: a total must be shared out: give every model a weight, or write popularity: {zipf: 0.9}"
         )
-    steps = _steps(total, "rate_rps")
+    steps = rate_steps(total, "rate_rps")
     return [
         (tuple((from_ms, rate_rps * (share or 0.0)) for from_ms, rate_rps in steps), share)
         for share in shares
@@ -72,7 +72,8 @@ def _shares(zipf: float | None, weights: Sequence[float | None]) -> list[float |
     return [part / whole for part in raw]
 
 
-def _steps(rate: float | Steps, where: str) -> Steps:
+def rate_steps(rate: float | Steps, where: str) -> Steps:
+    """(from_ms, value) of a number, or of steps as written; they begin at 0. ConfigError where they do not ascend."""
     if not isinstance(rate, tuple):
         return ((0.0, finite(rate, where, at_most=RATE_RPS_MAX)),)
     if not rate:

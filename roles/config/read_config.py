@@ -8,6 +8,7 @@ what is wrong, and what would be right. Unknown keys are refused with the closes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from fabric.policy_options import shown
 from policies.batching import discipline_options
 from profiles.gpu import MIB
 from profiles.interference import interference_options
-from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
-from profiles.store import read_profile, shipped_profile
+from profiles.model import ModelProfile
+from roles.config.applications import ReadApplications, read_applications
 from roles.config.checks import (
     DURATION_MS_MAX,
     SEED_MAX,
@@ -50,6 +51,7 @@ from roles.config.documents import read_document
 from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
 from roles.config.model_loaders import loader_spec
+from roles.config.model_profiles import on_types, read_profiles
 from roles.config.nodes import MEMORY_GB_MAX, checked_nodes
 from roles.config.origins import policy_settings, section_settings
 from roles.config.rates import Steps, model_rates
@@ -60,7 +62,6 @@ from roles.config.sections import (
     HeartbeatSection,
     ListenSection,
     ModelSection,
-    ProfileSection,
 )
 from roles.config.shards import models_in_shards
 
@@ -71,7 +72,6 @@ NETWORK_MS_MAX = 60_000.0
 HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX = 1.0, 600_000.0
 PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
-RUN_MS_MIN = 1e-6  # what results are rounded to
 
 
 def load_config(path: Path) -> ClusterConfig:
@@ -107,9 +107,31 @@ def _cluster_config(
         name_like(section.name, f"models[{place}].name")
     unique([section.name for section in read.models], "models[{}].name")
     zipf = read.popularity.zipf if read.popularity else None
+    if read.applications and read.rate_rps is not None:
+        raise ConfigError(
+            "rate_rps: a total is shared out among models; beside applications each has a rate_rps of its own"
+        )
+    if read.applications and read.cluster.shards > 1:
+        raise ConfigError("cluster.shards: applications are played with one scheduler so far, without shards")
     rates = model_rates(read.rate_rps, zipf, [(section.rate_rps, section.weight) for section in read.models])
+    nodes = checked_nodes(read.cluster)
+    profiles = [
+        read_profiles(section.profile, f"models[{place}].profile", base_dir)
+        for place, section in enumerate(read.models)
+    ]
+    applied = read_applications(
+        read.applications,
+        read.graph_deadlines,
+        read.models,
+        {
+            section.name: on_types(profile, by_type, [node.gpu_type for node in nodes if node.gpus])
+            for section, (profile, by_type) in zip(read.models, profiles, strict=True)
+        },
+        sum(node.gpus for node in nodes),
+        partial(_arrival, base_dir=base_dir),
+    )
     models = tuple(
-        _model(section, f"models[{place}]", rates[place], base_dir)
+        _model(section, f"models[{place}]", rates[place], profiles[place], applied, base_dir)
         for place, section in enumerate(read.models)
     )
     whole(read.seed, "seed", 0, SEED_MAX)
@@ -126,7 +148,6 @@ def _cluster_config(
     interference = _interference(*interference_given)
     listen = listen_config(read.listen, has_keys=read.security.keys is not None)
     is_client_written = "client" in (document.get("listen") or {})
-    nodes = checked_nodes(read.cluster)
     models = models_in_shards(models, [section.shard for section in read.models], nodes, read.cluster.shards)
     places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
     return ClusterConfig(
@@ -148,6 +169,8 @@ def _cluster_config(
         places=places,
         gateway=checked_gateway(read.cluster.gateway, read.listen, base_dir),
         deploy=checked_deploy(read.deploy, base_dir),
+        applications=applied.applications,
+        graph_deadlines=read.graph_deadlines,
         settings=(
             *section_settings(read, document, "", source),
             *policy_settings(
@@ -166,15 +189,27 @@ def _cluster_config(
 
 
 def _model(
-    section: ModelSection, where: str, rate: tuple[Steps, float | None], base_dir: Path
+    section: ModelSection,
+    where: str,
+    rate: tuple[Steps, float | None],
+    profiles: tuple[ModelProfile | None, dict[str, ModelProfile]],
+    applied: ReadApplications,
+    base_dir: Path,
 ) -> ModelConfig:
-    finite(section.slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
+    slo_ms = section.slo_ms
+    if slo_ms is None:
+        slo_ms = None if section.rate_rps is not None else applied.slo_ms.get(ModelId(section.name))
+        if slo_ms is None:
+            raise ConfigError(
+                f"{where}.slo_ms: is missing; only a model with a profile that stages of applications alone ask has none"
+            )
+    finite(slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
     if section.profile is None and section.loader is None:
         raise ConfigError(
             f"{where}: has neither profile nor loader; an emulated device needs a profile "
             "such as {alpha_ms: 1.05, beta_ms: 5.07}, a real one a loader"
         )
-    profile, by_type = _profiles(section.profile, f"{where}.profile", base_dir)
+    profile, by_type = profiles
     memory_bytes = None
     if section.memory_mb is not None:
         memory_bytes = int(
@@ -185,7 +220,7 @@ def _model(
     steps, weight = rate
     return ModelConfig(
         model_id=ModelId(section.name),
-        slo_ms=section.slo_ms,
+        slo_ms=slo_ms,
         rate_steps=steps,
         weight=weight,
         arrival=_arrival(section.arrival, f"{where}.arrival", base_dir),
@@ -197,6 +232,7 @@ def _model(
         run_limit_ms=section.run_limit_ms,
         is_idempotent=section.idempotent,
         term=whole(section.term, f"{where}.term", 0, TERM_MAX),
+        stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
     )
 
 
@@ -245,73 +281,6 @@ def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConf
     if section.shape is not None:
         shape = finite(section.shape, f"{where}.shape", at_least=SHAPE_MIN, at_most=SHAPE_MAX)
     return ArrivalConfig(section.process, shape, section.phase, trace_path)
-
-
-def _profiles(
-    section: ProfileSection | None, where: str, base_dir: Path
-) -> tuple[ModelProfile | None, dict[str, ModelProfile]]:
-    if section is None:
-        return None, {}
-    if section.by_type is None:
-        return _profile(section, where, base_dir), {}
-    _one_kind(section, where)
-    if not section.by_type:
-        raise ConfigError(f"{where}.by_type: is empty; it must name at least one GPU type")
-    by_type: dict[str, ModelProfile] = {}
-    for gpu_type, inner in section.by_type.items():
-        if inner.by_type is not None:
-            raise ConfigError(f"{where}.by_type.{gpu_type}: by_type cannot be inside by_type")
-        by_type[gpu_type.lower()] = _profile(inner, f"{where}.by_type.{gpu_type}", base_dir)
-    return None, by_type
-
-
-def _profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfile:
-    profile = _written_profile(section, where, base_dir)
-    ends_ms = profile.exec_ms(1), profile.exec_ms(profile.batch_size_max)
-    if not RUN_MS_MIN <= ends_ms[0] <= ends_ms[1] <= DURATION_MS_MAX:
-        raise ConfigError(
-            f"{where}: batches take from {shown(ends_ms[0])} to {shown(ends_ms[1])} ms; "
-            f"they must take from {RUN_MS_MIN:f} ms to {shown(DURATION_MS_MAX)} ms"
-        )
-    return profile
-
-
-def _written_profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfile:
-    _one_kind(section, where)
-    try:
-        if section.table is not None:
-            return table_of(section.table, source=f"table at {where}")
-        if section.ref is not None:
-            is_file = section.ref.endswith(".json")  # what `tenuto profile` wrote
-            return read_profile(base_dir / section.ref) if is_file else shipped_profile(section.ref)
-        if section.alpha_ms is None or section.beta_ms is None:
-            missing = "alpha_ms" if section.alpha_ms is None else "beta_ms"
-            raise ConfigError(f"{where}.{missing}: is missing; a line needs alpha_ms and beta_ms")
-        finite(section.alpha_ms, f"{where}.alpha_ms", at_most=DURATION_MS_MAX)
-        finite(section.beta_ms, f"{where}.beta_ms", at_most=DURATION_MS_MAX)
-        max_batch = BATCH_SIZE_MAX_DEFAULT
-        if section.max_batch is not None:
-            max_batch = whole(section.max_batch, f"{where}.max_batch", 1, BATCH_SIZE_LIMIT)
-        return LinearProfile(section.alpha_ms, section.beta_ms, max_batch, source=f"line at {where}")
-    except ProfileError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _one_kind(section: ProfileSection, where: str) -> None:
-    line = (section.alpha_ms, section.beta_ms, section.max_batch)
-    kinds = {
-        "alpha_ms, beta_ms and max_batch": any(value is not None for value in line),
-        "ref": section.ref is not None,
-        "table": section.table is not None,
-        "by_type": section.by_type is not None,
-    }
-    written = [kind for kind, is_written in kinds.items() if is_written]
-    if len(written) != 1:
-        got = f"has {' and '.join(written)}" if written else "is empty"
-        raise ConfigError(
-            f"{where}: {got}; it must be exactly one of {{alpha_ms, beta_ms, max_batch}}, {{ref}}, {{table}}, "
-            "{by_type}"
-        )
 
 
 def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:

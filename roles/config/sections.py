@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import policies.batching
+import policies.graphs
 from policies.placement import DEFAULT as PLACEMENT_DEFAULT
 from roles.config.rates import Steps
 
@@ -60,7 +61,7 @@ class ModelSection(Section, frozen=True):
     """One of `models`."""
 
     name: str
-    slo_ms: float
+    slo_ms: float | None = None
     rate_rps: float | Steps | None = None
     weight: float | None = None
     arrival: ArrivalSection = ArrivalSection()
@@ -72,6 +73,31 @@ class ModelSection(Section, frozen=True):
     idempotent: bool = True
     shard: int | None = None
     term: int = 0
+
+
+class FanOutSection(Section, frozen=True):
+    """`applications[].stages.….fan_out` where it is drawn: a mean, or the part of the answers that one request follows."""
+
+    poisson: float | Steps | None = None
+    share: float | Steps | None = None
+
+
+class StageSection(Section, frozen=True):
+    """One of `applications[].stages`. `after`: the stage or stages that must have answered."""
+
+    model: str
+    after: str | tuple[str, ...] = ()
+    fan_out: int | FanOutSection = 1
+
+
+class ApplicationSection(Section, frozen=True):
+    """One of `applications`."""
+
+    name: str
+    slo_ms: float
+    stages: dict[str, StageSection]
+    rate_rps: float | Steps | None = None
+    arrival: ArrivalSection = ArrivalSection()
 
 
 class NodeSection(Section, frozen=True):
@@ -203,6 +229,8 @@ class Document(Section, frozen=True):
     seed: int = 1
     rate_rps: float | Steps | None = None
     popularity: PopularitySection | None = None
+    applications: tuple[ApplicationSection, ...] = ()
+    graph_deadlines: str = policies.graphs.DEFAULT
     batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
@@ -213,6 +241,9 @@ class Document(Section, frozen=True):
 SECTIONS: Mapping[str, type[Section]] = {
     "": Document,
     "models": ModelSection,
+    "applications": ApplicationSection,
+    "stages": StageSection,
+    "fan_out": FanOutSection,
     "arrival": ArrivalSection,
     "profile": ProfileSection,
     "by_type": ProfileSection,

@@ -13,7 +13,6 @@ from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConfigError, ProfileError
-from fabric.ids import ModelId
 from policies.placement.common.base import Placement
 from roles.config.choices import NamedChoice
 from roles.config.cluster import ClusterConfig
@@ -36,26 +35,26 @@ class Compared:
     error: str | None = None
 
     @property
-    def goodput_by_model_rps(self) -> dict[ModelId, float]:
+    def goodput_by_model_rps(self) -> dict[str, float]:
         """Requests per second of each model that finished within their SLO."""
         return self._by_model_rps(lambda one: one.good)
 
     @property
-    def offered_by_model_rps(self) -> dict[ModelId, float]:
+    def offered_by_model_rps(self) -> dict[str, float]:
         """Requests per second of each model that came."""
         return self._by_model_rps(lambda one: one.offered)
 
     @property
     def worst_served_fraction(self) -> float | None:
         """Good / offered of the model that fares worst; None where nothing was played or nothing came."""
-        models = () if self.outcome is None else self.outcome.models.values()
+        models = () if self.outcome is None else self.outcome.fates.values()
         return min((one.good / one.offered for one in models if one.offered), default=None)
 
-    def _by_model_rps(self, count: Callable[[ModelOutcome], int]) -> dict[ModelId, float]:
+    def _by_model_rps(self, count: Callable[[ModelOutcome], int]) -> dict[str, float]:
         if self.outcome is None:
             return {}
         duration_s = self.outcome.duration_s
-        return {name: count(one) / duration_s for name, one in self.outcome.models.items()}
+        return {name: count(one) / duration_s for name, one in self.outcome.fates.items()}
 
     def as_json(self) -> dict[str, object]:
         """A row of `compare --json`; what was not reached is null."""

@@ -36,8 +36,8 @@ BOUND_MARGIN = 1.05  # over the bound: a sample may have fewer arrivals than its
 class Question:
     """What is asked at every rate: all a probe needs, wherever it runs.
 
-    `rates_rps` are the proportions, as the configuration's own rates; `unserved` models have none and send
-    nothing: (model, reason).
+    `rates_rps` are the proportions, as the configuration's own rates, of models and applications; `unserved` ones have none and
+    send nothing: (name, reason).
     """
 
     config: ClusterConfig
@@ -140,37 +140,46 @@ def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -
     """What to ask about a configuration. Raises ConfigError or ProfileError where it cannot be played at all."""
     settings = settings_from(config)
     workload = workload_of(config)
-    last_step_ms = max((source.steps[-1][0] for source in workload.sources if source.steps), default=0.0)
+    sources = (*workload.sources, *workload.applications)
+    last_step_ms = max((source.steps[-1][0] for source in sources if source.steps), default=0.0)
     duration_s_min = max(duration_s_min, last_step_ms / 1000)
     window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
     unserved = tuple(_unserved_models(config, settings, workload, window))
     hopeless = {model_id for model_id, _ in unserved}
+    expected = {source.model_id: source.expected(window.from_ms, window.until_ms) for source in sources}
     rates_rps = {
-        source.model_id: source.expected(window.from_ms, window.until_ms) / window.duration_s
-        for source in workload.sources
-        if source.model_id not in hopeless
+        name: count / window.duration_s
+        for name, count in expected.items()
+        if name not in hopeless and count > 0
     }
-    silent = tuple(
+    heard = [
         source if source.model_id in rates_rps else replace(source, steps=(), trace=None)
-        for source in workload.sources
-    )
-    workload = replace(workload, sources=silent)
+        for source in sources
+    ]
+    count = len(workload.sources)
+    workload = replace(workload, sources=tuple(heard[:count]), applications=tuple(heard[count:]))
     return Question(config, settings, workload, rates_rps, unserved, warmup_s, duration_s_min)
 
 
 def bound_rps(question: Question) -> float:
     """No schedule carries more: each request takes at least its part of the largest batch within the SLO."""
-    settings = question.settings
+    settings, config = question.settings, question.config
+    asked = [(model.model_id, model.model_id, model.slo_ms, 1.0) for model in config.models]
+    asked += [
+        (ModelId(one.name), stage.model_id, one.slo_ms, one.graph.demand()[stage.name])
+        for one in config.applications
+        for stage in one.graph.stages
+    ]
     work_ms, bound = 0.0, math.inf
-    for model in question.config.models:
-        rate_rps = question.rates_rps.get(model.model_id)
-        if rate_rps is None:
+    for sender, model_id, slo_ms, demand in asked:
+        rate_rps = question.rates_rps.get(sender)
+        if not rate_rps or not demand:
             continue
-        fraction = rate_rps / question.total_rps
+        fraction = demand * rate_rps / question.total_rps
         each_ms = [
             exec_ms[size - 1] / size
-            for exec_ms in _tables(settings, model.model_id)
-            for size in (max(1, largest_batch(exec_ms, model.slo_ms)),)
+            for exec_ms in _tables(settings, model_id)
+            for size in (max(1, largest_batch(exec_ms, slo_ms)),)
         ]
         work_ms += fraction * min(each_ms)
         bound = min(bound, sum(1000 / ms for ms in each_ms) / fraction)
@@ -254,10 +263,12 @@ def _unserved_models(
     network = config.network
     overhead_ms = network.control_ms + network.data_ms_per_item + network.result_ms
     found: list[tuple[ModelId, str]] = []
+    asked_by_stages = {stage.model_id for one in config.applications for stage in one.graph.stages}
     for model, source in zip(config.models, workload.sources, strict=True):
         fastest_ms = min((exec_ms[0] for exec_ms in _tables(settings, model.model_id)), default=math.inf)
         if source.expected(window.from_ms, window.until_ms) <= 0:
-            found.append((model.model_id, RATE_IS_0))
+            if model.model_id not in asked_by_stages:
+                found.append((model.model_id, RATE_IS_0))
         elif math.isinf(fastest_ms):
             found.append((model.model_id, settings.unplaced.get(model.model_id, "no slice hosts it")))
         elif fastest_ms + overhead_ms > model.slo_ms:
@@ -265,4 +276,11 @@ def _unserved_models(
             if overhead_ms:
                 reason += f" and {overhead_ms:g} ms of network"
             found.append((model.model_id, reason))
+    for one, source in zip(config.applications, workload.applications, strict=True):
+        without = [stage.model_id for stage in one.graph.stages if not _tables(settings, stage.model_id)]
+        if source.expected(window.from_ms, window.until_ms) <= 0:
+            found.append((ModelId(one.name), RATE_IS_0))
+        elif without:
+            reason = settings.unplaced.get(without[0], "no slice hosts it")
+            found.append((ModelId(one.name), f"{without[0]}: {reason}"))
     return found

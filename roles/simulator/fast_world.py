@@ -43,13 +43,15 @@ from fabric.messages import (
     RunBatch,
     SeqRun,
     SliceReady,
+    Withdraw,
 )
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
-from roles.frontend.return_margin import ReturnPath
+from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.gpu_worker.start_rules import start_moments
 from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.applications import TASKS_FROM, ApplicationPlay
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.network import KnownReturn
@@ -84,11 +86,12 @@ class FastWorld:
         core: Core[Heard | Lost | Tick, Send],
         hardware: SimulatedHardware,
         traffic: Sequence[ModelTraffic],
+        applications: ApplicationPlay | None = None,
     ) -> None:
         self.batches: list[BatchRecord] = []
         """Every batch that started, in the order of their ends."""
         self.dropped = {one.model_id: 0 for one in traffic}
-        """Requests given up by the scheduler."""
+        """Requests of the models' own given up by the scheduler."""
         self.late_preemptions = 0
         """Of batches that had ended when the scheduler's word came."""
         self._core = core
@@ -96,6 +99,7 @@ class FastWorld:
         self._network = hardware.network
         self._hardware = hardware
         self._traffic = {one.model_id: one for one in traffic}
+        self._applications = applications
         self._frontends = [
             (frontend_id(number), peer_id(frontend_id(number), FIRST)) for number in range(hardware.frontends)
         ]
@@ -137,6 +141,8 @@ class FastWorld:
     def run(self) -> None:
         """Play everything, until each request has met its fate."""
         self._introduce()
+        if self._applications is not None:
+            self._applications.begin(self)
         core, handle = self._core, self._core.handle
         at_ms = 0.0
         due_at_ms = self._due_at_ms(at_ms)
@@ -159,6 +165,8 @@ class FastWorld:
                 due_at_ms = self._step(due_at_ms)
         for traffic in self._traffic.values():
             traffic.settle()
+        if self._applications is not None:
+            self._applications.settle()
 
     # ------------------------------------------------------------ what happens next
 
@@ -175,7 +183,8 @@ class FastWorld:
             if one.arrived_at_ms.size
         ]
         free_at_ms = [slice_.free_at_ms for slice_ in self._slices.values()]
-        return max(self._progress_at_ms, *deadlines_ms, *free_at_ms, 0.0) + IDLE_END_MS
+        applied_at_ms = 0.0 if self._applications is None else self._applications.ends_at_ms
+        return max(self._progress_at_ms, applied_at_ms, *deadlines_ms, *free_at_ms, 0.0) + IDLE_END_MS
 
     def _due_at_ms(self, now_ms: float) -> float:
         """The moment of the next thing that happens of itself."""
@@ -271,6 +280,14 @@ class FastWorld:
             priority = model.priority(first_seq * len(self._frontends) + number)
             yield Arrivals(model.model_id, first_seq, count, budget_ms, slack_ms=slack_ms, priority=priority)
 
+    def tell_scheduler(self, frontend: int, message: Arrivals | Withdraw, now_ms: float) -> None:
+        """See `ApplicationSurroundings`."""
+        self._tell(self._frontends[frontend][1], message, now_ms)
+
+    def return_of(self, model_id: ModelId) -> ReturnMargin:
+        """See `ApplicationSurroundings`."""
+        return self._returns[model_id]
+
     def _note_answers(
         self, traffic: ModelTraffic, indices: Sequence[int], at_ms: float, return_ms: float
     ) -> None:
@@ -281,8 +298,13 @@ class FastWorld:
             path.note_answer(at_ms - arrived_at_ms - traffic.slo_ms, traffic.slo_ms)
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
-        del peer
-        count = sum(run.count for run in message.runs)
+        own, tasks = self._own_and_tasks(message.runs)
+        if tasks and self._applications is not None:
+            heard = self._applications.dropped(message.model_id, self._number_of_peer[peer], tasks)
+            self.schedule(
+                self._network.control_at_ms(SCHEDULER, peer, now_ms), self._applications.hear, heard
+            )
+        count = sum(run.count for run in own)
         self.dropped[message.model_id] += count
         if message.retry_after_ms is None:  # else no margin is to blame
             self._returns[message.model_id].note_dropped(count)
@@ -294,7 +316,10 @@ class FastWorld:
         back_at_ms = self._network.control_at_ms(SCHEDULER, peer, now_ms)
         again = self._again.setdefault((message.model_id, number), [])
         came: dict[int | None, list[_Returned]] = {}
-        for index in (one for run in message.runs for one in self._indices(message.model_id, number, run)):
+        own, tasks = self._own_and_tasks(message.runs)
+        if tasks and self._applications is not None:
+            self._applications.returned(message.model_id, number, tasks, back_at_ms)
+        for index in (one for run in own for one in self._indices(message.model_id, number, run)):
             due_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
             tries = self._announced_again[message.model_id, index]
             if due_at_ms > back_at_ms and tries < TRIES_MAX + LATE_RETURNS_MAX:
@@ -325,6 +350,13 @@ class FastWorld:
         frontends = len(self._frontends)
         first = run.first_seq * frontends + number
         return range(first, first + run.count * frontends, frontends)
+
+    def _own_and_tasks(self, runs: Sequence[SeqRun]) -> tuple[Sequence[SeqRun], Sequence[SeqRun]]:
+        """A model's own requests, and tasks of applications."""
+        if self._applications is None:
+            return runs, ()
+        tasks = [run for run in runs if run.first_seq >= TASKS_FROM]
+        return ([run for run in runs if run.first_seq < TASKS_FROM], tasks) if tasks else (runs, ())
 
     # ------------------------------------------------------------ nodes and workers
 
@@ -450,7 +482,11 @@ class FastWorld:
         for part in job.parts:
             answered_at_ms = self._network.result_at_ms(finished_at_ms)
             number = self._number_of[part.frontend_id]
-            for run in part.runs:
+            own, tasks = self._own_and_tasks(part.runs)
+            if tasks and self._applications is not None:
+                heard = self._applications.answered(model_id, number, tasks, started_at_ms, finished_at_ms)
+                self.schedule(answered_at_ms, self._applications.hear, heard)
+            for run in own:
                 if run.first_seq < AGAIN_FROM:
                     first = run.first_seq * frontends + number
                     traffic.answered(first, run.count, frontends, started_at_ms, answered_at_ms)

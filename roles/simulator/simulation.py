@@ -14,13 +14,21 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.simulator.applications import application_play
 from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.network import Network, NetworkModel
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import Workload
-from roles.workload.outcomes import BatchRecord, Outcome, Window, batch_sizes_in, busy_gpus, model_outcome
+from roles.workload.outcomes import (
+    BatchRecord,
+    Outcome,
+    Window,
+    batch_sizes_in,
+    busy_gpus,
+    model_outcome,
+)
 
 REQUESTS_MAX = 50_000_000  # 24 bytes each are kept to the end: 1.2 GB
 COOLDOWN_SLOS = 2.0  # load goes on behind the window for so long, so that its last requests have company
@@ -68,7 +76,7 @@ def simulate(
     `is_full`: with every real core, much slower (`FullWorld`). `hardware`: other devices than the configuration's.
     Raises ConfigError for a run with more requests than memory holds, and ProfileError where a profile is missing.
     """
-    slo_ms = max(model.slo_ms for model in config.models)
+    slo_ms = max([model.slo_ms for model in config.models] + [one.slo_ms for one in config.applications])
     until_ms = window.until_ms + COOLDOWN_SLOS * slo_ms
     requests = workload.expected(0.0, until_ms)
     if requests > REQUESTS_MAX:
@@ -93,7 +101,14 @@ def simulate(
     planning = None if replanning is None else replanning.controller
     parts = [shard_settings(settings, config, shard) for shard in range(config.shards)]
     cores = [scheduler_core(part, config.batching, planning) for part in parts]
-    world = FullWorld(cores, hardware, traffic) if is_full else FastWorld(cores[0], hardware, traffic)
+    applications = application_play(config, workload, until_ms)
+    if is_full and applications is not None:
+        raise ConfigError("applications: only the fast simulation plays them so far")
+    world = (
+        FullWorld(cores, hardware, traffic)
+        if is_full
+        else FastWorld(cores[0], hardware, traffic, applications)
+    )
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)
@@ -104,7 +119,8 @@ def simulate(
         )
         for one in traffic
     }
-    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus)
+    ended = {} if applications is None else applications.outcomes(window)
+    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus, ended)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = [line for core in cores if core.controller is not None for line in core.controller.unlogged]

@@ -159,26 +159,35 @@ class ArrivalSource:
 
 @dataclass(slots=True, frozen=True)
 class Workload:
-    """All models' arrivals."""
+    """All models' own arrivals, and those of applications."""
 
     seed: int
     sources: tuple[ArrivalSource, ...]
+    applications: tuple[ArrivalSource, ...] = ()
 
     def scaled(self, factor: float) -> Workload:
         """The same mix, `factor` times as dense; a trace is played that much faster."""
-        return replace(self, sources=tuple(source.scaled(factor) for source in self.sources))
+        return replace(
+            self,
+            sources=tuple(source.scaled(factor) for source in self.sources),
+            applications=tuple(source.scaled(factor) for source in self.applications),
+        )
 
     def of(self, model_ids: Collection[ModelId]) -> Workload:
         """The arrivals of these models; each has the same with and without the others."""
         return replace(self, sources=tuple(one for one in self.sources if one.model_id in model_ids))
 
     def expected(self, from_ms: float, until_ms: float) -> float:
-        """How many requests to expect in a window, all models together."""
-        return sum(source.expected(from_ms, until_ms) for source in self.sources)
+        """How many requests to expect in a window, all models and applications together."""
+        return sum(source.expected(from_ms, until_ms) for source in (*self.sources, *self.applications))
 
     def remarks(self, until_ms: float | None = None) -> list[str]:
         """What a user should know of the traces, see `Trace.remarks`."""
-        traces = {source.trace.name: source.trace for source in self.sources if source.trace is not None}
+        traces = {
+            source.trace.name: source.trace
+            for source in (*self.sources, *self.applications)
+            if source.trace is not None
+        }
         return [line for trace in traces.values() for line in trace.remarks(until_ms)]
 
     def arrivals(self, until_ms: float) -> tuple[Moments, ...]:
@@ -295,23 +304,29 @@ def _trace_row(
 
 def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
     """The arrivals a configuration asks for. Raises ConfigError where a model has none, or a trace is wrong."""
+    asked_by_stages = {stage.model_id for one in config.applications for stage in one.graph.stages}
+    senders = [
+        *((model.model_id, model.arrival, model.rate_steps) for model in config.models),
+        *((ModelId(one.name), one.arrival, one.rate_steps) for one in config.applications),
+    ]
     traced: dict[Path, list[ModelId]] = {}
-    for model in config.models:
-        path = model.arrival.trace_path
-        if path is not None:
-            traced.setdefault(path, []).append(model.model_id)
-        elif not model.rate_steps:
-            raise ConfigError(f"models: {model.name} has no rate_rps, so nothing says when its requests come")
-    traces = {path: read_trace(path, model_ids) for path, model_ids in traced.items()}
+    for place, (name, arrival, rate_steps) in enumerate(senders):
+        if arrival.trace_path is not None:
+            traced.setdefault(arrival.trace_path, []).append(name)
+        elif not rate_steps and name not in asked_by_stages:
+            kind = "models" if place < len(config.models) else "applications"
+            raise ConfigError(f"{kind}: {name} has no rate_rps, so nothing says when its requests come")
+    traces = {path: read_trace(path, names) for path, names in traced.items()}
     sources = tuple(
         ArrivalSource(
-            model.model_id,
-            model.arrival.process,
-            model.rate_steps,
-            model.arrival.shape,
-            model.arrival.phase,
-            None if model.arrival.trace_path is None else traces[model.arrival.trace_path],
+            name,
+            arrival.process,
+            rate_steps,
+            arrival.shape,
+            arrival.phase,
+            None if arrival.trace_path is None else traces[arrival.trace_path],
         )
-        for model in config.models
+        for name, arrival, rate_steps in senders
     )
-    return Workload(config.seed if seed is None else seed, sources)
+    count = len(config.models)
+    return Workload(config.seed if seed is None else seed, sources[:count], sources[count:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -69,23 +69,54 @@ class ModelOutcome:
 
 
 @dataclass(slots=True, frozen=True)
+class StageOutcome:
+    """The requests of a stage in the whole run: answered, given up by the scheduler, or cancelled as their application's was lost.
+
+    Means are over those that were answered: from when they were asked until they ran, and how long they ran.
+    """
+
+    asked: int
+    answered: int
+    dropped: int
+    cancelled: int
+    waited_mean_ms: float | None
+    run_mean_ms: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class ApplicationOutcome:
+    """An application's requests in the window, counted from end to end, and its stages."""
+
+    requests: ModelOutcome
+    stages: Mapping[str, StageOutcome]
+
+
+@dataclass(slots=True, frozen=True)
 class Outcome:
-    """A whole run, judged."""
+    """A whole run, judged. `models` count the requests that were sent to them, without those of stages."""
 
     duration_s: float
     models: Mapping[ModelId, ModelOutcome]
     busy_fraction: tuple[float, ...]
     used_gpus: int
+    applications: Mapping[str, ApplicationOutcome] = field(default_factory=dict)
+
+    @property
+    def fates(self) -> dict[str, ModelOutcome]:
+        """Of everybody who has requests, by name: models, then applications from end to end."""
+        found: dict[str, ModelOutcome] = {str(name): one for name, one in self.models.items()}
+        found.update((name, one.requests) for name, one in self.applications.items())
+        return found
 
     @property
     def offered(self) -> int:
-        """Requests of all models."""
-        return sum(model.offered for model in self.models.values())
+        """Requests of all models and applications."""
+        return sum(one.offered for one in self.fates.values())
 
     @property
     def good(self) -> int:
-        """Requests of all models that finished within their SLO."""
-        return sum(model.good for model in self.models.values())
+        """Requests of all models and applications that finished within their SLO."""
+        return sum(one.good for one in self.fates.values())
 
     @property
     def bad_rate(self) -> float:
@@ -94,8 +125,8 @@ class Outcome:
 
     @property
     def worst_bad_rate(self) -> float:
-        """Of the model that fares worst."""
-        return max((model.bad_rate for model in self.models.values()), default=0.0)
+        """Of the model or application that fares worst."""
+        return max((one.bad_rate for one in self.fates.values()), default=0.0)
 
     @property
     def advice_gpus(self) -> int:
@@ -105,7 +136,7 @@ class Outcome:
         """
         count = len(self.busy_fraction)
         idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
-        served = [model for model in self.models.values() if model.good]
+        served = [one for one in self.fates.values() if one.good]
         bad_rate = 1 - self.good / sum(model.offered for model in served) if served else 0.0
         return advised_gpus(count, bad_rate, idle_fraction)
 
@@ -117,13 +148,7 @@ class Outcome:
             "bad_rate": _rounded(self.bad_rate),
             "models": {
                 model_id: {
-                    "offered": model.offered,
-                    "good": model.good,
-                    "late": model.late,
-                    "dropped": model.dropped,
-                    "bad_rate": _rounded(model.bad_rate),
-                    "p50_ms": _rounded(model.p50_ms),
-                    "p99_ms": _rounded(model.p99_ms),
+                    **_fate_json(model),
                     "batch_mean": _rounded(model.batch_mean),
                     "batch_p50": _rounded(model.batch_p50),
                 }
@@ -135,7 +160,40 @@ class Outcome:
                 "used": self.used_gpus,
             },
             "advice_gpus": self.advice_gpus,
+            **({"applications": _applications_json(self.applications)} if self.applications else {}),
         }
+
+
+def _fate_json(one: ModelOutcome) -> dict[str, object]:
+    return {
+        "offered": one.offered,
+        "good": one.good,
+        "late": one.late,
+        "dropped": one.dropped,
+        "bad_rate": _rounded(one.bad_rate),
+        "p50_ms": _rounded(one.p50_ms),
+        "p99_ms": _rounded(one.p99_ms),
+    }
+
+
+def _applications_json(applications: Mapping[str, ApplicationOutcome]) -> dict[str, object]:
+    return {
+        name: {
+            **_fate_json(one.requests),
+            "stages": {
+                stage: {
+                    "asked": told.asked,
+                    "answered": told.answered,
+                    "dropped": told.dropped,
+                    "cancelled": told.cancelled,
+                    "waited_mean_ms": _rounded(told.waited_mean_ms),
+                    "run_mean_ms": _rounded(told.run_mean_ms),
+                }
+                for stage, told in one.stages.items()
+            },
+        }
+        for name, one in applications.items()
+    }
 
 
 def model_outcome(

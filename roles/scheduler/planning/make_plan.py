@@ -138,7 +138,9 @@ def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:
     rates = asked.rates_rps
     # Those of sections that were added just now are still in the document, and hold where nothing else is known.
     models = tuple(
-        replace(model, rate_steps=((0.0, rates[model.name]),)) if model.name in rates else model
+        replace(model, rate_steps=((0.0, rates[model.name]),), stage_rps=0.0)
+        if model.name in rates
+        else model
         for model in config.models
     )
     return replace(config, models=models)

@@ -136,3 +136,34 @@ def test_a_trace_is_played_faster(tmp_path: Path) -> None:
     asked = question_of(parse_config({"models": [model], "cluster": {"gpus": 1}}, tmp_path), 0.5, 2.0)
     assert asked.total_rps == pytest.approx(100, rel=0.02)
     assert answer(asked).goodput_rps > 300
+
+
+def application(**keys: Any) -> dict[str, Any]:
+    stages = {"first": {"model": "resnet50"}, "second": {"model": "bert", "after": "first", "fan_out": 2}}
+    return {"name": "app", "slo_ms": 90, "rate_rps": 50, "stages": stages, **keys}
+
+
+def test_goodput_of_an_application_is_counted_from_end_to_end() -> None:
+    models = [
+        {key: value for key, value in one.items() if key not in ("slo_ms", "rate_rps")}
+        for one in (RESNET, BERT)
+    ]
+    config = parse_config({"models": models, "applications": [application()], "cluster": {"gpus": 1}}, Path())
+    asked = question_of(config, warmup_s=0.5, duration_s_min=2.0)
+    assert asked.unserved == ()
+    assert asked.total_rps == pytest.approx(50.0)
+    found = answer(asked)
+    assert list(found.rates_rps) == ["app"]
+    # Two of bert and one of resnet50 in the largest batches that 90 ms allow: no schedule carries more.
+    bert_ms, resnet_ms = (2 * 42 + 6) / 42, (1.053 * 64 + 5.072) / 64
+    assert bound_rps(asked) == pytest.approx(1000 / (2 * bert_ms + resnet_ms), rel=0.01)
+    assert 50 < found.goodput_rps < bound_rps(asked)
+
+
+def test_an_application_whose_model_is_nowhere_is_unserved() -> None:
+    models = [{**RESNET, "memory_mb": 10}, {**BERT, "memory_mb": 100_000, "rate_rps": 0}]
+    config = parse_config({"models": models, "applications": [application()], "cluster": {"gpus": 1}}, Path())
+    asked = question_of(config, warmup_s=0.5, duration_s_min=2.0)
+    assert {name for name, _ in asked.unserved} == {"app"}
+    assert next(reason for name, reason in asked.unserved if name == "app").startswith("bert: ")
+    assert list(asked.rates_rps) == ["resnet50"]

@@ -1,0 +1,61 @@
+"""Deadlines of applications: how one SLO rules the stages of a graph of models. Chosen by name (`graph_deadlines`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fabric.errors import ConfigError
+from policies.graphs.budgets import Budgets, RunTimes, equal, nexus, pooled, proportional
+from policies.graphs.graph import Graph
+from policies.graphs.measured import Measured
+from policies.graphs.rules import Carried, DeadlineRule, Pard, Split
+
+DEFAULT = "carried"
+GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")
+
+
+@dataclass(slots=True, frozen=True)
+class ApplicationPlan:
+    """What is known of an application before it starts. `gpus`: how many serve it. `run_ms`: l(b) by stage."""
+
+    name: str
+    graph: Graph
+    slo_ms: float
+    run_ms: RunTimes
+    gpus: int
+
+    @property
+    def least_ms(self) -> dict[str, float]:
+        """What nobody can undercut from the start of each stage to the end of the graph: l(1) of all on the longest way."""
+        alone_ms = {name: times[0] for name, times in self.run_ms.items()}
+        behind_ms = self.graph.behind_ms(alone_ms)
+        return {name: alone_ms[name] + behind_ms[name] for name in alone_ms}
+
+    def budgets(self, rule: str) -> Budgets:
+        """What `rule` plans for each stage; `carried` and `pard` may give a request more or less as it goes.
+
+        Raises ConfigError where the graph or its SLO are not for that rule.
+        """
+        graph, demand = self.graph, self.graph.demand()
+        if rule == "nexus" and not graph.is_tree:
+            raise ConfigError(
+                "graph_deadlines: nexus divides trees only, and a stage here comes after several others"
+            )
+        if rule == "equal":
+            return equal(graph, self.slo_ms)
+        found: Budgets | None = None
+        if rule == "nexus":
+            found = nexus(graph, self.slo_ms, self.run_ms, demand)
+        elif rule == "carried":
+            found = pooled(graph, self.slo_ms, self.run_ms, demand, self.gpus)
+        return found or proportional(graph, self.slo_ms, self.run_ms)
+
+    def rule(self, rule: str) -> tuple[DeadlineRule, Measured]:
+        """The rule for a run from its beginning, and what it is to be told."""
+        measured = Measured(self.graph, {name: times[0] for name, times in self.run_ms.items()})
+        if rule == "carried":
+            budgets_ms = self.budgets(rule)
+            return Carried(self.graph, self.slo_ms, self.run_ms, self.gpus, budgets_ms, measured), measured
+        if rule == "pard":
+            return Pard(self.graph, measured), measured
+        return Split(self.budgets(rule)), measured

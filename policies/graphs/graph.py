@@ -1,0 +1,126 @@
+"""A graph of models: one request of an application asks several of them, one after another or side by side.
+
+A *stage* asks one model. A stage with one predecessor starts `fan_out` requests whenever a request of the
+predecessor is answered. One with several predecessors, a *join*, starts once all of them are done with this request of the
+application. One without any, a *root*, starts when the request comes. Stages that none comes after are leaves; the
+request is answered when all that was started is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from fabric.policy_options import shown, suggestion
+
+STAGES_MAX = 64
+FAN_OUT_MAX = 64
+"""Requests of one stage that one answer may start; what is drawn or found beyond them is cut off."""
+REQUESTS_MAX = 1024
+"""Requests of all stages that one request of an application may come to, expected and in any single case."""
+
+
+@dataclass(slots=True, frozen=True)
+class Stage:
+    """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average."""
+
+    name: str
+    model_id: ModelId
+    after: tuple[str, ...] = ()
+    fan_out: float = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Graph:
+    """Checked stages, predecessors first. Made by `graph_of`."""
+
+    stages: tuple[Stage, ...]
+    successors: Mapping[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        following = {
+            one.name: tuple(other.name for other in self.stages if one.name in other.after)
+            for one in self.stages
+        }
+        object.__setattr__(self, "successors", following)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether no stage is a join; of several roots each has a tree of its own."""
+        return all(len(stage.after) <= 1 for stage in self.stages)
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name, which must be there."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def demand(self, fan_outs: Mapping[str, float] | None = None) -> dict[str, float]:
+        """How many requests of each stage one request of the application comes to, on average.
+
+        `fan_outs`: measured ones, where they differ from the stages' own.
+        """
+        found: dict[str, float] = {}
+        for stage in self.stages:
+            fan_out = stage.fan_out if fan_outs is None else fan_outs.get(stage.name, stage.fan_out)
+            # A join starts once however many requests came before it.
+            before = found[stage.after[0]] if len(stage.after) == 1 else 1.0
+            found[stage.name] = before * fan_out
+        return found
+
+    def behind_ms(self, times_ms: Mapping[str, float]) -> dict[str, float]:
+        """The longest way from the end of each stage to the end of the graph, if each stage takes its time of `times_ms`."""
+        found: dict[str, float] = {}
+        for stage in reversed(self.stages):
+            found[stage.name] = max(
+                (times_ms[name] + found[name] for name in self.successors[stage.name]), default=0.0
+            )
+        return found
+
+    def through_ms(self, times_ms: Mapping[str, float]) -> dict[str, float]:
+        """The longest way through the whole graph that leads over each stage."""
+        before: dict[str, float] = {}
+        for stage in self.stages:
+            before[stage.name] = max((before[name] + times_ms[name] for name in stage.after), default=0.0)
+        behind = self.behind_ms(times_ms)
+        return {name: before[name] + times_ms[name] + behind[name] for name in before}
+
+    def longest_ms(self, times_ms: Mapping[str, float]) -> float:
+        """The longest way through the graph."""
+        return max(self.through_ms(times_ms).values())
+
+
+def graph_of(stages: Sequence[Stage]) -> Graph:
+    """A graph of stages in any order.
+
+    Raises ConfigError, whose message begins with the stage, for a predecessor that is not there or named twice, a circle, too many
+    stages or too many requests.
+    """
+    if not stages:
+        raise ConfigError("stages: is empty; it must have at least one stage")
+    if len(stages) > STAGES_MAX:
+        raise ConfigError(f"stages: has {len(stages)} stages; it must have at most {STAGES_MAX}")
+    by_name = {stage.name: stage for stage in stages}
+    for stage in stages:
+        for name in stage.after:
+            if name not in by_name:
+                raise ConfigError(
+                    f"stages.{stage.name}.after: there is no stage {shown(name)}{suggestion(name, list(by_name))}"
+                )
+        if len(set(stage.after)) < len(stage.after):
+            raise ConfigError(f"stages.{stage.name}.after: names a stage twice")
+    try:
+        order = TopologicalSorter({stage.name: stage.after for stage in stages}).static_order()
+        graph = Graph(tuple(by_name[name] for name in order))
+    except CycleError as error:
+        circle: list[str] = list(reversed(error.args[1]))  # each is followed by one that comes after it
+        raise ConfigError(
+            f"stages.{circle[0]}.after: is a circle: {' after '.join(circle)}; a stage cannot wait for itself"
+        ) from error
+    total = sum(graph.demand().values())
+    if total > REQUESTS_MAX:
+        raise ConfigError(
+            f"stages: one request comes to {total:,.0f} requests of models; it must come to at most {REQUESTS_MAX:,}"
+        )
+    return graph

@@ -1,0 +1,106 @@
+"""By when a stage's request should be done: what its scheduler is told as its deadline.
+
+Batching disciplines know nothing of graphs. To them a stage's request is a request with a budget, and a rule here
+says how large that is. A request that nobody can bring to its end any more is given up by whoever runs the graph, whatever the
+rule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from policies.graphs.budgets import Budgets, RunTimes, pooled
+from policies.graphs.graph import Graph
+from policies.graphs.measured import Measured
+
+EPOCH_MS = 1_000.0
+"""Between two looks of `carried` at what has been measured."""
+_EXPECTED = 0.7
+"""Of what stages behind may take that much is kept for them. Runs are half of a budget, waits come anywhere in the other half. With
+more of it a stage loses what those behind it could have made good, with less they lose what was paid for."""
+_DRIFT = 0.05  # of a stage's demand is worth a new plan
+
+
+class DeadlineRule(Protocol):
+    """Of one application."""
+
+    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+        """When a request of `stage` that starts now should be done, of a request of the application with that deadline."""
+        ...
+
+
+class Split:
+    """Every stage has its own budget from when it starts; what a stage did not use is lost to those behind it."""
+
+    def __init__(self, budgets_ms: Mapping[str, float]) -> None:
+        self._budgets_ms = budgets_ms
+
+    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+        """See `DeadlineRule`."""
+        return min(deadline_at_ms, now_ms + self._budgets_ms[stage])
+
+
+class Carried:
+    """One deadline is carried through the graph; each stage leaves those behind it what they are expected to need.
+
+    What they need is planned for the fan-outs that are measured now, as if all GPUs were busy (`pooled`). A plan's budgets
+    are for the longest waits that it allows; `_EXPECTED` of them is left.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        slo_ms: float,
+        run_ms: RunTimes,
+        gpus: float,
+        budgets_ms: Budgets,
+        measured: Measured,
+    ) -> None:
+        self._graph = graph
+        self._slo_ms = slo_ms
+        self._run_ms = run_ms
+        self._gpus = gpus
+        self._measured = measured
+        self._demand = graph.demand()
+        self._behind_ms = graph.behind_ms(budgets_ms)
+        self._looked_at_ms = 0.0
+
+    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+        """See `DeadlineRule`."""
+        if now_ms >= self._looked_at_ms + EPOCH_MS:
+            self._looked_at_ms = now_ms
+            self._follow()
+        return deadline_at_ms - _EXPECTED * self._behind_ms[stage]
+
+    def _follow(self) -> None:
+        demand = self._graph.demand(self._measured.fan_outs)
+        if all(abs(demand[name] - known) <= _DRIFT * known for name, known in self._demand.items()):
+            return
+        budgets_ms = pooled(self._graph, self._slo_ms, self._run_ms, demand, self._gpus)
+        if budgets_ms is not None:
+            self._demand, self._behind_ms = demand, self._graph.behind_ms(budgets_ms)
+
+
+class Pard:
+    """PARD's estimate of what is behind a stage (Zhao et al. 2026): the longest way of mean waits and run times measured there.
+
+    A stage's request is given up early if it could be done in time here, but the end could not.
+    """
+
+    def __init__(self, graph: Graph, measured: Measured) -> None:
+        self._graph = graph
+        self._measured = measured
+        self._behind_ms: dict[str, float] = {}
+        self._looked_at_ms = float("-inf")
+
+    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+        """See `DeadlineRule`."""
+        if now_ms >= self._looked_at_ms + _STATE_MS:
+            self._looked_at_ms = now_ms
+            takes_ms = {name: one.waited_ms + one.run_ms for name, one in self._measured.stages.items()}
+            self._behind_ms = self._graph.behind_ms(takes_ms)
+        return deadline_at_ms - self._behind_ms[stage]
+
+
+_STATE_MS = 100.0  # how old a stage's knowledge of those behind it may be

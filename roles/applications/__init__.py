@@ -1,0 +1,1 @@
+"""Requests of applications: graphs of models under one deadline."""

@@ -1,0 +1,148 @@
+"""`applications` and `graph_deadlines` of the file, checked: graphs of models with one SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from fabric.policy_options import shown, suggestion
+from policies.graphs import GRAPH_DEADLINES, ApplicationPlan
+from policies.graphs.graph import FAN_OUT_MAX, Graph, Stage, graph_of
+from profiles.model import ModelProfile
+from roles.config.checks import DURATION_MS_MAX, finite, name_like, one_of, whole
+from roles.config.cluster import ApplicationConfig, ArrivalConfig, FanOutConfig
+from roles.config.rates import rate_steps
+from roles.config.sections import (
+    ApplicationSection,
+    ArrivalSection,
+    FanOutSection,
+    ModelSection,
+    StageSection,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class ReadApplications:
+    """The applications, and what follows for models: the SLO of those that have none of their own, and what stages ask of each."""
+
+    applications: tuple[ApplicationConfig, ...]
+    slo_ms: Mapping[ModelId, float]
+    stage_rps: Mapping[ModelId, float]
+
+
+def read_applications(
+    sections: Sequence[ApplicationSection],
+    rule: str,
+    models: Sequence[ModelSection],
+    profiles: Mapping[str, Sequence[ModelProfile]],
+    gpus: int,
+    read_arrival: Callable[[ArrivalSection, str], ArrivalConfig],
+) -> ReadApplications:
+    """Check them against the models of the file. `profiles`: of each model, on the types of GPU there are."""
+    one_of(rule, GRAPH_DEADLINES, "graph_deadlines")
+    names = [model.name for model in models]
+    applications: list[ApplicationConfig] = []
+    slo_ms: dict[ModelId, float] = {}
+    stage_rps: dict[ModelId, float] = {}
+    for place, section in enumerate(sections):
+        where = f"applications[{place}]"
+        name_like(section.name, f"{where}.name")
+        if section.name in names:
+            raise ConfigError(
+                f"{where}.name: {section.name!r} is already the name of a model or an application"
+            )
+        names.append(section.name)
+        finite(section.slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
+        fan_outs = {
+            name: _fan_out(stage.fan_out, f"{where}.stages.{name}.fan_out")
+            for name, stage in section.stages.items()
+        }
+        graph = _graph(section.stages, fan_outs, where, [model.name for model in models])
+        plan = _plan(section, graph, profiles, gpus, where)
+        budgets_ms: Mapping[str, float] = {}
+        if plan is not None:
+            try:
+                budgets_ms = plan.budgets(rule)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        steps = () if section.rate_rps is None else rate_steps(section.rate_rps, f"{where}.rate_rps")
+        arrival = read_arrival(section.arrival, f"{where}.arrival")
+        application = ApplicationConfig(section.name, section.slo_ms, graph, fan_outs, steps, arrival, plan)
+        applications.append(application)
+        demand = graph.demand()
+        for stage in graph.stages:
+            model_id = stage.model_id
+            if stage.name in budgets_ms:
+                slo_ms[model_id] = min(slo_ms.get(model_id, DURATION_MS_MAX), budgets_ms[stage.name])
+            highest_rps = max((rate_rps for _, rate_rps in steps), default=0.0)
+            stage_rps[model_id] = stage_rps.get(model_id, 0.0) + highest_rps * demand[stage.name]
+    return ReadApplications(tuple(applications), slo_ms, stage_rps)
+
+
+def _fan_out(section: int | FanOutSection, where: str) -> FanOutConfig:
+    if isinstance(section, int):
+        return FanOutConfig("fixed", ((0.0, float(whole(section, where, 1, FAN_OUT_MAX))),))
+    written = {
+        process: value
+        for process, value in (("poisson", section.poisson), ("share", section.share))
+        if value is not None
+    }
+    if len(written) != 1:
+        raise ConfigError(
+            f"{where}: must be a whole number, or exactly one of {{poisson: MEAN}} and {{share: PART}}"
+        )
+    ((process, value),) = written.items()
+    steps = rate_steps(value, f"{where}.{process}")
+    for _, mean in steps:
+        finite(mean, f"{where}.{process}", at_most=1.0 if process == "share" else FAN_OUT_MAX)
+    return FanOutConfig(process, steps)
+
+
+def _graph(
+    sections: Mapping[str, StageSection],
+    fan_outs: Mapping[str, FanOutConfig],
+    where: str,
+    models: Sequence[str],
+) -> Graph:
+    stages = []
+    for name, section in sections.items():
+        name_like(name, f"{where}.stages")
+        if section.model not in models:
+            raise ConfigError(
+                f"{where}.stages.{name}.model: there is no model {shown(section.model)}"
+                f"{suggestion(section.model, models)}"
+            )
+        after = (section.after,) if isinstance(section.after, str) else section.after
+        stages.append(Stage(name, ModelId(section.model), after, fan_outs[name].mean(0.0)))
+    try:
+        return graph_of(stages)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from error
+
+
+def _plan(
+    section: ApplicationSection,
+    graph: Graph,
+    profiles: Mapping[str, Sequence[ModelProfile]],
+    gpus: int,
+    where: str,
+) -> ApplicationPlan | None:
+    """What is known before anything runs; None where a model's run times are not. A stage counts with its slowest GPU."""
+    tables: dict[str, list[float]] = {}
+    for stage in graph.stages:
+        found = profiles[str(stage.model_id)]
+        if not found:
+            return None
+        size_max = min(profile.batch_size_max for profile in found)
+        tables[stage.name] = [
+            max(profile.exec_ms(size) for profile in found) for size in range(1, size_max + 1)
+        ]
+    plan = ApplicationPlan(section.name, graph, section.slo_ms, tables, gpus)
+    least_ms = max(plan.least_ms.values())
+    if least_ms > section.slo_ms:
+        raise ConfigError(
+            f"{where}.slo_ms: is {shown(section.slo_ms)}; the models on the longest way take {least_ms:.4g} ms without any wait"
+        )
+    return plan

@@ -1,0 +1,211 @@
+"""`applications` of the file: what is read, what follows for models, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from roles.config.cluster import ClusterConfig, FanOutConfig
+from roles.config.read_config import config_origins, parse_config
+from roles.workload.arrivals import workload_of
+
+HERE = Path("/nowhere")
+
+
+def model(name: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "profile": {"alpha_ms": 1.0, "beta_ms": 9.0, "max_batch": 32}, **keys}
+
+
+TRAFFIC: dict[str, Any] = {
+    "name": "traffic",
+    "slo_ms": 120,
+    "rate_rps": 100,
+    "stages": {
+        "detect": {"model": "ssd"},
+        "cars": {"model": "googlenet", "after": "detect", "fan_out": {"poisson": 1.5}},
+        "people": {"model": "vgg16", "after": ["detect"], "fan_out": 2},
+    },
+}
+DOCUMENT: dict[str, Any] = {
+    "models": [model("ssd"), model("googlenet"), model("vgg16")],
+    "applications": [TRAFFIC],
+    "cluster": {"gpus": 4},
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The document with another value at a path such as ``applications.0.stages.cars.after``."""
+    document = copy.deepcopy(DOCUMENT)
+    at: Any = document
+    *way, last = (int(name) if name.isdecimal() else name for name in path.split("."))
+    for name in way:
+        at = at[name]
+    at[last] = value
+    return document
+
+
+def read(document: dict[str, Any] = DOCUMENT) -> ClusterConfig:
+    return parse_config(document, HERE, source="f.yaml")
+
+
+def test_a_graph_is_read() -> None:
+    (application,) = read().applications
+    assert (application.name, application.slo_ms, application.rate_steps) == ("traffic", 120, ((0.0, 100.0),))
+    assert [(one.name, one.model_id, one.after, one.fan_out) for one in application.graph.stages] == [
+        ("detect", "ssd", (), 1.0),
+        ("cars", "googlenet", ("detect",), 1.5),
+        ("people", "vgg16", ("detect",), 2.0),
+    ]
+    assert application.fan_outs["cars"] == FanOutConfig("poisson", ((0.0, 1.5),))
+    assert read().graph_deadlines == "carried"
+
+
+def test_a_models_slo_is_its_stages_budget_and_its_rate_what_its_stages_ask() -> None:
+    config = read({**DOCUMENT, "graph_deadlines": "equal"})
+    assert [one.slo_ms for one in config.models] == [60.0, 60.0, 60.0]
+    assert [one.rate_rps for one in config.models] == [100.0, 150.0, 200.0]
+    assert [one.rate_steps for one in config.models] == [(), (), ()]
+
+
+def test_a_model_may_have_requests_of_its_own_too() -> None:
+    config = read(changed("models.1", model("googlenet", slo_ms=30, rate_rps=40)))
+    googlenet = config.model(ModelId("googlenet"))
+    assert (googlenet.slo_ms, googlenet.rate_rps) == (30, 190.0)
+    workload = workload_of(config)
+    assert [source.expected(0.0, 1000.0) for source in workload.sources] == [0.0, 40.0, 0.0]
+    assert [source.expected(0.0, 1000.0) for source in workload.applications] == [100.0]
+
+
+def test_a_fan_out_may_change_in_the_run() -> None:
+    config = read(changed("applications.0.stages.cars.fan_out", {"poisson": [[0, 1.2], [30, 2.4]]}))
+    fan_out = config.applications[0].fan_outs["cars"]
+    assert [fan_out.mean(at_ms) for at_ms in (0.0, 29_999.0, 30_000.0)] == [1.2, 1.2, 2.4]
+
+
+def test_every_value_has_an_origin() -> None:
+    origins = {path: origin for path, _, origin in config_origins(read())}
+    assert origins["applications[0].stages.cars.model"] == "f.yaml"
+    assert origins["applications[0].stages.detect.fan_out"] == "default"
+    assert origins["graph_deadlines"] == "default"
+
+
+STAGES = "applications.0.stages"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("graph_deadlines", "carry", r"graph_deadlines: there is no 'carry'.*carried"),
+        (
+            "applications.0.name",
+            "ssd",
+            r"applications\[0\].name: 'ssd' is already the name of a model or an application",
+        ),
+        ("applications.0.name", "a b", r"applications\[0\].name: is 'a b'; it must be 1 to 128 letters"),
+        ("applications.0.slo_ms", 0, r"applications\[0\].slo_ms: is 0; it must be a number, over 0"),
+        (
+            "applications.0.slo_ms",
+            19.9,
+            r"applications\[0\].slo_ms: is 19.9; the models on the longest way take 20 ms",
+        ),
+        ("applications.0.rate_rps", -1, r"applications\[0\].rate_rps: is -1"),
+        ("applications.0.budget", 3, r"applications\[0\].budget: unknown key"),
+        ("applications.0.arrival", {"process": "gamma"}, r"applications\[0\].arrival.shape: is missing"),
+        (STAGES, {}, r"applications\[0\].stages: is empty"),
+        (STAGES, {"a b": {"model": "ssd"}}, r"applications\[0\].stages: is 'a b'"),
+        (
+            f"{STAGES}.cars.model",
+            "goglenet",
+            r"applications\[0\].stages.cars.model: there is no model 'goglenet'.*googlenet",
+        ),
+        (
+            f"{STAGES}.cars.after",
+            "detct",
+            r"applications\[0\].stages.cars.after: there is no stage 'detct'.*detect",
+        ),
+        (f"{STAGES}.cars.after", ["detect", "detect"], r"stages.cars.after: names a stage twice"),
+        (f"{STAGES}.cars.after", 3, r"after: is 3; it must be text or a list|stages.*it must be"),
+        (
+            f"{STAGES}.detect.after",
+            "cars",
+            r"applications\[0\].stages.\w+.after: is a circle: \w+ after \w+ after \w+;",
+        ),
+        (
+            f"{STAGES}.cars.fan_out",
+            0,
+            r"applications\[0\].stages.cars.fan_out: is 0; it must be from 1 to 64",
+        ),
+        (
+            f"{STAGES}.cars.fan_out",
+            10_000,
+            r"applications\[0\].stages.cars.fan_out: is 10000; it must be from 1 to 64",
+        ),
+        (
+            f"{STAGES}.cars.fan_out",
+            {"poisson": 65},
+            r"fan_out.poisson: is 65; it must be a number, from 0 and at most 64",
+        ),
+        (
+            f"{STAGES}.cars.fan_out",
+            {"share": 1.5},
+            r"fan_out.share: is 1.5; it must be a number, from 0 and at most 1",
+        ),
+        (f"{STAGES}.cars.fan_out", {}, r"fan_out: must be a whole number, or exactly one of"),
+        (
+            f"{STAGES}.cars.fan_out",
+            {"poisson": 1, "share": 1},
+            r"fan_out: must be a whole number, or exactly one of",
+        ),
+        (f"{STAGES}.cars.fan_out", {"poison": 1}, r"poison: unknown key.*poisson"),
+        (f"{STAGES}.cars.waits", 1, r"waits: unknown key"),
+        ("models.1", model("googlenet", rate_rps=3), r"models\[1\].slo_ms: is missing"),
+        (
+            "models.1",
+            {"name": "googlenet", "loader": {"zoo": "torchvision", "arch": "googlenet"}},
+            r"slo_ms: is missing; only",
+        ),
+        (
+            "cluster",
+            {"nodes": [{"host": "a"}, {"host": "b"}], "shards": 2},
+            r"cluster.shards: applications are played with one",
+        ),
+        ("rate_rps", 100, r"rate_rps: a total is shared out among models"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_would_be_right(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(changed(path, value))
+    assert str(caught.value).startswith("f.yaml: ")
+
+
+def test_a_model_without_stages_needs_its_slo() -> None:
+    with pytest.raises(ConfigError, match=r"models\[3\].slo_ms: is missing"):
+        read({**DOCUMENT, "models": [*DOCUMENT["models"], model("other")]})
+
+
+def test_nexus_program_is_for_trees() -> None:
+    document = changed("applications.0.stages.people.after", ["detect", "cars"])
+    assert not read(document).applications[0].graph.is_tree
+    with pytest.raises(ConfigError, match=r"applications\[0\]: graph_deadlines: nexus divides trees only"):
+        read({**document, "graph_deadlines": "nexus"})
+
+
+def test_an_application_without_a_rate_sends_nothing_that_could_be_played() -> None:
+    document = copy.deepcopy(DOCUMENT)
+    del document["applications"][0]["rate_rps"]
+    with pytest.raises(ConfigError, match="applications: traffic has no rate_rps"):
+        workload_of(read(document))
+
+
+def test_the_page_about_applications_has_a_file_that_can_be_read() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "applications.md").read_text(encoding="utf-8")
+    written = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config = parse_config(written, HERE)
+    assert [one.name for one in config.applications] == ["traffic"]
+    assert config.model(ModelId("vgg16")).rate_rps == pytest.approx(20 + 0.8 * 300)

@@ -1,0 +1,238 @@
+"""Applications in the fast simulation: golden runs by hand, and what holds in every run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from policies.graphs import GRAPH_DEADLINES
+from roles.config.read_config import parse_config
+from roles.simulator.simulation import simulate
+from roles.workload.arrivals import workload_of
+from roles.workload.outcomes import ApplicationOutcome, Outcome, Window
+
+
+def model(name: str, run_ms: float, size_max: int = 8) -> dict[str, Any]:
+    """A model whose batches all take the same."""
+    return {"name": name, "profile": {"table": dict.fromkeys((1, size_max), run_ms)}}
+
+
+def document(tmp_path: Path, stages: dict[str, Any], at_ms: list[float], **keys: Any) -> dict[str, Any]:
+    """One application whose requests come at these moments; eager, on one GPU, unless told otherwise."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at_ms\n" + "".join(f"{one}\n" for one in at_ms))
+    application = {
+        "name": "app",
+        "slo_ms": 100,
+        "stages": stages,
+        "arrival": {"process": "trace", "path": str(trace)},
+    }
+    run_ms, size_max = {"a": 10.0, "b": 20.0, "c": 5.0}, keys.pop("size_max", 8)
+    return {
+        "models": [
+            model(name, run_ms[name], size_max) for name in sorted({one["model"] for one in stages.values()})
+        ],
+        "applications": [application | keys.pop("application", {})],
+        "cluster": {"gpus": 1} | keys.pop("cluster", {}),
+        "batching": "eager",
+        "graph_deadlines": "equal",
+        **keys,
+    }
+
+
+def outcome_of(written: dict[str, Any], from_ms: float = 0.0, until_ms: float = 100.0) -> Outcome:
+    config = parse_config(written, Path())
+    return simulate(config, workload_of(config), Window(from_ms, until_ms)).outcome
+
+
+def app(outcome: Outcome) -> ApplicationOutcome:
+    return outcome.applications["app"]
+
+
+CHAIN = {
+    "first": {"model": "a"},
+    "second": {"model": "b", "after": "first"},
+    "third": {"model": "c", "after": "second"},
+}
+
+
+def test_a_chain_takes_its_models_one_after_the_other(tmp_path: Path) -> None:
+    seen = app(outcome_of(document(tmp_path, CHAIN, [0.0, 1000.0])))
+    assert (seen.requests.offered, seen.requests.good, seen.requests.p50_ms) == (1, 1, 35.0)
+    assert [one.run_mean_ms for one in seen.stages.values()] == [10.0, 20.0, 5.0]
+    assert [one.waited_mean_ms for one in seen.stages.values()] == [0.0, 0.0, 0.0]
+
+
+def test_the_way_back_of_each_stage_counts(tmp_path: Path) -> None:
+    network = {"control_ms": 1.0, "data_ms_per_item": 0.5, "result_ms": 2.0}
+    seen = app(outcome_of(document(tmp_path, CHAIN, [0.0, 1000.0], cluster={"gpus": 1, "network": network})))
+    # To the scheduler and back 2 ms, the input 0.5, the outputs 2: three times beside the 35 of the models.
+    assert seen.requests.p50_ms == pytest.approx(35.0 + 3 * 4.5)
+
+
+def test_side_by_side_stages_share_the_gpus_and_are_answered_together(tmp_path: Path) -> None:
+    stages = {"left": {"model": "a"}, "right": {"model": "b"}}
+    assert app(outcome_of(document(tmp_path, stages, [0.0, 1000.0]))).requests.p50_ms == 30.0
+    two = document(tmp_path, stages, [0.0, 1000.0], cluster={"gpus": 2})
+    assert app(outcome_of(two)).requests.p50_ms == 20.0
+
+
+def test_a_fan_out_is_one_batch_where_it_fits(tmp_path: Path) -> None:
+    stages = {"first": {"model": "a"}, "second": {"model": "b", "after": "first", "fan_out": 8}}
+    seen = app(outcome_of(document(tmp_path, stages, [0.0, 1000.0], application={"slo_ms": 60})))
+    assert (seen.requests.good, seen.requests.p50_ms) == (1, 30.0)
+    assert seen.stages["second"].asked == 8 * seen.stages["first"].answered
+
+
+def test_a_join_waits_for_the_slower_side(tmp_path: Path) -> None:
+    stages = {
+        "left": {"model": "a"},
+        "right": {"model": "b"},
+        "last": {"model": "c", "after": ["left", "right"]},
+    }
+    seen = app(outcome_of(document(tmp_path, stages, [0.0, 1000.0], cluster={"gpus": 2})))
+    assert seen.requests.p50_ms == 25.0
+    assert seen.stages["last"].asked == seen.stages["left"].asked
+
+
+def test_a_lost_task_loses_its_request_and_its_siblings_do_not_run(tmp_path: Path) -> None:
+    """Of two at once on one GPU that runs one at a time: b takes 20 of an SLO of 36, c 5 before it."""
+    stages = {"left": {"model": "b"}, "right": {"model": "c"}}
+    written = document(tmp_path, stages, [0.0, 0.0, 1000.0, 1000.0], application={"slo_ms": 36}, size_max=1)
+    seen = app(outcome_of(written))
+    assert (seen.requests.offered, seen.requests.good, seen.requests.late, seen.requests.dropped) == (
+        2,
+        1,
+        0,
+        1,
+    )
+
+
+def test_a_request_that_is_given_up_asks_no_more(tmp_path: Path) -> None:
+    """The second request's first stage would end at 20 ms: of an SLO of 44 are left 24, and 20 + 5 are needed."""
+    written = document(tmp_path, CHAIN, [0.0, 0.0, 1000.0, 1000.0], application={"slo_ms": 44}, size_max=1)
+    seen = app(outcome_of({**written, "graph_deadlines": "pard"}))
+    assert (seen.requests.good, seen.requests.dropped) == (1, 1)
+    assert (seen.stages["first"].asked, seen.stages["second"].asked, seen.stages["third"].asked) == (2, 1, 1)
+
+
+MIXED: dict[str, Any] = {
+    "seed": 3,
+    "models": [
+        {"name": "ssd", "profile": {"alpha_ms": 2.0, "beta_ms": 10.0, "max_batch": 16}},
+        {
+            "name": "cars",
+            "slo_ms": 60,
+            "rate_rps": 50,
+            "profile": {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 16},
+        },
+        {"name": "faces", "profile": {"alpha_ms": 1.5, "beta_ms": 8.0, "max_batch": 16}},
+    ],
+    "applications": [
+        {
+            "name": "app",
+            "slo_ms": 140,
+            "rate_rps": 300,
+            "stages": {
+                "detect": {"model": "ssd"},
+                "cars": {"model": "cars", "after": "detect", "fan_out": {"poisson": 1.2}},
+                "people": {"model": "faces", "after": "detect", "fan_out": {"share": 0.8}},
+            },
+        },
+        {"name": "other", "slo_ms": 90, "rate_rps": 60, "stages": {"only": {"model": "faces", "fan_out": 2}}},
+    ],
+    "cluster": {
+        "gpus": 2,
+        "frontends": 2,
+        "network": {"control_ms": 0.1, "data_ms_per_item": 0.02, "result_ms": 0.3, "jitter_ms": 0.05},
+    },
+}
+
+
+@pytest.mark.parametrize("rule", GRAPH_DEADLINES)
+@pytest.mark.parametrize("batching", ["tenuto", "deferred", "shepherd"])
+@pytest.mark.parametrize("load", [0.5, 3.0])
+def test_every_request_and_every_task_has_one_fate(rule: str, batching: str, load: float) -> None:
+    config = parse_config({**MIXED, "graph_deadlines": rule, "batching": batching}, Path())
+    run = simulate(config, workload_of(config).scaled(load), Window(0.0, 800.0))
+    for one in run.outcome.applications.values():
+        fates = one.requests
+        assert fates.offered == fates.good + fates.late + fates.dropped > 0
+        assert fates.good > 0
+        for stage in one.stages.values():
+            assert stage.asked == stage.answered + stage.dropped + stage.cancelled
+    assert run.outcome.models[ModelId("cars")].good > 0
+    assert run.outcome.offered == sum(
+        one.offered
+        for one in (
+            *run.outcome.models.values(),
+            *(one.requests for one in run.outcome.applications.values()),
+        )
+    )
+
+
+def test_a_seed_is_one_history_and_fan_outs_do_not_depend_on_the_rule() -> None:
+    calm: list[list[int]] = []
+    written = copy.deepcopy(MIXED)
+    written["applications"][0]["slo_ms"] = written["applications"][1]["slo_ms"] = 1000
+    for rule in ("carried", "carried", "equal", "pard"):
+        config = parse_config({**written, "graph_deadlines": rule, "batching": "eager"}, Path())
+        outcome = simulate(config, workload_of(config).scaled(0.1), Window(0.0, 3000.0)).outcome
+        assert app(outcome).requests.dropped == 0
+        calm.append([stage.asked for stage in app(outcome).stages.values()])
+    assert calm[0] == calm[1] == calm[2] == calm[3]
+
+
+def test_fan_outs_have_the_mean_that_was_asked_for_and_may_double() -> None:
+    written = copy.deepcopy(MIXED)
+    stages = written["applications"][0]["stages"]
+    stages["cars"]["fan_out"] = {"poisson": [[0, 0.5], [5, 2.0]]}
+    config = parse_config(written, Path())
+    stages_seen = app(simulate(config, workload_of(config).scaled(0.2), Window(0.0, 10_000.0)).outcome).stages
+    detected = stages_seen["detect"].answered
+    assert stages_seen["cars"].asked / detected == pytest.approx(1.25, rel=0.1)
+    assert stages_seen["people"].asked / detected == pytest.approx(0.8, rel=0.05)
+
+
+def test_an_idle_cluster_answers_all_and_a_hopeless_one_none() -> None:
+    config = parse_config(MIXED, Path())
+    calm = simulate(config, workload_of(config).scaled(0.05), Window(0.0, 5000.0)).outcome
+    assert calm.bad_rate == 0.0
+    written = copy.deepcopy(MIXED)
+    written["cluster"]["network"]["control_ms"] = 60.0
+    config = parse_config(written, Path())
+    hopeless = simulate(config, workload_of(config).scaled(0.05), Window(0.0, 2000.0)).outcome
+    assert app(hopeless).requests.good == 0
+    assert hopeless.worst_bad_rate == 1.0
+
+
+def test_what_is_reported() -> None:
+    config = parse_config(MIXED, Path())
+    outcome = simulate(config, workload_of(config), Window(0.0, 1000.0)).outcome
+    told = outcome.as_json()
+    applications = told["applications"]
+    assert isinstance(applications, dict)
+    assert set(applications) == {"app", "other"}
+    assert set(applications["app"]) == {
+        "offered",
+        "good",
+        "late",
+        "dropped",
+        "bad_rate",
+        "p50_ms",
+        "p99_ms",
+        "stages",
+    }
+    assert np.isclose(applications["app"]["bad_rate"], app(outcome).requests.bad_rate)
+
+
+def test_the_full_simulation_says_that_it_plays_none() -> None:
+    config = parse_config(MIXED, Path())
+    with pytest.raises(ConfigError, match="applications: only the fast simulation plays them"):
+        simulate(config, workload_of(config), Window(0.0, 100.0), is_full=True)
