@@ -111,11 +111,15 @@ class ModelsAdd(Message, frozen=True, tag=62):
 
 
 class ModelsRemove(Message, frozen=True, tag=63):
-    """Operator -> scheduler: serve these no more. `when_left`: once every frontend has `Left` them for another shard."""
+    """Operator -> scheduler: serve these no more. `when_left`: once every frontend has `Left` them for another shard.
+
+    `term`: they have it here now; in another one they were moved back meanwhile, and stay.
+    """
 
     request_no: int
     model_ids: Listed[ModelId]
     when_left: bool = False
+    term: int | None = None
 
 
 class ModelSet(Message, frozen=True, tag=64):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fabric.errors import ConfigError, FabricError
+from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     Changed,
@@ -49,7 +49,7 @@ from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
 from roles.runtime.operator_request import ask_change, new_request_no
-from roles.runtime.running_cluster import ActiveScheduler, having, roomiest
+from roles.runtime.running_cluster import ActiveScheduler, having, roomiest, shards_of
 from roles.runtime.shard_reports import combined, merged
 
 
@@ -125,6 +125,7 @@ def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
     """
     answers: list[Changed] = []
     section = ""
+    is_removed = False
     for _ in range(STEPS_MAX):
         with schedulers_of(cluster) as (schedulers, keyring):
             known_shard(target, schedulers)
@@ -133,7 +134,14 @@ def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
             if isinstance(step, Refuse):
                 raise ConfigError(step.reason)
             if step is None:
+                silent = set(range(shards_of(statuses[target]))) - set(statuses)
+                if silent and not is_removed and not cluster.address:  # addresses may be of some shards only
+                    raise PeerLost(
+                        f"{name} is served by shard {target}, but shard {', '.join(map(str, sorted(silent)))} does not answer"
+                        " and may have it too: ask for the move again when it does"
+                    )
                 break
+            is_removed = isinstance(step.request, ModelsRemove)
             answer = ask_change(schedulers[step.shard].addresses, step.request, keyring=keyring)
         section = answer.document or section
         answers.append(answer)

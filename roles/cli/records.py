@@ -19,8 +19,8 @@ from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, active
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 5_000.0
-PAGES_MAX: Final = 8
-"""Answers asked for one after the other: 16,384 batches."""
+PAGES_MAX: Final = 32
+"""Answers asked for one after the other: all that a scheduler or a frontend remembers."""
 
 
 @dataclass(slots=True)

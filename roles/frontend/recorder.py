@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from heapq import merge
+from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -190,7 +191,7 @@ class RequestRecorder:
     def remembered(self, asked: RecordsAsked, now_ms: float) -> RequestsRemembered:
         """What an operator asks for, newest first."""
         counts = self._models.get(asked.model_id)
-        found = nlargest(RECORDS_MAX, self._kept(asked), key=_number)
+        newest_first = merge(*self._kept(asked), key=_number, reverse=True)
         requests = tuple(
             RequestRecord(
                 one.number,
@@ -204,14 +205,15 @@ class RequestRecorder:
                 one.batch_id,
                 max(0, one.tries),
             )
-            for one in found
+            for one in islice(newest_first, RECORDS_MAX)
         )
         if counts is None:
             return RequestsRemembered(requests)
         arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
         return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad))
 
-    def _kept(self, asked: RecordsAsked) -> Iterator[_Ended]:
+    def _kept(self, asked: RecordsAsked) -> Iterator[Iterator[_Ended]]:
+        """Those that fit, each deque newest first: no more of them is looked at than an answer has."""
         models: Sequence[ModelCounts]
         if asked.model_id:
             models = [self._models[asked.model_id]] if asked.model_id in self._models else []
@@ -219,9 +221,11 @@ class RequestRecorder:
             models = list(self._models.values())
         for counts in models:
             for kept in (counts.bad, counts.good):
-                for one in kept:
-                    if one.number < asked.before and asked.request_id in ("", one.request_id):
-                        yield one
+                yield (
+                    one
+                    for one in reversed(kept)
+                    if one.number < asked.before and asked.request_id in ("", one.request_id)
+                )
 
     def measured(self, margins_ms: Mapping[ModelId, float]) -> Iterator[Measured]:
         """The time series of all models."""

@@ -73,16 +73,19 @@ class SchedulerLinks:
 
     def greet(self, hello: FrontendHello) -> None:
         """Tell all of them that this frontend is there; who does not hear it is told later."""
-        self._ungreeted = set(self._links)
-        self._greet_at_ms = 0.0
-        self.greet_others(hello)
+        self._ungreeted = {one for one in self._links if not self._links[one].send(SCHEDULER, hello)}
+        self._greet_at_ms = self._clock.now_ms() + GREET_EVERY_MS
 
     def greet_others(self, hello: FrontendHello) -> None:
-        """Tell those that were not there, or have been lost since: one of them may be the next active one."""
-        if not self._ungreeted or self._clock.now_ms() < self._greet_at_ms:
+        """Tell those that were not there, or have been lost since: one of them may be the next active one.
+
+        Not the active one: whoever goes by it says hello, and knows that a scheduler forgets with a hello what it was told.
+        """
+        others = self._ungreeted - {self.active}
+        if not others or self._clock.now_ms() < self._greet_at_ms:
             return
         self._greet_at_ms = self._clock.now_ms() + GREET_EVERY_MS
-        self._ungreeted = {one for one in self._ungreeted if not self._links[one].send(SCHEDULER, hello)}
+        self._ungreeted -= {one for one in others if self._links[one].send(SCHEDULER, hello)}
 
     def close(self) -> None:
         """Flush, and give everything back."""

@@ -27,6 +27,7 @@ ROWS_MAX: Final = 256
 """Requests that one inference may become."""
 _PRIORITY_LOWEST: Final = PRIORITY_MAX + 1
 _US_PER_MS: Final = 1_000.0
+_NUMBER_MAX: Final = 1e300  # JSON's whole numbers have no end, a float has
 
 Parameters = Mapping[str, object]
 
@@ -183,7 +184,11 @@ def _rows_in(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> int | Non
 
 
 def _whole(one: InputTensor) -> Tensor:
-    return _file(one, 0) if isinstance(one.data, tuple) else one.data
+    if not isinstance(one.data, tuple):
+        return one.data
+    if len(one.data) != 1:
+        raise _not_one_file(one, len(one.data))
+    return _file(one, 0)
 
 
 def _row(one: InputTensor, at: int) -> Tensor:
@@ -195,17 +200,21 @@ def _file(one: InputTensor, at: int) -> Tensor:
     assert isinstance(one.data, tuple), "the caller has looked"
     each = math.prod(one.shape[1:]) if len(one.shape) > 1 else math.prod(one.shape)
     if each != 1:
-        raise InvalidInput(
-            f"input {one.name!r:.60} has {each} elements of BYTES; a request takes one, such as a picture's file:"
-            " shape [1], or [rows, 1]"
-        )
+        raise _not_one_file(one, each)
     return np.frombuffer(one.data[at], np.uint8) if one.data[at] else np.empty(0, np.uint8)
+
+
+def _not_one_file(one: InputTensor, count: int) -> InvalidInput:
+    return InvalidInput(
+        f"input {one.name!r:.60} has {count} elements of BYTES; a request takes one, such as a picture's file:"
+        " shape [1], or [rows, 1] for every input of a model that says what it takes"
+    )
 
 
 def _number(parameters: Parameters, name: str) -> float | None:
     value = parameters.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _NUMBER_MAX:
         raise InvalidInput(f"{name} is {value!r:.40}; it must be a number of 0 and more")
     return float(value)

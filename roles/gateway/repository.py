@@ -103,10 +103,10 @@ class Repository:
         if self._is_busy:
             raise Overloaded("another model is being loaded or unloaded")
         self._is_busy = True
-        try:
-            changed = await asyncio.to_thread(self._ask, change(new_request_no()), shards)
-        finally:
-            self._is_busy = False
+        asking = asyncio.ensure_future(asyncio.to_thread(self._ask, change(new_request_no()), shards))
+        asking.add_done_callback(self._asked)
+        # Who asked may go away; the change goes on, and its thread is one of the few that there are.
+        changed = await asyncio.shield(asking)
         if changed.status == "partial":
             reasons = "; ".join(one.reason for one in changed.unplaced)
             raise Refused(f"no place was found for it: {reasons:.500}")
@@ -114,6 +114,11 @@ class Repository:
             raise Overloaded(changed.reason)
         if changed.status != "ok":
             raise Refused(f"{changed.code or changed.status}: {changed.reason}")
+
+    def _asked(self, done: asyncio.Future[Changed]) -> None:
+        self._is_busy = False
+        if not done.cancelled():
+            done.exception()  # looked at, also where nobody waits for it any more
 
     def _ask(
         self, change: PlanChange, shards: Callable[[Mapping[int, ActiveScheduler]], Sequence[int]] | None

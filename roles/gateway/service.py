@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fabric.client import Client, InferResult
 from fabric.clock import Clock, WallClock
@@ -116,6 +116,8 @@ class Service:
             return self._known
         if self._listing is None or self._listing.done():
             self._listing = asyncio.ensure_future(self._listed())
+            # All who wait for it may have gone: an error that nobody heard of would be taken for a defect.
+            self._listing.add_done_callback(_looked_at)
         return await asyncio.shield(self._listing)
 
     async def model_now(self, name: str) -> ModelInfo:
@@ -218,6 +220,11 @@ class Service:
         """Count one that has no outputs."""
         is_known = ModelId(model) in self._known
         self.statistics.note_failure(model, failure.code, total_ms, is_known=is_known)
+
+
+def _looked_at(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 def _failure(error: BaseException) -> Failure:

@@ -20,6 +20,7 @@ from fabric.tensors import dtype_name
 BYTES: Final = "BYTES"
 BF16: Final = "BF16"
 _LENGTH_BYTES: Final = 4  # before each element of BYTES
+_ELEMENTS_MAX: Final = 1 << 40  # far more than any body has
 _SHOWN_MAX: Final = 60  # characters of a client's own words in an answer
 
 _NUMPY: Final[Mapping[str, np.dtype[np.generic]]] = {
@@ -47,9 +48,12 @@ def datatype_of(dtype: str) -> str:
 
 def count_of(name: str, shape: Sequence[int]) -> int:
     """How many elements there are. Raises InvalidInput for a shape that no tensor has."""
-    if len(shape) > RANK_MAX or any(length < 0 for length in shape):
+    # An empty tensor may say any lengths beside its 0: numpy takes them as far as their product counts bytes.
+    size = math.prod(max(1, length) for length in shape)
+    if len(shape) > RANK_MAX or any(length < 0 for length in shape) or size > _ELEMENTS_MAX:
         raise InvalidInput(
-            f"input {name!r:.60} has the shape {_shown(list(shape))}; it must be at most {RANK_MAX} lengths of 0 and more"
+            f"input {name!r:.60} has the shape {_shown(list(shape))}; it must be at most {RANK_MAX} lengths of 0 and more,"
+            f" and of {_ELEMENTS_MAX} elements"
         )
     return math.prod(shape)
 

@@ -97,7 +97,8 @@ def _stages(request: RequestSeen, own: BatchSeen | None) -> Iterator[str]:
     elif request.record.outcome not in ("abandoned", "Cancelled"):
         yield "No slice was given to it."
     if request.record.tries > 0:
-        yield f"{request.record.tries} earlier grants came to nothing."
+        grants = "1 earlier grant" if request.record.tries == 1 else f"{request.record.tries} earlier grants"
+        yield f"{grants} came to nothing."
 
 
 def _waiting_span(request: RequestSeen, own: BatchSeen | None) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from roles.observability.seen import RequestSeen
 
 _STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
+_FLUSHED_AT: Final = 128
+"""Requests, each of up to eight spans: half of what the library's queue holds."""
 REMEMBERED_MAX: Final = 1_024
 """Frontends whose newest number is known."""
 
@@ -50,6 +52,8 @@ class Spans:
                 del self._newest[next(iter(self._newest))]
             self._span(request, offset_ms)
             count += 1
+            if count % _FLUSHED_AT == 0:  # more than its queue holds would be dropped
+                self._processor.force_flush()
         return count
 
     def close(self) -> None:

@@ -69,7 +69,8 @@ def next_step(
     term = max(info.term for info in others.values())
     if there.term <= term:
         return Ask(target, ModelSet(request_no, model_id, term=term + 1))
-    return Ask(min(others), ModelsRemove(request_no, (model_id,), when_left=True))
+    former = min(others)
+    return Ask(former, ModelsRemove(request_no, (model_id,), when_left=True, term=others[former].term))
 
 
 def _info(model_id: ModelId, status: StatusListed) -> ModelInfo | None:

@@ -340,6 +340,12 @@ class SchedulerCore:
         del late_ms
         self._fleet.node_joined(peer, message)
         alive = {status.slice_id: status for status in message.slices}
+        for there in message.slices:
+            known = self._fleet.slices.get(there.slice_id)
+            is_own = known is not None and known.node_id == message.node_id
+            if known is not None and is_own and there.state == SliceState.READY and not known.is_ready:
+                self._fleet.slice_is_there(known)
+                self._updates.note_change(now_ms)
         gone = []
         for record in self._fleet.slices_on(message.node_id):
             status = alive.get(record.spec.slice_id)

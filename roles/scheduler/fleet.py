@@ -339,6 +339,11 @@ class Fleet:
         models = (model.model_id for model in record.spec.models)
         self.starts.begin(record.spec.slice_id, models, self.now_ms)
 
+    def slice_is_there(self, record: SliceRecord) -> None:
+        """Its agent says that it is ready; its worker has not said so yet."""
+        models = (model.model_id for model in record.spec.models)
+        self.starts.there(record.spec.slice_id, models, self.now_ms)
+
     def slice_leaves(self, record: SliceRecord, reason: str) -> None:
         """A ready slice will end when what it has is done."""
         self._serves_no_more(record)

@@ -37,7 +37,7 @@ def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("simulate", "good.yaml", "--duration", "2", "--json"), 0, "goodput_rps"),
         (("config", "show", "good.yaml"), 0, "slo_ms"),
         (("status",), 5, "no cluster"),
-        (("infer", "a", "good.yaml"), 5, "no cluster"),
+        (("infer", "a", "good.yaml"), 5, "no frontend runs here"),
         (("infer", "a", "missing.png"), 2, "missing.png"),
         (("doctor", "--json"), 0, "python"),
         (("plan", "good.yaml", "--json"), 0, "gpu_count"),

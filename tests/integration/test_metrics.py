@@ -241,3 +241,33 @@ def test_the_loop_is_asked_at_most_five_times_a_second() -> None:
 def test_an_address_in_use_is_a_configuration_error() -> None:
     with serving() as opened, pytest.raises(ConfigError, match="cannot serve metrics at"):
         MetricsServer(opened.address, "frontend-1")
+
+
+def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page may be larger than what the kernel takes at once; its reader may be slower than its writer."""
+    monkeypatch.setattr(server, "REQUEST_S", 20.0)  # whatever else runs on this host
+    models = [Measured(catalog.QUEUE, (f"model-{at}",), 1.0) for at in range(2_000)]
+    opened = MetricsServer("127.0.0.1:0", "scheduler-0")
+    listening = opened._server.sockets[0]  # a slow link in small: what the kernel keeps for each end
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    host, _, port = opened.address.rpartition(":")
+    opened.publish(models)
+    try:
+        with socket.socket() as reading:
+            reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            reading.settimeout(20)
+            reading.connect((host, int(port)))
+            reading.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            head, _, body = until_closed(reading).partition(b"\r\n\r\n")
+    finally:
+        opened.close()
+    length = int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0])
+    assert (len(body), body.count(b"tenuto_queue_requests{")) == (length, len(models))
+
+
+def until_closed(reading: socket.socket) -> bytes:
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while more := reading.recv(1 << 14):
+            found += more
+    return bytes(found)

@@ -20,9 +20,10 @@ from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
+from roles.runtime.process import log
 
 STREAM_MAX: Final = 64
-"""Inferences that one stream has under way; the next one is read when one is answered."""
+"""Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP."""
 
@@ -76,10 +77,8 @@ class RpcService:
         try:
             self._check_token(metadata)
             response, timing = await self._inferred(request, began_at_ms, context.time_remaining())
-        except FabricError as error:
-            return await _abort(context, failure_of(error), _trace(metadata))
-        except _Failed as error:
-            return await _abort(context, error.failure, _trace(metadata))
+        except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
+            return await _abort(context, _failure_of(error), _trace(metadata))
         context.set_trailing_metadata([("server-timing", timing), *_trace(metadata)])
         return response
 
@@ -97,11 +96,8 @@ class RpcService:
             try:
                 response, _ = await self._inferred(request, self._service.clock.now_ms(), None)
                 answer = ModelStreamInferResponse(infer_response=response)
-            except FabricError as error:
-                answer = _told(request, failure_of(error))
-            except _Failed as error:
-                answer = _told(request, error.failure)
-            room.release()
+            except Exception as error:  # noqa: BLE001  every request is answered
+                answer = _told(request, _failure_of(error))
             answers.put_nowait(answer)
 
         async def read() -> None:
@@ -111,12 +107,19 @@ class RpcService:
                 working.add(task)
                 task.add_done_callback(working.discard)
             await asyncio.gather(*working)
+
+        def over(done: asyncio.Task[None]) -> None:
+            if not done.cancelled():
+                done.exception()  # looked at, also where nobody reads the stream to its end
             answers.put_nowait(None)
 
         reading = asyncio.ensure_future(read())
+        reading.add_done_callback(over)
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
+                room.release()  # not before it is sent: who does not read is not read from
+            await reading
         finally:
             for task in (reading, *working):
                 task.cancel()
@@ -170,9 +173,9 @@ class RpcService:
                 if name not in _OPEN:
                     self._check_token(self._metadata(context))
                 document = await self._documents[name](request)
-            except FabricError as error:
-                return await _abort(context, failure_of(error), [])
-            return json_format.ParseDict(document or {}, made())
+                return json_format.ParseDict(document or {}, made())
+            except Exception as error:  # noqa: BLE001  as above
+                return await _abort(context, _failure_of(error), [])
 
         return call
 
@@ -231,6 +234,14 @@ class _Failed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
         self.failure = failure
+
+
+def _failure_of(error: Exception) -> Failure:
+    if isinstance(error, _Failed):
+        return error.failure
+    if not isinstance(error, FabricError):
+        log.error("call_failed error=%r", f"{type(error).__name__}: {error}", exc_info=error)
+    return failure_of(error)
 
 
 def _trace(metadata: dict[str, str]) -> Metadata:

@@ -126,7 +126,8 @@ class MetricsServer:
                 async with asyncio.timeout(REQUEST_S):
                     head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(await self._answer(head))
-                await writer.drain()
+                writer.close()
+                await writer.wait_closed()  # all of it is out; `drain` would leave what the transport keeps
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # no request, too large a one, or nobody reads the answer
         except asyncio.CancelledError:
@@ -134,7 +135,7 @@ class MetricsServer:
         finally:
             self._open.pop(task, None)
             writer.close()
-            if writer.transport.get_write_buffer_size():  # whoever does not read is not waited for
+            if writer.transport.get_write_buffer_size():  # whoever does not read is waited for no longer
                 writer.transport.abort()
 
     async def _answer(self, head: bytes) -> bytes:

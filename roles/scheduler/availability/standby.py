@@ -18,6 +18,7 @@ from typing import Final, Protocol, get_args
 
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
+    FRONTEND_PREFIX,
     Epoch,
     Incarnation,
     NodeId,
@@ -28,19 +29,27 @@ from fabric.ids import (
     role_id_of_node,
 )
 from fabric.messages import (
+    AnyMessage,
+    Arrivals,
     Changed,
+    Directory,
     FrontendHello,
     LeaseReport,
+    Left,
     NodeHello,
+    Ping,
     PlanCopy,
     PlanRequest,
+    Pong,
     SchedulerHello,
     SchedulerStanding,
+    SliceChanged,
     SliceReady,
     SliceState,
     StandbyReport,
     StatusAsked,
     StatusListed,
+    Withdraw,
     replaced,
 )
 from roles.runtime.core import Heard, Lost, Send, Tick
@@ -75,6 +84,8 @@ GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
+_OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
+"""What a frontend says to a scheduler that it takes for the one that lists it."""
 
 
 class SchedulerLike(Protocol):
@@ -133,7 +144,8 @@ class _Gathering:
     @property
     def until_ms(self) -> float:
         """When it is waited for no longer."""
-        return self.began_ms + (GATHER_MS if self.has_any or not self.slices else GATHER_FIRST_MS)
+        is_soon = self.has_any or not (self.nodes or self.slices)
+        return self.began_ms + (GATHER_MS if is_soon else GATHER_FIRST_MS)
 
 
 class SchedulerReplica:
@@ -152,6 +164,8 @@ class SchedulerReplica:
         self._asked: set[tuple[PeerId, int]] = set()
         """Changes that operators who are still there asked the core for."""
         self._gathering: _Gathering | None = None
+        self._is_fresh = True
+        """No frontend has heard of what its core knows."""
         self._early: dict[tuple[PeerId, str], Heard] = {}
         """What agents that granted already, and their workers, say before a majority has."""
         self._also_heard = _LOOKED_AT
@@ -216,7 +230,10 @@ class SchedulerReplica:
     def _heard(self, event: Heard, actions: list[ReplicaAction], now_ms: float) -> None:
         peer, message = event.peer, event.message
         if type(message) not in _ALSO_HEARD:
-            if self._core is not None:
+            if self._is_too_early(peer, message):
+                if isinstance(message, Ping):
+                    actions.append(Send(peer, Pong(message.number)))
+            elif self._core is not None:
                 if type(message) in _CHANGES and len(self._asked) < EARLY_MAX:
                     self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
@@ -255,6 +272,18 @@ class SchedulerReplica:
             return
         if self._gathering is None or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
+
+    def _is_too_early(self, peer: PeerId, message: AnyMessage) -> bool:
+        """Whether it is of a frontend that would be shown a cluster without slices.
+
+        It would give up what runs there and turn requests away. What it announces now it announces again when it hears of the epoch.
+        """
+        return (
+            self._gathering is not None
+            and self._is_fresh
+            and type(message) in _OF_FRONTENDS
+            and _is_frontend(peer)
+        )
 
     def _note_ready(self, message: object) -> None:
         if self._gathering is not None and isinstance(message, SliceReady):
@@ -323,10 +352,10 @@ class SchedulerReplica:
 
     def _begin_epoch(self, actions: list[ReplicaAction], now_ms: float) -> None:
         if self._core is None:
-            self._core = self._make_core()
+            self._core, self._is_fresh = self._make_core(), True
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         self._gathering = _Gathering(now_ms, set(self._election.granted))
-        self._also_heard = _LOOKED_AT | {SliceReady}
+        self._also_heard = _LOOKED_AT | {SliceReady, SliceChanged} | _OF_FRONTENDS
         early, self._early = self._early, {}
         for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
             message = event.message
@@ -342,7 +371,7 @@ class SchedulerReplica:
         gathering = self._gathering
         if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
             return
-        self._gathering = None
+        self._gathering, self._is_fresh = None, False
         self._also_heard = _LOOKED_AT
         for peer, hello in self._frontends.items():
             self._to_core(Heard(peer, hello), actions, now_ms)
@@ -351,6 +380,9 @@ class SchedulerReplica:
         assert self._core is not None, "asked before"
         for send in self._core.handle(event, now_ms):
             status = send.message
+            is_hidden = self._gathering is not None and self._is_fresh and _is_frontend(send.peer)
+            if is_hidden and isinstance(status, Directory):
+                continue
             if isinstance(status, StatusListed):
                 counters = dict(Counter(status.counters) + self.offences.counters)
                 status = replaced(status, counters=counters, standing=self.standing())
@@ -402,6 +434,10 @@ class SchedulerReplica:
 def _is_connected_to(peer: PeerId) -> bool:
     """Whether it is a scheduler that this one connects to: names without a nonce exist only in this process."""
     return peer == role_id_of(peer)
+
+
+def _is_frontend(peer: PeerId) -> bool:
+    return role_id_of(peer).startswith(FRONTEND_PREFIX)
 
 
 def _check_agent(peer: PeerId, report: LeaseReport) -> None:

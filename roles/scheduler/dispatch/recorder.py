@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from itertools import islice
 from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
@@ -20,8 +21,8 @@ OVER_SHARE: Final = "share"
 SLICES_MAX: Final = 65_536
 BATCHES_MAX: Final = 8_192
 """Remembered, each in some 400 bytes."""
-RECORDS_MAX: Final = 2_048
-"""In one answer."""
+RECORDS_MAX: Final = 512
+"""In one answer: batches wait while it is put together, for about a millisecond."""
 
 
 class _Ended(NamedTuple):
@@ -102,8 +103,8 @@ class BatchRecorder:
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
         """What an operator asks for, newest first: batches of all models, as they compete."""
-        found = [_entry(one, now_ms) for one in reversed(self._ended) if one.number < asked.before]
-        return BatchesRemembered(tuple(found[:RECORDS_MAX]))
+        fitting = (one for one in reversed(self._ended) if one.number < asked.before)
+        return BatchesRemembered(tuple(_entry(one, now_ms) for one in islice(fitting, RECORDS_MAX)))
 
     def forget_model(self, model_id: ModelId) -> None:
         """It is served no more."""

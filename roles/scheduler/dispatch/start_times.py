@@ -2,6 +2,9 @@
 
 A slice's own last start says best what its next one takes; of a slice that has not started yet the last starts of its
 models say it, the slowest of them. Who needs more than twice that is expected no more.
+
+A slice whose agent says that it is ready has not to start: its worker has only to say so too. That is a matter of one message,
+which a busy host may delay; it is expected at once, for `THERE_MS`.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from policies.batching.base import NEVER_MS
 
 LATE_TIMES: Final = 2.0
 LATE_MS: Final = 100.0
+THERE_MS: Final = 5_000.0  # some five times in which a worker repeats that it is ready
 
 
 @dataclass(slots=True)
 class _Start:
     models: tuple[ModelId, ...]
-    began_at_ms: float
+    began_at_ms: float | None
+    """None: when that was nobody said."""
+    there_since_ms: float | None = None
+    """Since when its agent says that it is ready."""
 
 
 class StartTimes:
@@ -35,10 +42,16 @@ class StartTimes:
         """It starts, now."""
         self._under_way[slice_id] = _Start(tuple(models), now_ms)
 
+    def there(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
+        """Its agent says that it is ready, for the first time if it does so again."""
+        start = self._under_way.setdefault(slice_id, _Start(tuple(models), None))
+        if start.there_since_ms is None:
+            start.there_since_ms = now_ms
+
     def end(self, slice_id: SliceId, now_ms: float) -> None:
         """It is ready. Nothing is learned where nobody said when it began."""
         start = self._under_way.pop(slice_id, None)
-        if start is not None:
+        if start is not None and start.began_at_ms is not None:
             took_ms = self._took_ms[slice_id] = now_ms - start.began_at_ms
             self._of_model_ms |= dict.fromkeys(start.models, took_ms)
 
@@ -64,6 +77,10 @@ class StartTimes:
         return soonest_at_ms
 
     def _ready_at_ms(self, slice_id: SliceId, start: _Start, now_ms: float) -> float:
+        if start.there_since_ms is not None and now_ms < start.there_since_ms + THERE_MS:
+            return now_ms
+        if start.began_at_ms is None:
+            return NEVER_MS
         takes_ms = self._took_ms.get(slice_id)
         if takes_ms is None:
             known = [self._of_model_ms.get(model_id) for model_id in start.models]

@@ -269,6 +269,8 @@ class Controller:
             self._handovers.add(peer, change, now_ms)  # a frontend came back meanwhile
             return
         desired = self._desired.changed(change)
+        if isinstance(change, ModelsRemove) and self._is_moved_back(change):
+            desired = ChangeRefused(BUSY, f"{', '.join(change.model_ids)} was moved back here meanwhile")
         if isinstance(desired, ChangeRefused):
             self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
             return
@@ -283,6 +285,11 @@ class Controller:
                 self._rates.forget(model_id)
             self._desired = desired
         self._ask(_described(change), desired, peer, change)
+
+    def _is_moved_back(self, change: ModelsRemove) -> bool:
+        """Whether somebody else moves it too. Where both did, each would remove it where the other one wants it."""
+        terms = {self._fleet.terms.get(one, 0) for one in change.model_ids if one in self._fleet.replicas}
+        return change.term is not None and bool(terms - {change.term})
 
     def _begin_term(self, peer: PeerId, change: ModelSet, desired: Desired, now_ms: float) -> None:
         """Nothing is to be planned for that."""

@@ -80,6 +80,14 @@ def test_a_picture_is_one_element_of_bytes() -> None:
         rows_of(PICTURES, [InputTensor("image", (1, 2), (b"a", b"b"))])
 
 
+@pytest.mark.parametrize("info", [None, ModelInfo(ModelId("any"), 25.0), TWO])
+@pytest.mark.parametrize("count", [0, 2])
+def test_files_that_are_not_one_request_each_are_never_left_out(info: ModelInfo | None, count: int) -> None:
+    """Only of a model that says what it takes is the first axis known to be the batch's."""
+    with pytest.raises(InvalidInput, match=f"{count} elements of BYTES"):
+        rows_of(info, [InputTensor("a", (count, 1), (b"file",) * count), of("b", 4, 5, 2)])
+
+
 def test_rows_are_bounded_and_there_is_one_at_least() -> None:
     with pytest.raises(TooLarge, match=str(ROWS_MAX)):
         rows_of(TWO, [of("a", ROWS_MAX + 1, 3), of("b", ROWS_MAX + 1, 5, 2)])
@@ -109,7 +117,7 @@ def test_a_deadline_is_ms_and_a_timeout_us(parameters: Any, budget_ms: float | N
     assert budget_of(parameters) == budget_ms
 
 
-@pytest.mark.parametrize("value", [-1, "25", True, float("nan"), float("inf"), 1e300, [1]])
+@pytest.mark.parametrize("value", [-1, "25", True, float("nan"), float("inf"), 1e300, 10**400, [1]])
 @pytest.mark.parametrize("name", ["deadline_ms", "timeout"])
 def test_a_deadline_that_is_none_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput):

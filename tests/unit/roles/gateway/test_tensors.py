@@ -100,11 +100,16 @@ def test_elements_that_do_not_add_up_are_refused(shape: tuple[int, ...], raw: by
         ("FP32", (-1,), 4),
         ("FP32", (1 << 62, 1 << 62), 4),
         ("FP32", (1,) * 9, 4),
+        ("FP32", (0, 1 << 63), 0),
+        ("FP32", (0, 1 << 62, 1 << 62), 0),
+        ("BF16", (1 << 62, 4, 0), 0),
     ],
 )
 def test_raw_bytes_that_are_not_that_tensor_are_refused(datatype: str, shape: Any, size: int) -> None:
     with pytest.raises(InvalidInput):
         from_raw("x", datatype, shape, memoryview(bytes(size)))
+    with pytest.raises(InvalidInput):
+        from_values("x", datatype, shape, [0.0] * (size // 4))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
@@ -135,3 +139,16 @@ def test_a_timeline_has_a_row_for_each_slice_and_model_and_begins_at_0(tmp_path:
     assert (begun["ts"], begun["args"]["request_id"]) == (0.0, "abcdef-1")
     bars = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert bars[:2] == [("bert x3", 3_000.0, 31_000.0), ("resnet50 x3", 34_000.0, 12_000.0)]
+
+
+def test_no_span_of_many_is_dropped_where_the_collector_is_slow() -> None:
+    class Slow(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            time.sleep(0.2)
+            return super().export(spans)
+
+    exporter = Slow()
+    spans = Spans(exporter)
+    assert spans.export([late_request(number) for number in range(1, 701)], offset_ms=1e12) == 700
+    spans.close()
+    assert len(exporter.get_finished_spans()) == 4_200

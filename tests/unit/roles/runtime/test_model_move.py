@@ -52,7 +52,7 @@ def test_then_its_term_grows_above_every_other_one() -> None:
 
 def test_then_it_is_removed_where_it_was_once_it_is_left() -> None:
     asked = step((model_info("a", term=4),), (model_info("a", term=5),))
-    assert asked == Ask(0, ModelsRemove(9, (A,), when_left=True))
+    assert asked == Ask(0, ModelsRemove(9, (A,), when_left=True, term=4))
 
 
 def test_then_it_is_done() -> None:

@@ -109,6 +109,23 @@ def test_a_model_that_is_not_here_is_refused_at_once() -> None:
     assert answers(stage) == [("refused", "UnknownModel")]
 
 
+def test_a_model_that_was_moved_back_meanwhile_stays() -> None:
+    """Two operators move it: each raises its term in one shard, and would have it removed in the other one's."""
+    stage = stage_with_two_frontends()
+    for peer in (FRONTEND, SECOND):
+        stage.hear(peer, Left(A))
+    stage.hear(OPERATOR, ModelSet(8, A, term=3))
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelsRemove(7, (A,), when_left=True, term=0))
+    stage.run(1_000)
+    assert answers(stage) == [("refused", "Busy")]
+    assert A in {one.model_id for one in stage.status().models}
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelsRemove(9, (A,), when_left=True, term=3))
+    stage.run(1_000)
+    assert answers(stage) == [("ok", "")]
+
+
 def test_other_changes_do_not_wait_for_a_handover() -> None:
     stage = stage_with_two_frontends()
     stage.hear(OPERATOR, GONE_WHEN_LEFT)

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
 from fabric.messages import (
     AnyMessage,
     Arrivals,
     Changed,
+    Directory,
     DrainAsked,
     FrontendHello,
     LeaseAsked,
     LeaseReport,
+    Left,
+    ModelSpec,
     ModelsRemove,
     NodeHello,
     Ping,
     PlanCopy,
+    Pong,
     SchedulerHello,
     SliceReady,
+    SliceSpec,
     SliceState,
     SliceStatus,
     StatusAsked,
     StatusListed,
 )
+from policies.batching import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.standby import (
+    GATHER_FIRST_MS,
     GATHER_MS,
     NOT_ACTIVE,
     CopyPlan,
@@ -37,6 +46,8 @@ from roles.scheduler.availability.standby import (
     ReplicaSettings,
     SchedulerReplica,
 )
+from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import SchedulerSettings
 
 BORN = Incarnation("0")
 NODE = NodeId("a")
@@ -129,10 +140,12 @@ def test_they_do_not_wait_for_ever() -> None:
     stage.hear(FRONTEND, HELLO)
     stage.take_over()
     stage.hear(PeerId("frontend-1/0"), FrontendHello(FrontendId("frontend-1"), BORN, ()))
-    assert stage.cores[0].heard == []
+    stage.node_hello(READY.slice_id, SliceId("a/gpu1/0"))
+    stage.hear(WORKER, READY)
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello, SliceReady]
     stage.now_ms += GATHER_MS
     stage.replica.handle(Tick(), stage.now_ms)
-    assert [type(message) for message in stage.cores[0].heard] == [FrontendHello, FrontendHello]
+    assert [type(message) for message in stage.cores[0].heard[2:]] == [FrontendHello, FrontendHello]
 
 
 def test_while_nothing_is_ready_they_wait_longer() -> None:
@@ -230,3 +243,66 @@ def test_one_alone_has_its_core_from_the_start() -> None:
     stage.now_ms = 100 * HELD_MS
     stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
     assert len(core.heard) == 2
+
+
+def real_core() -> SchedulerCore:
+    spec = SliceSpec(READY.slice_id, 0, "emulated", None, (ModelSpec(ModelId("m"), 100.0, 8),))
+    return SchedulerCore(SchedulerSettings(spec.models, ((NODE, spec),)), make_discipline("eager", {}))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Ping(1), Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0), Left(ModelId("m"))],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_frontend_hears_nothing_of_a_cluster_that_is_not_known_yet(message: AnyMessage) -> None:
+    """By a directory without slices it would give up what runs there, and turn new requests away."""
+    settings = ReplicaSettings(BORN, Electorate(frozenset({NODE}), 2), 1)
+    stage = Stage()
+    stage.replica = SchedulerReplica(settings, real_core)
+    stage.hear(FRONTEND, HELLO)
+    stage.take_over()
+    stage.node_hello(READY.slice_id)
+    for peer in (
+        FRONTEND,
+        peer_id("frontend-1", BORN),
+    ):  # the other one's hello was lost, or it was taken for lost
+        said = [one for one in stage.hear(peer, message) if isinstance(one, Send)]
+        assert not [one for one in said if isinstance(one.message, Directory)]
+        if isinstance(message, Ping):
+            assert said == [Send(peer, Pong(1))], "it is there"
+    opened = [one.message for one in stage.hear(WORKER, READY) if isinstance(one, Send)]
+    (directory,) = [one for one in opened if isinstance(one, Directory) and one.frontends][-1:]
+    assert len(directory.slices) == 1
+
+
+def test_nor_of_a_scheduler_without_a_standby_that_was_started_again() -> None:
+    """It has its core, and knows its frontends, before an agent grants it an epoch that they believe."""
+    stage = Stage()
+    stage.replica = SchedulerReplica(ReplicaSettings(BORN, Electorate(frozenset({NODE}))), real_core)
+    stage.hear(FRONTEND, HELLO)
+    asked = stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", Incarnation("9"), is_free=True))
+    (ask,) = [one.message for one in asked if isinstance(one, Send) and isinstance(one.message, LeaseAsked)]
+    granted = LeaseReport(NODE, ask.epoch, "scheduler-0", BORN, is_free=False, number=ask.number)
+    said = stage.hear(AGENT, granted)
+    assert EpochTaken(stage.replica.epoch) in said
+    said += stage.node_hello(READY.slice_id) + stage.hear(FRONTEND, Ping(1))
+    stage.now_ms += 5.0
+    said += stage.replica.handle(Tick(), stage.now_ms)
+    assert not [one for one in said if isinstance(one, Send) and isinstance(one.message, Directory)]
+    opened = [one.message for one in stage.hear(WORKER, READY) if isinstance(one, Send)]
+    (directory,) = [one for one in opened if isinstance(one, Directory) and one.frontends][-1:]
+    assert len(directory.slices) == 1
+
+
+def test_frontends_wait_longer_too_while_not_one_agent_has_introduced_itself() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.take_over()
+    began_ms = stage.now_ms
+    while FrontendHello not in map(type, stage.cores[0].heard):
+        for action in stage.tick():
+            if isinstance(action, Send) and isinstance(ask := action.message, LeaseAsked):
+                granted = LeaseReport(NODE, ask.epoch, "scheduler-1", BORN, is_free=False, number=ask.number)
+                stage.hear(AGENT, granted)
+    assert stage.now_ms == began_ms + GATHER_FIRST_MS

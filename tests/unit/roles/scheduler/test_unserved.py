@@ -26,6 +26,7 @@ from fabric.messages import (
 from policies.batching import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.dispatch.start_times import THERE_MS
 from roles.scheduler.dispatch.unserved import LOOK_EVERY_MS, WAITING_MAX
 from roles.scheduler.settings import SchedulerSettings
 from tests.unit.roles.scheduler.test_core import (
@@ -192,3 +193,34 @@ def test_a_slice_that_drains_gets_nothing_more_and_stays_listed_until_it_ends() 
     sends = ready(core, Incarnation("3"), 2_700.0)
     assert of_type(sends, Grant)
     core.handle(Tick(), 2_800.0)
+
+
+def core_that_took_over() -> SchedulerCore:
+    """At 10 ms; an agent said that its slice is ready, and the slice's worker has not said so yet."""
+    spec = SliceSpec(slice_id(0), 0, "emulated", None, (ModelSpec(MODEL, DAY_MS, 8, None, EXEC_MS),))
+    core = SchedulerCore(SchedulerSettings(spec.models, ((NODE, spec),)), make_discipline("eager", {}))
+    there = SliceStatus(slice_id(0), FIRST, SliceState.READY)
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), (there,)), 10.0)
+    return core
+
+
+def test_requests_wait_for_a_worker_that_is_late_to_say_what_its_agent_said() -> None:
+    core = core_that_took_over()
+    sends = hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 20.0)
+    (model,) = of_type(sends, Directory)[-1].models
+    assert (model.replicas, model.coming_in_ms) == (0, 0.0), "a frontend turns nobody away at its door"
+    assert not dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 2, 4_000.0), 30.0))
+    assert not dropped([send for _, send in run_until(core, 3_000.0)])
+    granted = [run for grant in of_type(ready(core, FIRST, 3_000.0), Grant) for run in grant.runs]
+    assert granted == [SeqRun(0, 2)]
+
+
+def test_they_do_not_wait_for_ever_however_often_the_agent_says_so() -> None:
+    core = core_that_took_over()
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 20.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 2, 60_000.0), 30.0)
+    there = SliceStatus(slice_id(0), FIRST, SliceState.READY)
+    hear(core, AGENT, NodeHello(NODE, FIRST, (), (there,)), 4_000.0)
+    (refused,) = dropped([send for _, send in run_until(core, 10.0 + THERE_MS + 2 * LOOK_EVERY_MS)])
+    assert refused.code == "NoReplica"
+    assert core.wake_at_ms is None, "nothing is left to look after"

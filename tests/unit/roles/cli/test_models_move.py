@@ -1,0 +1,58 @@
+"""`tenuto models move` says that a model was moved only where it can know that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from fabric.errors import PeerLost
+from fabric.messages import Changed, ModelInfo, ModelsRemove, PlanRequest, SchedulerStanding, StatusListed
+from roles.cli import models as models_module
+from roles.cli.plan_changes import Cluster
+from roles.runtime.running_cluster import ActiveScheduler
+from tests.builders import model_info
+
+
+class Shards:
+    """Two, of which the first may not answer. `listed`: what each lists."""
+
+    def __init__(self, listed: dict[int, list[ModelInfo]]) -> None:
+        self.listed = listed
+        self.asked: list[PlanRequest] = []
+
+    @contextmanager
+    def schedulers_of(self, cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], None]]:
+        del cluster
+        yield {shard: ActiveScheduler((f"ipc://{shard}",), self._says(shard)) for shard in self.listed}, None
+
+    def ask_change(self, addresses: tuple[str, ...], request: PlanRequest, *, keyring: None) -> Changed:
+        del keyring
+        self.asked.append(request)
+        assert isinstance(request, ModelsRemove)
+        self.listed[int(addresses[0][-1])].clear()
+        return Changed(request.request_no, "ok")
+
+    def _says(self, shard: int) -> StatusListed:
+        standing = SchedulerStanding("active", 16, 1, 1, 0, shard=shard, shards=2)
+        return StatusListed(f"scheduler-{shard}", 1, (), tuple(self.listed[shard]), {}, standing=standing)
+
+
+def move(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> BaseException | None:
+    monkeypatch.setattr(models_module, "schedulers_of", shards.schedulers_of)
+    monkeypatch.setattr(models_module, "ask_change", shards.ask_change)
+    return CliRunner().invoke(models_module.models, ["move", "a", "--to", "1"]).exception
+
+
+def test_a_shard_that_does_not_answer_may_have_it_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = move(Shards({1: [model_info("a", term=1)]}), monkeypatch)
+    assert isinstance(said, PeerLost)
+    assert "shard 0 does not answer and may have it too" in str(said)
+
+
+def test_what_the_old_shard_removed_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards({0: [model_info("a")], 1: [model_info("a", term=1)]})
+    assert move(shards, monkeypatch) is None
+    assert len(shards.asked) == 1

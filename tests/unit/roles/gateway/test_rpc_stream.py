@@ -1,0 +1,85 @@
+"""A gRPC stream whose client does what it should not, on a service that has no frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabric.client import Client
+from fabric.clock import MonotonicClock
+from roles.gateway.repository import Repository
+from roles.gateway.rpc.messages import message_class
+from roles.gateway.rpc.service import STREAM_MAX, RpcService
+from roles.gateway.service import Service
+from roles.gateway.tokens import Tokens
+
+Asked = message_class("ModelInferRequest")
+
+
+class NoContext:
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+def service() -> RpcService:
+    own = Service(Client(["tcp://127.0.0.1:9"]), MonotonicClock())
+    return RpcService(own, Repository({}, Path(), Path(), is_open=False), Tokens(None))
+
+
+def test_who_does_not_read_answers_is_not_read_from() -> None:
+    taken = 0
+
+    async def asked() -> AsyncIterator[Any]:
+        nonlocal taken
+        for number in range(20 * STREAM_MAX):
+            taken += 1
+            yield Asked(model_name="m", model_version="9", id=str(number))
+
+    async def run() -> None:
+        stream = service()._stream(asked(), NoContext())
+        await anext(stream)
+        for _ in range(100 * STREAM_MAX):
+            await asyncio.sleep(0)
+        assert taken <= STREAM_MAX + 1
+        answers = [answer async for answer in stream]
+        assert len(answers) == 20 * STREAM_MAX - 1
+        assert all(answer.error_message.startswith("ModelNotFound: ") for answer in answers)
+
+    asyncio.run(run())
+
+
+def test_every_request_of_a_stream_is_answered_even_where_we_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: Any) -> Any:
+        raise ValueError(request.id)
+
+    monkeypatch.setattr("roles.gateway.rpc.service.read_infer", broken)
+
+    async def asked() -> AsyncIterator[Any]:
+        for number in range(2 * STREAM_MAX):
+            yield Asked(model_name="m", id=str(number))
+
+    async def run() -> None:
+        async with asyncio.timeout(30):
+            answers = [answer async for answer in service()._stream(asked(), NoContext())]
+        assert {answer.infer_response.id for answer in answers} == {str(at) for at in range(2 * STREAM_MAX)}
+        assert {answer.error_message.partition(":")[0] for answer in answers} == {"Internal"}
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_breaks_off_ends() -> None:
+    async def asked() -> AsyncIterator[Any]:
+        yield Asked(model_name="m", model_version="9")
+        raise OSError("the connection is gone")
+
+    async def run() -> None:
+        async with asyncio.timeout(30):
+            with pytest.raises(OSError, match="gone"):
+                async for _ in service()._stream(asked(), NoContext()):
+                    pass
+
+    asyncio.run(run())
