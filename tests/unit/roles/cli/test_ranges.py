@@ -52,6 +52,13 @@ def three_shards(**last: Any) -> dict[str, Any]:
     }
 
 
+def application(fan_out: Any = 1, **changes: Any) -> dict[str, Any]:
+    """Of two stages, the second of which is asked `fan_out` times."""
+    stages = {"first": {"model": "m"}, "second": {"model": "m", "after": "first", "fan_out": fan_out}}
+    own = {"name": "a", "slo_ms": 100, "rate_rps": 1, "stages": stages}
+    return {**FILE, "applications": [{**own, **changes}]}
+
+
 def documents(x: Any) -> Mapping[str, dict[str, Any]]:
     """One file for each number that may be written, by the name of its section and its own."""
     loader = {"zoo": "transformers", "arch": "bert"}
@@ -100,6 +107,12 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "schedulers.port": cluster(gpus=1, schedulers=[{"host": "a", "port": x}]),
         "deploy.port": {**FILE, "deploy": {"port": x}},
         **{f"network.{name}": cluster(gpus=1, network={name: x}) for name in network},
+        "applications.slo_ms": application(slo_ms=50 * x),
+        "applications.rate_rps": application(rate_rps=x),
+        "applications.rate_rps step's moment": application(rate_rps=[[0, 1], [x, 1]]),
+        "stages.fan_out": application(fan_out=x),
+        "fan_out.poisson": application(fan_out={"poisson": x}),
+        "fan_out.share": application(fan_out={"share": 1 if x == 2 else x}),  # two is no part
     }
 
 
