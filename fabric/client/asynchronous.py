@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fabric.client.connection import ClientOptions, Connection
+from fabric.client.connection import Connection
+from fabric.client.options import ClientOptions
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
     DeadlineExceeded,
