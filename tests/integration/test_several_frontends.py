@@ -49,6 +49,12 @@ class Named(Frontend):
         return [received.message for received in self.seen if isinstance(received.message, Infer)]
 
 
+async def had(frontend: Named, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(frontend.asked) < count:  # noqa: ASYNC110  seen on another thread
+            await asyncio.sleep(0.001)
+
+
 @pytest.fixture
 def pair() -> Iterator[tuple[Named, Named]]:
     one, other = Named("1"), Named("2")
@@ -103,8 +109,7 @@ def test_what_a_lost_frontend_had_is_answered_by_another(pair: tuple[Named, Name
         async with Client([one.address for one in pair], QUICK) as client:
             pair[0].is_mute.set()  # it takes requests and says nothing
             futures = [client.submit("echo", {"x": np.array([i])}, budget_ms=5_000) for i in range(10)]
-            while len(pair[0].asked) < 5:
-                await asyncio.sleep(0.001)
+            await had(pair[0], 5)
             await asyncio.to_thread(pair[0].end)
             with within(1_500):  # the patience is two seconds: the closed connection said it
                 results = await asyncio.gather(*futures)
@@ -150,8 +155,7 @@ def test_no_more_than_the_retry_budget_is_sent_again(pair: tuple[Named, Named]) 
         async with Client([one.address for one in pair], QUICK) as client:
             pair[0].is_mute.set()
             futures = [client.submit("echo", {"x": np.array([i])}, budget_ms=5_000) for i in range(100)]
-            while len(pair[0].asked) < 50:  # else some may never leave, and cost no retry
-                await asyncio.sleep(0.001)
+            await had(pair[0], 50)  # else some may never leave, and cost no retry
             await asyncio.to_thread(pair[0].end)
             return list(await asyncio.gather(*futures, return_exceptions=True))
 
