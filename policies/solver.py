@@ -2,7 +2,8 @@
 
 All of it belongs to the extra `plan`. Solvers run on one thread: the same path each time, and the other cores
 serve requests. What a clock stopped may differ from run to run and from machine to machine; whoever limits time says so
-in its result. What a number of nodes stopped is the same everywhere.
+in its result. What a number of nodes stopped is the same in every run and on every machine that rounds alike, however
+slow it is.
 """
 
 from __future__ import annotations
