@@ -10,12 +10,14 @@ from fabric.messages.client_frontend import Ledger
 class RecordsAsked(Message, frozen=True, tag=80):
     """Operator -> frontend or scheduler: what it remembers of a model (empty: of all).
 
-    `before`: only records with lower numbers, newest first, as many as an answer holds. `request_id`: that request only.
+    `before`: only records with lower numbers, newest first, as many as an answer holds; `after`: only those with higher ones.
+    `request_id`: that request only.
     """
 
     model_id: ModelId
     before: int
     request_id: str = ""
+    after: int = 0
 
 
 class RequestRecord(Value, frozen=True):
@@ -74,7 +76,11 @@ class BatchEntry(Value, frozen=True):
 
 
 class BatchesRemembered(Message, frozen=True, tag=82):
-    """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator."""
+    """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator.
+
+    `after`: as it was asked; who asked for what is new has the plan already.
+    """
 
     batches: Listed[BatchEntry]
     document: str = ""
+    after: int = 0

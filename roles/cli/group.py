@@ -48,6 +48,7 @@ COMMANDS = {
     "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
     "node-agent": "roles.cli.role_commands:node_agent",
+    "page": "roles.cli.page:page",
     "plan": "roles.cli.plan:plan",
     "replay": "roles.cli.replay:replay",
     "profile": "roles.cli.profile:profile",
@@ -58,6 +59,7 @@ COMMANDS = {
     "status": "roles.cli.status:status",
     "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
+    "what-if": "roles.cli.what_if:what_if",
     "why": "roles.cli.why:why",
     "worker": "roles.cli.role_commands:worker",
 }

@@ -15,7 +15,7 @@ from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.runtime.core import SCHEDULER
-from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, active_schedulers, having, look
+from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, having, look
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 5_000.0
@@ -51,7 +51,7 @@ def remembered(
     """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster."""
     found = Remembered(look(run_dir, keyring), keyring=keyring)
     if is_with_batches:
-        active = active_schedulers(run_dir, keyring)
+        active = found.report.active
         # Where models are asked about, their shard's plan is the one that counts.
         for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
             _ask_scheduler(found, active[shard], last_ms)

@@ -26,6 +26,7 @@ from roles.observability.minute import minute_of
 from roles.observability.remedies import Remedy, remedies
 from roles.observability.situation import MINUTE_MS, Situation
 from roles.observability.units import shown_ms
+from roles.runtime.process import die_with_parent
 
 LATE_TIMERS = "timer_late_p99_ms"
 
@@ -38,6 +39,7 @@ LATE_TIMERS = "timer_late_p99_ms"
 @json_option
 def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_json: bool) -> None:
     """Say why MODEL misses its SLO: with evidence of the last minute, and what a simulation of that minute says would mend it."""
+    die_with_parent()
     model_id = ModelId(model)
     home = chosen_run_dir(run_dir_option)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -223,7 +223,7 @@ class RequestRecorder:
             for kept in (counts.bad, counts.good):
                 yield (
                     one
-                    for one in reversed(kept)
+                    for one in takewhile(lambda one: one.number > asked.after, reversed(kept))
                     if one.number < asked.before and asked.request_id in ("", one.request_id)
                 )
 
