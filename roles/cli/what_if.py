@@ -95,7 +95,8 @@ def what_if(
     finally:
         home.remove()
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)
-    answer = asked(situation_of(found).like_live(), change)
+    situation = situation_of(found)
+    answer = asked(situation.like_live(), change, situation.bad_rates)
     if as_json:
         echo_json(answer.as_plain())
     else:
@@ -113,6 +114,8 @@ def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
 
 def _print(answer: WhatIf) -> None:
     click.echo(answer.sentence)
+    if answer.doubt:
+        click.echo(answer.doubt)
     columns = ("model", "", "r/s", "good r/s", "bad %", "p50 ms", "p99 ms")
     table = Table(*columns)
     for model_id, both in answer.as_plain()["models"].items():

@@ -13,6 +13,8 @@ from roles.observability.minute import Minute
 from roles.observability.units import shown_ms
 from roles.workload.outcomes import ModelOutcome, Outcome
 
+DOUBTFUL: Final = 0.05
+"""A bad rate that is that much higher than the simulation says."""
 PLAYED_MIN_MS: Final = 1_000.0
 """A shorter span says nothing of rates."""
 
@@ -43,6 +45,24 @@ class WhatIf:
     today: Outcome
     then: Outcome
     gpus: tuple[int, int]
+    lived: Mapping[ModelId, float]
+    """What was bad of each model in the minute itself."""
+
+    @property
+    def doubt(self) -> str:
+        """Where the simulation does not show what happened, its answer is of a healthier cluster; empty: it does."""
+        far = {
+            model_id: bad_rate
+            for model_id, bad_rate in self.lived.items()
+            if bad_rate - self.today.models[model_id].bad_rate > DOUBTFUL
+        }
+        if not far:
+            return ""
+        worst = max(far, key=lambda model_id: far[model_id])
+        return (
+            f"In truth {far[worst]:.0%} of {worst} were late or refused: something is wrong that no simulation shows"
+            f" (tenuto why {worst})."
+        )
 
     @property
     def sentence(self) -> str:
@@ -64,6 +84,7 @@ class WhatIf:
         return {
             "change": self.text,
             "sentence": self.sentence,
+            "doubt": self.doubt,
             "span_s": self.span_ms / 1e3,
             "requests": self.today.offered,
             "gpus": {"today": self.gpus[0], "then": self.gpus[1]},
@@ -77,8 +98,8 @@ class WhatIf:
         }
 
 
-def what_if(minute: Minute, change: Change) -> WhatIf:
-    """Play it twice. Raises FabricError for a change that cannot be, and where nothing came."""
+def what_if(minute: Minute, change: Change, lived: Mapping[ModelId, float]) -> WhatIf:
+    """Play it twice; `lived`: what was bad of each model. Raises FabricError for a change that cannot be, and where nothing came."""
     if not any(at_ms.size for at_ms in minute.arrivals.values()) or minute.span_ms < PLAYED_MIN_MS:
         raise FabricError("too few requests came in the last minute to play it again")
     changed = minute
@@ -89,9 +110,8 @@ def what_if(minute: Minute, change: Change) -> WhatIf:
     if change.gpus:
         changed = changed.with_gpus(change.gpus)
     count = sum(node.gpus for node in minute.config.nodes)
-    return WhatIf(
-        change.text, minute.span_ms, minute.played(), changed.played(), (count, count + change.gpus)
-    )
+    gpus = (count, count + change.gpus)
+    return WhatIf(change.text, minute.span_ms, minute.played(), changed.played(), gpus, lived)
 
 
 def _missed(outcome: Outcome) -> set[str]:

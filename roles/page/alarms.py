@@ -8,6 +8,7 @@ from typing import Final
 
 from fabric.messages import SliceState
 from roles.observability.diagnosis import FINE
+from roles.observability.units import shown_ms
 from roles.page.look import Look
 from roles.runtime.live_figures import LiveModel
 
@@ -17,6 +18,7 @@ BAD_MIN: Final = 2
 """Requests: one alone is no alarm."""
 _LEVELS: Final = {SliceState.STARTING: "warn", SliceState.FAILED: "bad", SliceState.LOST: "bad"}
 ALARMS_MAX: Final = 24
+NAMED_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +89,25 @@ def _processes(look: Look) -> Iterator[Alarm]:
             yield Alarm("bad", process.role_id, "its process has ended")
     for role_id in look.figures.silent:
         yield Alarm("bad", role_id, "does not answer: its requests are not counted here")
+    late = {role_id: its.get("timer_late_p99_ms", 0.0) for role_id, its in report.counters.items()}
+    late = {role_id: late_ms for role_id, late_ms in late.items() if late_ms >= LATE_TIMERS_MS}
+    if late:
+        yield Alarm(
+            "warn",
+            _several(sorted(late, key=lambda role_id: -late[role_id])),
+            f"timers are up to {shown_ms(max(late.values()))} late (p99 since the start): the host's cores are taken",
+        )
     for role_id, counters in report.counters.items():
-        late_ms = counters.get("timer_late_p99_ms", 0.0)
-        if late_ms >= LATE_TIMERS_MS:
-            yield Alarm(
-                "warn",
-                role_id,
-                f"its timers are {late_ms:.1f} ms late (p99 since its start): its host's cores are taken",
-            )
         refused = sum(value for name, value in counters.items() if name.endswith("keys_refused"))
         if refused:
             yield Alarm("warn", role_id, f"refused {refused:.0f} connections and messages for their key")
     for shard in report.shards:
         if not shard.scheduler:
             yield Alarm("bad", f"shard {shard.shard}", "no scheduler answers")
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else "")
 
 
 def _plan(look: Look) -> Iterator[Alarm]:

@@ -23,7 +23,7 @@ FRAME_BATCHES_MAX: Final = 2_048
 """In one frame, the newest; how many were left out is told."""
 ANSWER_BYTES_MAX: Final = 1 << 20
 """Of frames in one answer, the newest."""
-EXPLAINED_MAX: Final = 12
+EXPLAINED_MAX: Final = 10
 EXPLAINED_AT_ONCE: Final = 4
 """Of one look: to explain a request takes a walk over all batches of the last half minute."""
 _FINE, _ODD = 0, 1

@@ -34,7 +34,8 @@ WAITING_MAX: Final = 3
 ANSWERED_MAX: Final = 8
 ANSWER_BYTES_MAX: Final = 1 << 20
 SLO_MS_MAX: Final = 1e6
-FACTOR_MIN, FACTOR_MAX: Final = 0.1, 10.0
+FACTOR_MIN: Final = 0.1
+FACTOR_MAX: Final = 10.0
 GPUS_MORE_MAX: Final = 16
 NICEST: Final = 19
 
