@@ -49,6 +49,15 @@ class ClusterReport:
     """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
     shards: Sequence[ShardReport] = ()
 
+    @property
+    def workers(self) -> dict[str, int]:
+        """The processes of this host's workers, by name."""
+        return {
+            worker_id: round(counters["pid"])
+            for worker_id, counters in self.counters.items()
+            if "pid" in counters
+        }
+
 
 def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
     """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is.
