@@ -57,6 +57,7 @@ COMMANDS = {
     "simulate": "roles.cli.simulate:simulate",
     "spans": "roles.cli.spans:spans",
     "status": "roles.cli.status:status",
+    "top": "roles.cli.top:top",
     "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
     "what-if": "roles.cli.what_if:what_if",
@@ -65,7 +66,7 @@ COMMANDS = {
 }
 
 
-BESIDE_SERVING = ("drain", "health", "models", "restart", "status")
+BESIDE_SERVING = ("drain", "health", "models", "restart", "status", "top")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

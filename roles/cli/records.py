@@ -19,6 +19,8 @@ from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, having
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 5_000.0
+LOOK_MS: Final = 1_000.0
+"""The same of who looks again soon."""
 PAGES_MAX: Final = 32
 """Answers asked for one after the other: all that a scheduler or a frontend remembers."""
 
@@ -65,6 +67,27 @@ def remembered(
             except PeerLost:
                 found.silent.append(process.role_id)
     return found
+
+
+def newest_bad_of_all(
+    report: ClusterReport, keyring: Keyring | None = None
+) -> tuple[list[RequestSeen], list[str]]:
+    """The newest late and refused requests of every frontend, as many as one answer holds, and the frontends that say nothing."""
+    found: list[RequestSeen] = []
+    silent: list[str] = []
+    asked = RecordsAsked(ModelId(""), NEWEST, bad_only=True)
+    for process in report.processes:
+        addresses = process.addresses.get("client", ())
+        if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive or not addresses:
+            continue
+        server = PeerId(process.role_id)
+        try:
+            answer = ask_role(addresses, asked, RequestsRemembered, LOOK_MS, server=server, keyring=keyring)
+        except PeerLost:
+            silent.append(process.role_id)
+        else:
+            found += requests_seen(answer, MonotonicClock().now_ms())
+    return [one for one in found if one.is_bad], silent
 
 
 def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float | None) -> None:

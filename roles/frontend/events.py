@@ -10,6 +10,7 @@ from fabric.messages import (
     Answer,
     AnyMessage,
     Arrivals,
+    FiguresListed,
     FrontendHello,
     ImagePreprocess,
     Infer,
@@ -164,7 +165,7 @@ class Reply:
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
-    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered
+    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered | FiguresListed
     payload: Handle = NO_PAYLOAD
     row: int = 0
 

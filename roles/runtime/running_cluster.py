@@ -52,6 +52,15 @@ class ClusterReport:
     active: Mapping[int, ActiveScheduler] = field(default_factory=dict)
     """By shard: who schedules it, and what that says."""
 
+    @property
+    def workers(self) -> dict[str, int]:
+        """The processes of this host's workers, by name."""
+        return {
+            worker_id: round(counters["pid"])
+            for worker_id, counters in self.counters.items()
+            if "pid" in counters
+        }
+
 
 def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
     """The cluster of a run directory as its active schedulers see it. PeerLost when none answers that is.

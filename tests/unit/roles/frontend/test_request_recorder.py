@@ -131,7 +131,7 @@ def test_another_slo_begins_anew_and_the_same_goes_on() -> None:
 def test_there_is_a_limit_to_how_many_models_are_counted() -> None:
     recorder = RequestRecorder()
     recorder.know([model_info(f"m{number}") for number in range(MODELS_MAX + 5)])
-    recorder.turned_away(model_info(f"m{MODELS_MAX + 1}").model_id, "Overloaded")
+    recorder.turned_away(model_info(f"m{MODELS_MAX + 1}").model_id, "Overloaded", 0.0)
     shown = {one.labels[0] for one in recorder.measured({})}
     assert len(shown) == MODELS_MAX
 
