@@ -40,7 +40,9 @@ class Situation:
         """Of what came of each model in the minute."""
         offered = {model_id: sum(counts) for model_id, counts in self.arrivals.items()}
         return {
-            model_id: min(1.0, self.bad.get(model_id, 0) / count) for model_id, count in offered.items() if count
+            model_id: min(1.0, self.bad.get(model_id, 0) / count)
+            for model_id, count in offered.items()
+            if count
         }
 
     def evidence(self, model_id: ModelId) -> Evidence:

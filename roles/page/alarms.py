@@ -58,7 +58,7 @@ def _models(look: Look) -> Iterator[Alarm]:
             yield Alarm(
                 "bad",
                 info.model_id,
-                f"misses its SLO: {live.bad_rate:.1%} of the last {live.window_s:.0f} s ({', '.join(parts)})",
+                f"misses its SLO: {live.bad_rate:.1%} of the last {int(live.window_s)} s ({', '.join(parts)})",
             )
     for warning in listed.warnings:
         yield Alarm("warn", warning.model_id, warning.reason)
@@ -107,7 +107,9 @@ def _processes(look: Look) -> Iterator[Alarm]:
 
 
 def _several(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else "")
+    return ", ".join(names[:NAMED_MAX]) + (
+        f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    )
 
 
 def _plan(look: Look) -> Iterator[Alarm]:

@@ -53,7 +53,9 @@ def question_of(kind: str, query: str, models: frozenset[str]) -> Question:
     `why`: `model`. `what-if`: `model` with `slo_ms` or `rate` (a factor), or both; `gpus` (so many more).
     """
     try:
-        fields = {key: its[-1] for key, its in parse_qs(query, max_num_fields=8, strict_parsing=bool(query)).items()}
+        fields = {
+            key: its[-1] for key, its in parse_qs(query, max_num_fields=8, strict_parsing=bool(query)).items()
+        }
     except ValueError as error:
         raise InvalidInput(f"the query cannot be read: {error}") from error
     known = {"why": {"model"}, "what-if": {"model", "slo_ms", "rate", "gpus"}}[kind]
@@ -194,7 +196,9 @@ class Questions:
         if code == 0 and len(said) <= ANSWER_BYTES_MAX:
             answer = b'{"answer": ' + said.strip() + b"}"
         else:
-            reason = f"it took over {LIMIT_MS / 1e3:.0f} s" if code is None else complaint.removeprefix("tenuto: ")
+            reason = (
+                f"it took over {LIMIT_MS / 1e3:.0f} s" if code is None else complaint.removeprefix("tenuto: ")
+            )
             answer = json.dumps({"error": reason or f"the command ended with {code}"}).encode()
         with self._lock:
             running.asked.answer = answer

@@ -200,9 +200,11 @@ def _says(info: ModelInfo, live: LiveModel | None, stages_ms: Sequence[float] | 
         return "No frontend of this host counts it."
     if live.bad_rate is None:
         return (
-            f"No request was answered in the last {live.window_s:.0f} s." if live.rate_rps else "No requests."
+            f"No request was answered in the last {int(live.window_s)} s."
+            if live.rate_rps
+            else "No requests."
         )
-    share = f"{live.bad_rate:.1%} of the last {live.window_s:.0f} s late or dropped"
+    share = f"{live.bad_rate:.1%} of the last {int(live.window_s)} s late or dropped"
     verdict = f"Misses its SLO of {slo}: {share}" if is_missed(live) else f"Keeps its SLO of {slo}: {share}"
     return f"{verdict}.{_goes(stages_ms)}"
 

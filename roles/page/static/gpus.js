@@ -56,8 +56,9 @@ function fillSlice(child, slice, numbers) {
   const share = slice.share_percent === null ? "" : `, ${number(slice.share_percent)} %`;
   setText(child.name, `slice ${own}${share}: `);
   setText(child.nodes[0].querySelector(".state"), slice.state === "ready" ? "" : ` ${slice.state}${slice.reason ? `: ${slice.reason}` : ""}`);
-  keep(child.models, slice.models.map((model, at) => ({ model, at })), ({ model }) => `${model} ${numbers.get(model)}`, ({ model }) => {
+  const busiest = slice.models.map((model) => model).sort((a, b) => (slice.busy[b] ?? 0) - (slice.busy[a] ?? 0) || a.localeCompare(b));
+  keep(child.models, busiest.map((model, at) => ({ model, at })), ({ model }) => `${model} ${numbers.get(model)}`, ({ model }) => {
     const words = make("span");
-    return { nodes: [make("span", {}, swatch(numbers.get(model)), words)], words };
-  }, (one, { model, at }) => setText(one.words, `${model} ${percent(slice.busy[model] ?? 0)}${at + 1 < slice.models.length ? ", " : ""}`));
+    return { nodes: [make("span", {}, swatch(numbers.get(model)), words), document.createTextNode(" ")], words };
+  }, (one, { model, at }) => setText(one.words, `${model} ${percent(slice.busy[model] ?? 0)}${at + 1 < busiest.length ? "," : ""}`));
 }
