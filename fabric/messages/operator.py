@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fabric.ids import Incarnation, ModelId, NodeId, SliceId
 from fabric.messages.base import Listed, Message, Value
 from fabric.messages.gpus import GpuReport
@@ -103,7 +105,7 @@ class StatusListed(Message, frozen=True, tag=61):
     plan: PlanReport | None = None
     standing: SchedulerStanding | None = None
     warnings: Listed[ModelWarning] = ()
-    queued: dict[str, float] = {}
+    queued: dict[str, float] = msgspec.field(default_factory=dict)
     """By model: requests that wait for a batch; of a scheduler only."""
 
 

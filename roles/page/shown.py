@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import SliceId
 from fabric.messages import GpuReport, ModelInfo, SliceReport
 from roles.observability.seen import gpu_of
 from roles.observability.units import shown_ms

@@ -290,13 +290,15 @@ def test_a_page_of_a_cluster_that_is_gone_says_so() -> None:
         "--address",
         "127.0.0.1:0",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        served = TemporaryCluster({"page": [url]}, run_dir, process.pid)
-        until(lambda: "no cluster runs in" in feed(served)["trouble"], 30_000.0)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                url = process.stdout.readline().strip()
+                served = TemporaryCluster({"page": [url]}, run_dir, process.pid)
+                until(lambda: "no cluster runs in" in feed(served)["trouble"], 30_000.0)
+            finally:
+                process.terminate()
+            assert process.wait(20) == 0
     finally:
-        process.terminate()
-        assert process.wait(20) == 0
         shutil.rmtree(run_dir, ignore_errors=True)
