@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
-from roles.observability.diagnosis import FINE
+from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.minute import Minute
 from roles.observability.units import shown_ms
 from roles.workload.outcomes import ModelOutcome, Outcome
@@ -115,7 +115,7 @@ def what_if(minute: Minute, change: Change, lived: Mapping[ModelId, float]) -> W
 
 
 def _missed(outcome: Outcome) -> set[str]:
-    return {str(model_id) for model_id, one in outcome.models.items() if one.bad_rate >= FINE}
+    return {str(model_id) for model_id, one in outcome.models.items() if one.bad_rate >= BAD_RATE_ALLOWED}
 
 
 def _plain(one: ModelOutcome, span_ms: float) -> dict[str, Any]:

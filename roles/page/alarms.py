@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.messages import SliceState
-from roles.observability.diagnosis import FINE
+from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.units import shown_ms
 from roles.page.look import Look
 from roles.runtime.live_figures import LiveModel
@@ -35,7 +35,7 @@ def is_missed(model: LiveModel | None) -> bool:
     return (
         model is not None
         and model.bad_rate is not None
-        and model.bad_rate >= FINE
+        and model.bad_rate >= BAD_RATE_ALLOWED
         and model.late + model.drops >= BAD_MIN
     )
 

@@ -197,9 +197,7 @@ class Questions:
         if code == 0 and len(said) <= ANSWER_BYTES_MAX:
             answer = b'{"answer": ' + said.strip() + b"}"
         else:
-            reason = (
-                _TOO_LONG if code is None else complaint.removeprefix("tenuto: ")
-            )
+            reason = _TOO_LONG if code is None else complaint.removeprefix("tenuto: ")
             answer = json.dumps({"error": reason or f"the command ended with {code}"}).encode()
         with self._lock:
             running.asked.answer = answer
