@@ -56,7 +56,9 @@ def main() -> None:
                 measure(cluster, pids, readers, given.seconds, given.rate)
 
 
-def measure(cluster: TemporaryCluster, pids: dict[str, int], readers: int, seconds: float, rate: float) -> None:
+def measure(
+    cluster: TemporaryCluster, pids: dict[str, int], readers: int, seconds: float, rate: float
+) -> None:
     """One line."""
     stop = threading.Event()
     read: list[int] = []

@@ -130,8 +130,10 @@ def browser(url: str) -> Iterator[Browser]:  # the server first: a loop of playw
 
 @pytest.fixture
 def page(url: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    width, scheme = getattr(request, "param", (1280, "light"))
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    width, scheme, motion = getattr(request, "param", (1280, "light", "reduce"))
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion=motion
+    )
     found = context.new_page()
     problems: list[str] = []
     found.on("pageerror", lambda error: problems.append(str(error)))
@@ -148,7 +150,7 @@ def page(url: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator
     context.close()
 
 
-@pytest.mark.parametrize("page", [(w, s) for w in WIDTHS for s in ("light", "dark")], indirect=True)
+@pytest.mark.parametrize("page", [(w, s, "reduce") for w in WIDTHS for s in ("light", "dark")], indirect=True)
 def test_it_fits_and_axe_has_no_serious_finding(page: Page) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -191,6 +193,7 @@ def test_a_model_has_one_colour_in_every_panel(page: Page) -> None:
     assert colours(".gpu-slices .swatch") == legend
 
 
+@pytest.mark.parametrize("page", [(1280, "dark", "no-preference")], indirect=True)
 def test_the_timeline_moves_and_stops_by_keyboard(page: Page) -> None:
     page.wait_for_timeout(2_500)
     picture = "document.getElementById('canvas').toDataURL()"
