@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import http.client
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -131,4 +130,4 @@ def cpu_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import io
 import shutil
-import sys
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -185,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

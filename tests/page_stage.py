@@ -62,7 +62,7 @@ def batch(
     return BatchSeen(entry, started_at_ms - 1.0, started_at_ms, started_at_ms + exec_ms)
 
 
-def request(model: str, outcome: str, ended_at_ms: float, number: int = 1, **ledger: float) -> RequestSeen:
+def request(model: str, outcome: str, ended_at_ms: float, number: int = 1, **ledger: Any) -> RequestSeen:
     told = Ledger(total_ms=sum(ledger.values()), slice_id=SliceId("here/gpu0/0"), **ledger)
     record = RequestRecord(number, f"f-{number:x}", ModelId(model), outcome, "", 0.0, 50.0, told, BatchId(0))
     return RequestSeen(record, ended_at_ms - told.total_ms, ended_at_ms)

@@ -76,6 +76,7 @@ class Lately:
         """By model: where the time of an answered request goes, in the mean, in the order of `STAGES`.
 
         All late requests are remembered, and of the good ones a sample: so either kind counts by how many there were of it (`live`).
+        The sample has mostly the first request of a batch, which waited longest.
         """
         sums: defaultdict[tuple[ModelId, bool], list[float]] = defaultdict(lambda: [0.0] * len(STAGES))
         counts: defaultdict[tuple[ModelId, bool], int] = defaultdict(int)

@@ -215,4 +215,4 @@ def _goes(stages_ms: Sequence[float] | None) -> str:
     total_ms = sum(stages_ms)
     largest = sorted(zip(stages_ms, STAGES, strict=True), reverse=True)
     named = [f"{shown_ms(ms)} {STAGE_NAMES[stage]}" for ms, stage in largest[:3] if ms >= _WORTH * total_ms]
-    return f" A request takes {shown_ms(total_ms)}: {', '.join(named)}."
+    return f" The first of a batch takes {shown_ms(total_ms)}: {', '.join(named)}."

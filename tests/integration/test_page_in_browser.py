@@ -130,7 +130,8 @@ def browser(url: str) -> Iterator[Browser]:  # the server first: a loop of playw
 
 @pytest.fixture
 def page(url: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    width, scheme, motion = getattr(request, "param", (1280, "light", "reduce"))
+    told: Any = getattr(request, "param", (1280, "light", "reduce"))
+    width, scheme, motion = told
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion=motion
     )

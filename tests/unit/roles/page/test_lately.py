@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fabric.ids import ModelId
 from roles.page.lately import BATCHES_MAX, KEPT_MS, STAGES, Lately
 from tests.page_stage import batch, live, request
 
 A, B = "here/gpu0/0", "here/gpu0/1"
+A_MODEL = ModelId("a")
 
 
 def test_busy_is_the_part_of_the_last_five_seconds_that_batches_ran() -> None:
@@ -57,7 +59,7 @@ def test_the_mean_of_a_sample_and_of_all_late_ones_is_weighted_by_how_many_there
     refused = [request("a", "Overloaded", 95.0, waited_ms=500.0)]
     lately.add([], [*good, *late, *refused], float("-inf"), 100.0)
     # 10 late ones in 10 s beside 9 good ones a second: one request in ten was late.
-    found = lately.stages_ms({live("a").model_id: live("a", goodput_rps=9.0, late=10)})["a"]
+    found = lately.stages_ms({A_MODEL: live("a", goodput_rps=9.0, late=10)})[A_MODEL]
     by_stage = dict(zip(STAGES, found, strict=True))
     assert by_stage["held"] == pytest.approx(0.9 * 10 + 0.1 * 30)
     assert by_stage["waited"] == pytest.approx(0.1 * 40)
