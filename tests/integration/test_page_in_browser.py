@@ -34,6 +34,7 @@ pytestmark = [
 NAMES = ("bert", "efficientnet", "resnet50", "whisper", "yolo")
 HOSTILE = "<img src=x onerror=alert(1)>"
 WIDTHS = (400, 1280, 2000)
+REFUSED_BY_TEST = "ERR_FAILED"
 
 
 class PlayedFeed(Feed):
@@ -146,7 +147,7 @@ def page(url: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator
     found.goto(url)
     found.wait_for_selector("#model-rows tr.figures >> nth=4", timeout=60_000)
     yield found
-    assert problems == []
+    assert [one for one in problems if REFUSED_BY_TEST not in one] == []
     assert all(one.startswith(url) for one in asked), "it asked somebody else"
     context.close()
 
@@ -171,7 +172,7 @@ def test_each_panel_shows_what_the_feed_says(page: Page) -> None:
     assert page.inner_text("#verdict") == "yolo misses its SLO"
     assert "yolo" in page.title() or "1" in page.title()
     rows = page.locator("#model-rows tr.figures")
-    assert [row.locator("th").inner_text().split()[1] for row in rows.all()] == list(NAMES)
+    assert [row.locator("th").inner_text().lstrip("✓✗ \n").split(",")[0] for row in rows.all()] == list(NAMES)
     assert page.locator("#model-rows tr.is-missed").count() == 1
     assert page.locator(".gpu").count() == 4
     assert page.locator(".gpu-bar .slice").count() == 7

@@ -53,7 +53,7 @@ export class Timeline {
     this.lagMs += Math.max(-60, Math.min(this.gaps.length < 3 ? 3000 : 150, wantedMs - this.lagMs));
     this.models = new Map(state.models.map((model) => [model.number, model]));
     this.#layOut(state.gpus);
-    if (this.isStepped || this.pausedAtMs !== null) this.draw();
+    if (this.isStepped && this.pausedAtMs === null) this.draw();
     this.#tell();
   }
 
