@@ -32,3 +32,7 @@ class WallClock:
     def now_ms(self) -> float:
         """Milliseconds since 1970."""
         return time.time() * 1e3
+
+    def time_of_day(self) -> str:
+        """Where this process is, such as 14:05:09."""
+        return time.strftime("%H:%M:%S")

@@ -25,6 +25,7 @@ from fabric.messages import (
     DesiredSlices,
     Directory,
     Envelope,
+    FiguresListed,
     Host,
     Infer,
     Inputs,
@@ -51,6 +52,7 @@ JOINED_HEADER_BYTES_MAX: Final = 32 << 10
 LONG_HEADER_BYTES_MAX: Final = 1 << 20
 LONG: Final = (
     RequestsRemembered,
+    FiguresListed,
     Infer,
     Answer,
     Inputs,

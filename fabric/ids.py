@@ -26,6 +26,8 @@ SCHEDULER_PREFIX: Final = "scheduler-"
 AGENT_PREFIX: Final = "node-"
 WORKER_PREFIX: Final = "worker-"
 GATEWAY_PREFIX: Final = "gateway-"
+PAGE_ID: Final = "page"
+"""The role id of the page for people; a cluster has one at most."""
 FRONTEND_NAME_BYTES_MAX: Final = 64
 """Of a frontend's role id, so that a batch of 4,096 runs from so many frontends fits into one header."""
 

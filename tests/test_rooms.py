@@ -49,6 +49,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
     ),
     "benchmark": ("runtime", "config", "workload", "scheduler"),
     "observability": ("runtime", "config", "workload", "scheduler", "simulator"),
+    "page": ("runtime", "observability"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),
 }
 INNER_ARROWS["cli"] = tuple(INNER_ARROWS)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from deploy.local.events import RolePlan
-from fabric.ids import frontend_id, gateway_id, role_id_of_node, scheduler_id
+from fabric.ids import PAGE_ID, frontend_id, gateway_id, role_id_of_node, scheduler_id
 from roles.config.cluster import ClusterConfig
 
 CORES_APART = 4  # client, frontend, scheduler, worker
@@ -15,6 +15,7 @@ CORES_APART = 4  # client, frontend, scheduler, worker
 # (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
 # A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`).
 FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 16_500.0, 2_000.0
+PAGE_STOP_MS = 6_000.0  # it may be looking at roles that end
 GATEWAY_STOP_MS = 6_000.0  # likewise, and what its clients have sent when they could not know
 
 
@@ -84,7 +85,19 @@ def role_plans(
         )
         for _ in range(config.gateway.is_wanted)
     ]
-    return [*schedulers, *agents, *frontends, *gateways]
+    pages = [
+        RolePlan(
+            PAGE_ID,
+            (*tenuto, "page", *common),
+            start_rank=2,
+            stop_rank=-1,
+            stop_limit_ms=PAGE_STOP_MS,
+            restart_rank=1,
+            kind="page",
+        )
+        for _ in range(config.listen.page is not None)
+    ]
+    return [*schedulers, *agents, *frontends, *gateways, *pages]
 
 
 def _which(config: ClusterConfig, number: int, beside: tuple[str, ...]) -> tuple[str, ...]:

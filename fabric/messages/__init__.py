@@ -134,6 +134,9 @@ from fabric.messages.planner import (
 from fabric.messages.records import (
     BatchEntry as BatchEntry,
     BatchesRemembered as BatchesRemembered,
+    FiguresAsked as FiguresAsked,
+    FiguresListed as FiguresListed,
+    ModelFigures as ModelFigures,
     RecordsAsked as RecordsAsked,
     RequestRecord as RequestRecord,
     RequestsRemembered as RequestsRemembered,

@@ -45,7 +45,13 @@ from fabric.messages.operator import (
     StatusListed,
 )
 from fabric.messages.planner import PlanAsked, PlanMade
-from fabric.messages.records import BatchesRemembered, RecordsAsked, RequestsRemembered
+from fabric.messages.records import (
+    BatchesRemembered,
+    FiguresAsked,
+    FiguresListed,
+    RecordsAsked,
+    RequestsRemembered,
+)
 from fabric.messages.tensors import TENSORS_MAX, TensorSpec
 from fabric.messages.worker_scheduler import Done, PreemptBatch, RunBatch, SliceReady
 
@@ -105,6 +111,8 @@ AnyMessage = (
     | RecordsAsked
     | RequestsRemembered
     | BatchesRemembered
+    | FiguresAsked
+    | FiguresListed
 )
 
 

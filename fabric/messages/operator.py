@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fabric.ids import Incarnation, ModelId, NodeId, SliceId
 from fabric.messages.base import Listed, Message, Value
 from fabric.messages.gpus import GpuReport
@@ -18,6 +20,8 @@ class SliceReport(Value, frozen=True):
     batches: int
     requests: int
     left_out: Listed[LeftOut] = ()
+    share_percent: float | None = None
+    """Of its GPU; None: all of it, or a worker says so, which does not know."""
 
 
 class ModelWarning(Value, frozen=True):
@@ -101,6 +105,8 @@ class StatusListed(Message, frozen=True, tag=61):
     plan: PlanReport | None = None
     standing: SchedulerStanding | None = None
     warnings: Listed[ModelWarning] = ()
+    queued: dict[str, float] = msgspec.field(default_factory=dict)
+    """By model: requests that wait for a batch; of a scheduler only."""
 
 
 class ModelsAdd(Message, frozen=True, tag=62):

@@ -10,12 +10,15 @@ from fabric.messages.client_frontend import Ledger
 class RecordsAsked(Message, frozen=True, tag=80):
     """Operator -> frontend or scheduler: what it remembers of a model (empty: of all).
 
-    `before`: only records with lower numbers, newest first, as many as an answer holds. `request_id`: that request only.
+    `before`: only records with lower numbers, newest first, as many as an answer holds; `after`: only those with higher ones.
+    `request_id`: that request only. `bad_only`: of a frontend's, only those of requests that were late or refused.
     """
 
     model_id: ModelId
     before: int
     request_id: str = ""
+    bad_only: bool = False
+    after: int = 0
 
 
 class RequestRecord(Value, frozen=True):
@@ -49,6 +52,36 @@ class RequestsRemembered(Message, frozen=True, tag=81):
     bad: int = 0
 
 
+class FiguresAsked(Message, frozen=True, tag=84):
+    """Operator -> frontend: how models fare now. `after`: those whose names come after it, as many as an answer holds."""
+
+    after: ModelId
+
+
+class ModelFigures(Value, frozen=True):
+    """What became of a model's requests in the last `window_ms`: `asked` came, `good` and `late` ones were answered.
+
+    `refused`: the others by code. `answered`: how many of the answered ones took up to each of `bounds_ms`, and more than the last.
+    """
+
+    model_id: ModelId
+    slo_ms: float
+    window_ms: float
+    asked: int
+    good: int
+    late: int
+    refused: dict[str, float]
+    bounds_ms: Listed[float]
+    answered: Listed[int]
+
+
+class FiguresListed(Message, frozen=True, tag=85):
+    """Frontend -> operator. `has_more`: ask again, with `after` the last name of these."""
+
+    models: Listed[ModelFigures]
+    has_more: bool = False
+
+
 class BatchEntry(Value, frozen=True):
     """A batch that ended `ended_ago_ms` ago, as the scheduler saw it.
 
@@ -74,7 +107,11 @@ class BatchEntry(Value, frozen=True):
 
 
 class BatchesRemembered(Message, frozen=True, tag=82):
-    """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator."""
+    """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator.
+
+    `after`: as it was asked; who asked for what is new has the plan already.
+    """
 
     batches: Listed[BatchEntry]
     document: str = ""
+    after: int = 0

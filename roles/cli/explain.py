@@ -8,6 +8,7 @@ import click
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
+from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.cli.options import (
     FloatRange,
@@ -24,6 +25,7 @@ from roles.cli.options import (
 )
 from roles.cli.records import Remembered, newest_bad, remembered
 from roles.observability.batch_timeline import write_timeline
+from roles.observability.explain import Explanation
 from roles.observability.explain import explain as explained
 from roles.observability.seen import RequestSeen
 
@@ -61,18 +63,33 @@ def explain(
         if request is None:
             raise FabricError(f"no request of {late_model} is remembered that was late or refused")
     else:
-        request = next(iter(found.requests), None)
-        if request is None:
-            raise FabricError(
-                f"no frontend remembers a request {request_id!r}: it was in time and not sampled, or is too long ago"
-            )
+        request = _first(found, request_id)
     _show(request, found, as_json=as_json)
 
 
-def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
+def explanation_of(run_dir: Path, keyring: Keyring | None, request_id: str) -> list[str]:
+    """What `tenuto explain ID` prints. Raises FabricError where no frontend remembers it."""
+    found = remembered(run_dir, request_id=request_id, keyring=keyring)
+    return list(_explained(_first(found, request_id), found).sentences)
+
+
+def _first(found: Remembered, request_id: str) -> RequestSeen:
+    request = next(iter(found.requests), None)
+    if request is None:
+        raise FabricError(
+            f"no frontend remembers a request {request_id!r}: it was in time and not sampled, or is too long ago"
+        )
+    return request
+
+
+def _explained(request: RequestSeen, found: Remembered) -> Explanation:
     model_id = request.record.model_id
     hosting = {one.slice_id for one in found.report.scheduler.slices if model_id in one.models}
-    explanation = explained(request, found.batches, hosting)
+    return explained(request, found.batches, hosting)
+
+
+def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
+    explanation = _explained(request, found)
     if as_json:
         echo_json({"request": as_plain(request.record), **as_plain(explanation)})
     else:

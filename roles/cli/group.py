@@ -48,6 +48,7 @@ COMMANDS = {
     "keys": "roles.cli.keys:keys",
     "models": "roles.cli.models:models",
     "node-agent": "roles.cli.role_commands:node_agent",
+    "page": "roles.cli.page:page",
     "plan": "roles.cli.plan:plan",
     "replay": "roles.cli.replay:replay",
     "profile": "roles.cli.profile:profile",
@@ -56,14 +57,16 @@ COMMANDS = {
     "simulate": "roles.cli.simulate:simulate",
     "spans": "roles.cli.spans:spans",
     "status": "roles.cli.status:status",
+    "top": "roles.cli.top:top",
     "trace": "roles.cli.explain:trace",
     "up": "deploy.local.commands:up",
+    "what-if": "roles.cli.what_if:what_if",
     "why": "roles.cli.why:why",
     "worker": "roles.cli.role_commands:worker",
 }
 
 
-BESIDE_SERVING = ("drain", "health", "models", "restart", "status")
+BESIDE_SERVING = ("drain", "health", "models", "restart", "status", "top")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
 
 

@@ -38,6 +38,7 @@ from roles.cli.plan_changes import (
     known_shard,
     of_cluster,
     plain_answer,
+    processes_of,
     schedulers_of,
     show,
 )
@@ -47,6 +48,7 @@ from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
+from roles.runtime.live_figures import live_figures
 from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, having, roomiest, shards_of
@@ -61,13 +63,15 @@ def models() -> None:
 @models.command("list")
 @of_cluster
 def list_(*, cluster: Cluster, as_json: bool) -> None:
-    """List the models that are served, with SLO, replicas and what should be known of them."""
-    with schedulers_of(cluster) as (schedulers, _):
+    """List the models that are served: SLO, replicas, how they fare now, and what should be known of them."""
+    with schedulers_of(cluster) as (schedulers, keyring):
         listed = merged([one.status for one in schedulers.values()])
+        live = None if cluster.address else live_figures(processes_of(cluster), keyring)
     if as_json:
-        echo_json(as_plain({"models": listed.models, "warnings": listed.warnings}))
+        figures = {} if live is None else live.models
+        echo_json(as_plain({"models": listed.models, "live": figures, "warnings": listed.warnings}))
     else:
-        print_models(listed)
+        print_models(listed, live)
 
 
 @models.command()

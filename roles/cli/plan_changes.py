@@ -28,7 +28,13 @@ from roles.cli.options import (
 from roles.cli.restart import raise_refusal
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from roles.runtime.operator_request import ask_change, new_request_no
-from roles.runtime.running_cluster import ActiveScheduler, active_at, active_schedulers
+from roles.runtime.running_cluster import (
+    ActiveScheduler,
+    ProcessReport,
+    active_at,
+    active_schedulers,
+    processes_in,
+)
 from roles.runtime.shard_reports import combined
 
 Change = Callable[[int], PlanChange]
@@ -75,6 +81,15 @@ def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveSchedul
             yield active_at(cluster.address.split(","), keyring), keyring
         else:
             yield active_schedulers(home.path, keyring), keyring
+    finally:
+        home.remove()
+
+
+def processes_of(cluster: Cluster) -> list[ProcessReport]:
+    """The roles of its run directory."""
+    home = chosen_run_dir(cluster.run_dir)
+    try:
+        return processes_in(home.path)
     finally:
         home.remove()
 

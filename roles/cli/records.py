@@ -15,10 +15,12 @@ from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.runtime.core import SCHEDULER
-from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, active_schedulers, having, look
+from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, having, look
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 5_000.0
+LOOK_MS: Final = 1_000.0
+"""The same of who looks again soon."""
 PAGES_MAX: Final = 32
 """Answers asked for one after the other: all that a scheduler or a frontend remembers."""
 
@@ -51,7 +53,7 @@ def remembered(
     """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster."""
     found = Remembered(look(run_dir, keyring), keyring=keyring)
     if is_with_batches:
-        active = active_schedulers(run_dir, keyring)
+        active = found.report.active
         # Where models are asked about, their shard's plan is the one that counts.
         for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
             _ask_scheduler(found, active[shard], last_ms)
@@ -65,6 +67,27 @@ def remembered(
             except PeerLost:
                 found.silent.append(process.role_id)
     return found
+
+
+def newest_bad_of_all(
+    report: ClusterReport, keyring: Keyring | None = None
+) -> tuple[list[RequestSeen], list[str]]:
+    """The newest late and refused requests of every frontend, as many as one answer holds, and the frontends that say nothing."""
+    found: list[RequestSeen] = []
+    silent: list[str] = []
+    asked = RecordsAsked(ModelId(""), NEWEST, bad_only=True)
+    for process in report.processes:
+        addresses = process.addresses.get("client", ())
+        if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive or not addresses:
+            continue
+        server = PeerId(process.role_id)
+        try:
+            answer = ask_role(addresses, asked, RequestsRemembered, LOOK_MS, server=server, keyring=keyring)
+        except PeerLost:
+            silent.append(process.role_id)
+        else:
+            found += requests_seen(answer, MonotonicClock().now_ms())
+    return [one for one in found if one.is_bad], silent
 
 
 def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float | None) -> None:

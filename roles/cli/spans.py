@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 
 from fabric.clock import MonotonicClock, WallClock
-from roles.cli.options import FloatRange, chosen_run_dir, key_option, keyring_of, run_dir_flag, via_option
+from fabric.errors import FabricError, PeerLost
+from roles.cli.options import (
+    FloatRange,
+    chosen_run_dir,
+    key_option,
+    keyring_of,
+    remark,
+    run_dir_flag,
+    via_option,
+)
 from roles.cli.records import remembered
 
 EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
@@ -49,17 +58,34 @@ def spans(
     exported = Spans.to(endpoint)
     try:
         last_ms = None
+        is_away = False
         while True:
-            found = remembered(
-                home.path, last_ms=last_ms, is_with_batches=False, keyring=keyring_of(key_file)
-            )
+            try:
+                found = remembered(
+                    home.path, last_ms=last_ms, is_with_batches=False, keyring=keyring_of(key_file)
+                )
+            except PeerLost as error:
+                if last_ms is None:  # there was none from the beginning: more likely the wrong place
+                    raise
+                if not is_away:
+                    remark([f"{error}; it is asked again every {every_s:g} s"])
+                is_away = True
+                select.select([], [], [], every_s)
+                continue
+            is_away = False
             offset_ms = WallClock().now_ms() - MonotonicClock().now_ms()
             count = exported.export(found.requests, offset_ms)
             if is_once:
-                click.echo(f"{count} requests exported")
+                _tell_once(count, exported.refused(), endpoint)
                 return
             last_ms = 2e3 * every_s  # what was missed by one look is found by the next
             select.select([], [], [], every_s)
     finally:
         exported.close()
         home.remove()
+
+
+def _tell_once(count: int, refused: int, endpoint: str) -> None:
+    click.echo(f"{count - refused} requests exported")
+    if refused:
+        raise FabricError(f"the collector at {endpoint} did not take {refused} of {count} requests")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
+from fabric.keys import Keyring
 from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.options import (
     as_plain,
@@ -27,6 +29,7 @@ from roles.observability.minute import minute_of
 from roles.observability.remedies import Remedy, remedies
 from roles.observability.situation import MINUTE_MS, Situation
 from roles.observability.units import shown_ms
+from roles.runtime.process import die_with_parent
 
 LATE_TIMERS = "timer_late_p99_ms"
 
@@ -39,26 +42,15 @@ LATE_TIMERS = "timer_late_p99_ms"
 @json_option
 def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_json: bool) -> None:
     """Say why MODEL misses its SLO: with evidence of the last minute, and what a simulation of that minute says would mend it."""
-    model_id = ModelId(model)
+    die_with_parent()
     home = chosen_run_dir(run_dir_option)
     try:
-        report = remembered(home.path, (model_id,), last_ms=MINUTE_MS, keyring=keyring_of(key_file))
-        known = [one.model_id for one in report.report.scheduler.models]
-        if model_id not in known:
-            raise FabricError(f"no model {model!r} is served; there is {', '.join(known)}")
-        others = tuple(other for other in known if other != model_id)
-        if others:
-            beside = remembered(home.path, others, last_ms=MINUTE_MS, keyring=keyring_of(key_file))
-            report.arrivals |= beside.arrivals
-            report.bad |= beside.bad
+        report = _last_minute(home.path, keyring_of(key_file), ModelId(model))
     finally:
         home.remove()
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in report.silent)
-    situation = situation_of(report)
     with progress("simulations of the last minute") as on_step:
-        evidence = situation.evidence(model_id)
-        findings = diagnose(evidence)
-        found = remedies(situation.like_live(), evidence, on_step) if findings else []
+        evidence, findings, found = _examined(report, ModelId(model), on_step)
     if as_json:
         echo_json(
             {
@@ -75,6 +67,34 @@ def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_js
         return
     for line in told(evidence, findings, found):
         click.echo(line)
+
+
+def reasons_of(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> list[str]:
+    """What `tenuto why MODEL` prints. Raises FabricError for a model that is not served."""
+    report = _last_minute(run_dir, keyring, model_id)
+    return told(*_examined(report, model_id, lambda _: None))
+
+
+def _last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
+    report = remembered(run_dir, (model_id,), last_ms=MINUTE_MS, keyring=keyring)
+    known = [one.model_id for one in report.report.scheduler.models]
+    if model_id not in known:
+        raise FabricError(f"no model {model_id!r} is served; there is {', '.join(known)}")
+    others = tuple(other for other in known if other != model_id)
+    if others:
+        beside = remembered(run_dir, others, last_ms=MINUTE_MS, keyring=keyring)
+        report.arrivals |= beside.arrivals
+        report.bad |= beside.bad
+    return report
+
+
+def _examined(
+    report: Remembered, model_id: ModelId, on_step: Callable[[float], None]
+) -> tuple[Evidence, list[Finding], list[Remedy]]:
+    situation = situation_of(report)
+    evidence = situation.evidence(model_id)
+    findings = diagnose(evidence)
+    return evidence, findings, remedies(situation.like_live(), evidence, on_step) if findings else []
 
 
 def situation_of(report: Remembered) -> Situation:
@@ -99,6 +119,8 @@ def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> li
     model, slo = evidence.model_id, shown_ms(evidence.slo_ms)
     count = f"{evidence.bad} of {evidence.offered} requests of the last minute were late or refused ({evidence.bad_rate:.1%})"
     if not findings:
+        if not evidence.offered:
+            return [f"No request for {model} came in the last minute."]
         if evidence.bad_rate < BAD_RATE_ALLOWED:
             return [f"{model} keeps its SLO of {slo}: {count}."]
         return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]

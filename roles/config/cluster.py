@@ -156,12 +156,13 @@ class NetworkConfig:
 class ListenConfig:
     """Where others come in. `client` is a ZeroMQ endpoint of the frontends, `control` one of the scheduler beside its ipc one.
 
-    `metrics` is host:port. None: not served. HTTP and gRPC are the gateway's (`roles/config/gateway.py`).
+    `metrics` and `page` are host:port. None: not served. HTTP and gRPC are the gateway's (`roles/config/gateway.py`).
     """
 
     client: str = "tcp://127.0.0.1:0"
     control: str | None = None
     metrics: str | None = None
+    page: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,9 +292,10 @@ def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
                 f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
                 " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
             )
-    if section.metrics is not None:
-        check_endpoint(section.metrics, "listen.metrics", schemes=())
-    return ListenConfig(section.client, section.control, section.metrics)
+    for key, value in (("metrics", section.metrics), ("page", section.page)):
+        if value is not None:
+            check_endpoint(value, f"listen.{key}", schemes=())
+    return ListenConfig(section.client, section.control, section.metrics, section.page)
 
 
 def _policy(value: str | dict[str, dict[str, Any] | None], where: str) -> tuple[str, dict[str, Any]]:

@@ -201,6 +201,7 @@ class ListenSection(Section, frozen=True):
     http: str | None = None
     grpc: str | None = None
     metrics: str | None = None
+    page: str | None = None
 
 
 class SecuritySection(Section, frozen=True):

@@ -40,6 +40,7 @@ from fabric.messages import (
     CancelRequest,
     Directory,
     Dropped,
+    FiguresAsked,
     FrontendHello,
     Grant,
     Inputs,
@@ -260,7 +261,7 @@ class FrontendCore:
         admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
-            self.recorder.turned_away(asked.message.model_id, admitted.error.code)
+            self.recorder.turned_away(asked.message.model_id, admitted.error.code, self._now_ms)
             self._out.append(Release(asked.payload))
             self._out.append(
                 _refusal(
@@ -311,6 +312,8 @@ class FrontendCore:
                 self._out.append(Report(peer))
             case RecordsAsked():
                 self._out.append(Reply(peer, self.recorder.remembered(message, self._now_ms)))
+            case FiguresAsked(after):
+                self._out.append(Reply(peer, self.recorder.figures(after, self._now_ms)))
             case Ping(number):
                 self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_ready)))
 

@@ -11,6 +11,7 @@ from fabric.messages import (
     Answer,
     AnyMessage,
     Arrivals,
+    FiguresListed,
     FrontendHello,
     ImagePreprocess,
     Infer,
@@ -152,7 +153,7 @@ class Reply(Struct, frozen=True, gc=False):
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
-    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered
+    message: Answer | Refusal | ModelsListed | Pong | Unready | RequestsRemembered | FiguresListed
     payload: Handle = NO_PAYLOAD
     row: int = 0
 

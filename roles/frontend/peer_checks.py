@@ -19,6 +19,7 @@ from fabric.messages import (
     CancelRequest,
     Directory,
     Dropped,
+    FiguresAsked,
     Grant,
     Infer,
     ModelsAsked,
@@ -47,6 +48,7 @@ class FrontendPeerChecks:
             **dict.fromkeys(asking, anybody),
             StatusAsked: _operator_only,
             RecordsAsked: _operator_only,
+            FiguresAsked: _operator_only,
         }
         self._clients = PeerChecks(clients, self.offences)
         serving = (Directory, Grant, Dropped, Returned)
@@ -95,7 +97,7 @@ class FrontendPeerChecks:
         self.offences.note(A_WORKER, error, now_ms, may_cut_off=False)
 
 
-def _operator_only(peer: PeerId, message: StatusAsked | RecordsAsked) -> None:
+def _operator_only(peer: PeerId, message: StatusAsked | RecordsAsked | FiguresAsked) -> None:
     del message
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not the operator", NOT_OWNER)

@@ -10,13 +10,22 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.messages import Ledger, ModelInfo, RecordsAsked, RequestRecord, RequestsRemembered
+from fabric.messages import (
+    FiguresListed,
+    Ledger,
+    ModelFigures,
+    ModelInfo,
+    RecordsAsked,
+    RequestRecord,
+    RequestsRemembered,
+)
 from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, BAD_BIN_MS, MinuteBins
+from roles.frontend.last_seconds import LastSeconds
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX, Request
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.histogram import SHORT_FRACTIONS, SLO_FRACTIONS, of_slo
@@ -33,6 +42,8 @@ REMEMBERED_MAX: Final = 16_384
 REMEMBERED_MIN: Final = 8
 RECORDS_MAX: Final = 512
 """In one answer."""
+FIGURES_MAX: Final = 128
+"""Models in one answer: half a millisecond's work."""
 REASON_CHARS_MAX: Final = 200
 NO_BATCH: Final = BatchId(0)
 
@@ -58,10 +69,12 @@ class ModelCounts:
 
     __slots__ = (
         "arrivals",
+        "asked",
         "bad",
         "bad_lately",
         "good",
         "held",
+        "last_seconds",
         "latency",
         "outcomes",
         "sample_at_ms",
@@ -76,12 +89,19 @@ class ModelCounts:
         self.held = of_slo(slo_ms, SHORT_FRACTIONS)
         self.waited = of_slo(slo_ms, SHORT_FRACTIONS)
         self.stages_ms = [0.0] * len(STAGES)
+        self.asked = 0
+        """Taken on or turned away."""
         self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
         self.arrivals = MinuteBins(ARRIVAL_BIN_MS)
         self.bad_lately = MinuteBins(BAD_BIN_MS)
         self.bad: deque[_Ended] = deque()
         self.good: deque[_Ended] = deque()
         self.sample_at_ms = -1e18
+        self.last_seconds = LastSeconds()
+
+    def copy(self, now_ms: float) -> None:
+        """As they are before anything is counted of the second that begins."""
+        self.last_seconds.copy(now_ms, self.asked, self.outcomes, self.latency.counts)
 
 
 class RequestRecorder:
@@ -107,14 +127,20 @@ class RequestRecorder:
     def asked(self, model_id: ModelId, now_ms: float) -> None:
         """A request was taken on."""
         counts = self._models.get(model_id)
-        if counts is not None:
-            counts.arrivals.note(now_ms)
+        if counts is None:
+            return
+        if now_ms >= counts.last_seconds.next_at_ms:
+            counts.copy(now_ms)
+        counts.asked += 1
+        counts.arrivals.note(now_ms)
 
     def answered(self, request: Request, ledger: Ledger, now_ms: float) -> None:
         """A request has its outputs."""
         counts = self._models.get(request.model_id)
         if counts is None:
             return
+        if now_ms >= counts.last_seconds.next_at_ms:
+            counts.copy(now_ms)
         counts.latency.note(now_ms - request.asked_at_ms)
         counts.held.note(ledger.held_ms)
         counts.waited.note(ledger.waited_ms)
@@ -141,6 +167,8 @@ class RequestRecorder:
         counts = self._models.get(request.model_id)
         if counts is None:
             return
+        if now_ms >= counts.last_seconds.next_at_ms:
+            counts.copy(now_ms)
         counts.outcomes[code] += 1
         if code not in catalog.CLIENT_FAULTS:
             counts.bad_lately.note(now_ms)
@@ -182,11 +210,18 @@ class RequestRecorder:
         )
         kept.append(ended)
 
-    def turned_away(self, model_id: ModelId, code: str) -> None:
-        """A request was not taken on."""
+    def turned_away(self, model_id: ModelId, code: str, now_ms: float) -> None:
+        """A request was not taken on. Unless that is its client's fault, it came and was refused like any other."""
         counts = self._models.get(model_id)
-        if counts is not None:
-            counts.outcomes[code] += 1
+        if counts is None:
+            return
+        if now_ms >= counts.last_seconds.next_at_ms:
+            counts.copy(now_ms)
+        counts.asked += 1
+        counts.outcomes[code] += 1
+        if code not in catalog.CLIENT_FAULTS:
+            counts.arrivals.note(now_ms)
+            counts.bad_lately.note(now_ms)
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> RequestsRemembered:
         """What an operator asks for, newest first."""
@@ -212,6 +247,30 @@ class RequestRecorder:
         arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
         return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad))
 
+    def figures(self, after: ModelId, now_ms: float) -> FiguresListed:
+        """How models fare now, by name, those that come after one."""
+        names = sorted(model_id for model_id in self._models if model_id > after)
+        return FiguresListed(
+            tuple(self._figures(model_id, now_ms) for model_id in names[:FIGURES_MAX]),
+            has_more=len(names) > FIGURES_MAX,
+        )
+
+    def _figures(self, model_id: ModelId, now_ms: float) -> ModelFigures:
+        counts = self._models[model_id]
+        lately = counts.last_seconds.until(now_ms, counts.asked, counts.outcomes, counts.latency.counts)
+        refused = {code: float(count) for code, count in lately.outcomes.items() if code not in (GOOD, LATE)}
+        return ModelFigures(
+            model_id,
+            counts.slo_ms,
+            lately.window_ms,
+            lately.asked,
+            lately.outcomes.get(GOOD, 0),
+            lately.outcomes.get(LATE, 0),
+            refused,
+            counts.latency.bounds,
+            lately.latencies,
+        )
+
     def _kept(self, asked: RecordsAsked) -> Iterator[Iterator[_Ended]]:
         """Those that fit, each deque newest first: no more of them is looked at than an answer has."""
         models: Sequence[ModelCounts]
@@ -220,10 +279,10 @@ class RequestRecorder:
         else:
             models = list(self._models.values())
         for counts in models:
-            for kept in (counts.bad, counts.good):
+            for kept in (counts.bad,) if asked.bad_only else (counts.bad, counts.good):
                 yield (
                     one
-                    for one in reversed(kept)
+                    for one in takewhile(lambda one: one.number > asked.after, reversed(kept))
                     if one.number < asked.before and asked.request_id in ("", one.request_id)
                 )
 

@@ -405,8 +405,8 @@ class NodeAgentCore:
                 self._on_greeting(peer, message, now_ms)
             case StatusAsked():
                 self._on_status_asked(peer, now_ms)
-            case StatusListed(counters=counters):
-                self._inquiries.heard(self._worker_at(peer).worker_id, counters)
+            case StatusListed(pid=pid, counters=counters):
+                self._inquiries.heard(self._worker_at(peer).worker_id, {**counters, "pid": float(pid)})
             case SliceReady() | SliceFailed():
                 worker = self._worker_at(peer)
                 if worker.is_ending:

@@ -18,7 +18,7 @@ METRICS: Final = PeerId("metrics")
 WORKERS_MAX: Final = 256
 """Workers with series of their own on a page."""
 _LATENESS: Final = (("0.5", "timer_late_p50_ms"), ("0.99", "timer_late_p99_ms"), ("1", "timer_late_ms_max"))
-_SHOWN: Final = frozenset({"cpu_ms", "memory_bytes", "turns", *(name for _, name in _LATENESS)})
+_SHOWN: Final = frozenset({"cpu_ms", "memory_bytes", "pid", "turns", *(name for _, name in _LATENESS)})
 _EVENTS_MAX: Final = 64
 
 

@@ -65,7 +65,7 @@ def _events(batches: Sequence[BatchSeen], requests: Sequence[RequestSeen]) -> It
         # Requests of one model overlap: nestable asynchronous events, each with a number of its own.
         common = {
             "cat": record.model_id,
-            "name": record.outcome,
+            "name": f"{record.model_id} {record.outcome}",  # viewers make a row of each name
             "id": number,
             "pid": _REQUESTS_PID,
             "tid": models[record.model_id],

@@ -35,6 +35,8 @@ from roles.workload.outcomes import Outcome, Window
 REQUESTS_MAX: Final = 40_000
 """Of all models: the newest that many are played, a second or so each time."""
 SEED: Final = 1
+REPEATED_MS: Final = 5.0
+"""As wide as the bins that arrivals are counted in."""
 _NOT_RATES: Final = ("rate_rps", "weight", "arrival")
 
 Arrivals = Mapping[ModelId, NDArray[np.float64]]
@@ -135,6 +137,23 @@ class Minute:
             )
             settings = replace(settings, models=specs)
         return replace(self, config=replace(self.config, models=models), settings=settings)
+
+    def with_rate(self, model_id: ModelId, factor: float) -> Minute:
+        """So many times as many requests came for the model, when its own came: in the same bursts, with the same lulls.
+
+        Of a fraction each request has that chance; one that comes several times comes within a bin of its first.
+        """
+        own = random.Random(f"{SEED}/rate/{model_id}")
+        whole = int(factor)
+        moments: list[float] = []
+        for at_ms in self.arrivals.get(model_id, np.empty(0)).tolist():
+            count = whole + (own.random() < factor - whole)
+            moments += [
+                min(self.span_ms - 1e-3, at_ms + own.random() * REPEATED_MS * (at > 0)) for at in range(count)
+            ]
+        return replace(
+            self, arrivals={**self.arrivals, model_id: np.array(sorted(moments), dtype=np.float64)}
+        )
 
     def with_discipline(self, name: str) -> Minute:
         """Batches were decided by another rule."""

@@ -35,6 +35,16 @@ class Situation:
     late_timers_ms: Mapping[str, float]
     planned_rps: Mapping[ModelId, float]
 
+    @property
+    def bad_rates(self) -> Mapping[ModelId, float]:
+        """Of what came of each model in the minute."""
+        offered = {model_id: sum(counts) for model_id, counts in self.arrivals.items()}
+        return {
+            model_id: min(1.0, self.bad.get(model_id, 0) / count)
+            for model_id, count in offered.items()
+            if count
+        }
+
     def evidence(self, model_id: ModelId) -> Evidence:
         """About one model, with its minute played again where it misses its SLO."""
         minute = self.minute

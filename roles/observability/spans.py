@@ -6,13 +6,13 @@ put on the time of day when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
 from roles.observability.seen import RequestSeen
@@ -24,12 +24,33 @@ REMEMBERED_MAX: Final = 1_024
 """Frontends whose newest number is known."""
 
 
+class _Heeding(SpanExporter):
+    """Another exporter, and how many requests it could not export: the library only writes a line of log."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.refused = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.refused += sum(span.parent is None for span in spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
 class Spans:
     """Exports each request once. `offset_ms`, where it is asked for: from the requests' clock to the time of day."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "tenuto"}))
-        self._processor = BatchSpanProcessor(exporter)
+        self._exporter = _Heeding(exporter)
+        self._processor = BatchSpanProcessor(self._exporter)
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("tenuto")
         self._newest: dict[str, int] = {}
@@ -55,6 +76,11 @@ class Spans:
             if count % _FLUSHED_AT == 0:  # more than its queue holds would be dropped
                 self._processor.force_flush()
         return count
+
+    def refused(self) -> int:
+        """Requests that the collector has not taken, of all that were exported until now."""
+        self._processor.force_flush()
+        return self._exporter.refused
 
     def close(self) -> None:
         """Send what is left."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, SCHEDULER_PREFIX, ModelId, PeerId
+from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, PAGE_ID, SCHEDULER_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -23,6 +23,7 @@ _TOLD: Mapping[str, Sequence[str]] = {
     FRONTEND_PREFIX: ("client",),
     GATEWAY_PREFIX: ("http", "grpc"),
     SCHEDULER_PREFIX: ("control",),
+    PAGE_ID: ("page",),
 }
 """By whose it is: what others may want to reach."""
 TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
@@ -48,6 +49,17 @@ class ClusterReport:
     counters: Mapping[str, Mapping[str, float]]
     """By role: what it counted and what its loop measured; workers too, as their agent tells it."""
     shards: Sequence[ShardReport] = ()
+    active: Mapping[int, ActiveScheduler] = field(default_factory=dict)
+    """By shard: who schedules it, and what that says."""
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """The processes of this host's workers, by name."""
+        return {
+            worker_id: round(counters["pid"])
+            for worker_id, counters in self.counters.items()
+            if "pid" in counters
+        }
 
 
 def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
@@ -84,7 +96,7 @@ def _report(endpoints: Mapping[str, Sequence[str]], active: Mapping[int, ActiveS
         shard_report(active[shard].status) if shard in active else ShardReport(shard, "")
         for shard in range(shards_of(statuses[0]))
     ]
-    return ClusterReport(endpoints, (), merged(statuses), counters, shards)
+    return ClusterReport(endpoints, (), merged(statuses), counters, shards, active)
 
 
 def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:

@@ -59,6 +59,7 @@ def merged(shards: Sequence[StatusListed]) -> StatusListed:
         gpus=tuple(one for status in shards for one in status.gpus),
         plan=_plan([status.plan for status in shards if status.plan is not None]),
         warnings=tuple(one for status in shards for one in status.warnings),
+        queued=_counters(status.queued for status in shards),
     )
 
 

@@ -476,6 +476,7 @@ class SchedulerCore:
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
+            queued={str(one): float(self._discipline.queued(one)) for one in self._fleet.slos_ms},
         )
         return [Send(peer, listed)]
 

@@ -443,6 +443,7 @@ class Fleet:
                 record.batches,
                 record.requests,
                 record.left_out if record.is_ready else (),
+                record.spec.share_percent,
             )
             for slice_id, record in self.slices.items()
         ]

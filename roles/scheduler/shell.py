@@ -287,7 +287,8 @@ class SchedulerShell:
         core = self._core
         assert core is not None, "it answered"
         assert core.controller is not None, "it was made with one"
-        if remembered.batches and remembered.batches[0].number != core.batches_ended:
+        is_older = remembered.batches and remembered.batches[0].number != core.batches_ended
+        if remembered.after or is_older:
             return remembered
         about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
         return replaced(remembered, document=about.decode())

@@ -17,11 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from fabric.client import BlockingClient
 from fabric.errors import ConfigError, RequestError
 from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.runtime import small_http
 from roles.runtime.metrics import catalog, server
 from roles.runtime.metrics.catalog import METRICS
-from roles.runtime.metrics.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
+from roles.runtime.metrics.server import MetricsServer
 from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.running_cluster import processes_in
+from roles.runtime.small_http import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from tests.integration.proc import CLOCK, until
 
 CLUSTER = """
@@ -202,7 +204,7 @@ def test_those_who_say_nothing_keep_nobody_out_and_are_sent_away() -> None:
 
 
 def test_one_who_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.05)
+    monkeypatch.setattr(small_http, "REQUEST_S", 0.05)
     with serving() as opened, connected(opened.address) as silent:
         silent.sendall(b"GET /metrics HT")
         assert silent.recv(1) == b""
@@ -245,10 +247,10 @@ def test_an_address_in_use_is_a_configuration_error() -> None:
 
 def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may be larger than what the kernel takes at once; its reader may be slower than its writer."""
-    monkeypatch.setattr(server, "REQUEST_S", 20.0)  # whatever else runs on this host
+    monkeypatch.setattr(small_http, "REQUEST_S", 20.0)  # whatever else runs on this host
     models = [Measured(catalog.QUEUE, (f"model-{at}",), 1.0) for at in range(2_000)]
     opened = MetricsServer("127.0.0.1:0", "scheduler-0")
-    listening = opened._server.sockets[0]  # a slow link in small: what the kernel keeps for each end
+    listening = opened._server._server.sockets[0]  # a slow link in small: what the kernel keeps for each end
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
     host, _, port = opened.address.rpartition(":")
     opened.publish(models)

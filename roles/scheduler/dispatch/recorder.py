@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
@@ -103,8 +103,10 @@ class BatchRecorder:
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
         """What an operator asks for, newest first: batches of all models, as they compete."""
-        fitting = (one for one in reversed(self._ended) if one.number < asked.before)
-        return BatchesRemembered(tuple(_entry(one, now_ms) for one in islice(fitting, RECORDS_MAX)))
+        new = takewhile(lambda one: one.number > asked.after, reversed(self._ended))
+        fitting = (one for one in new if one.number < asked.before)
+        batches = tuple(_entry(one, now_ms) for one in islice(fitting, RECORDS_MAX))
+        return BatchesRemembered(batches, after=asked.after)
 
     def forget_model(self, model_id: ModelId) -> None:
         """It is served no more."""

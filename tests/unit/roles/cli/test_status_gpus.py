@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, GpuReport, GpuSample, GpuSharing
-from roles.cli.status import gpu_tables
+from roles.cli.cluster_tables import gpu_tables
 
 INFO = GpuInfo(0, "a100", "cuda", 40_000_000_000, name="NVIDIA A100")
 
@@ -29,7 +29,7 @@ def test_a_gpu_is_shown_with_how_it_is_shared_and_what_it_does() -> None:
         "NVIDIA A100",
         "mps: the shares of its slices add up to 130 %",
         "37 %",
-        "3 of 40",
+        "3/40",
     ):
         assert words in text
     for words in ("152", "1410", "41", "sw_power_cap"):

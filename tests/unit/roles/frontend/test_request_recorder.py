@@ -131,7 +131,7 @@ def test_another_slo_begins_anew_and_the_same_goes_on() -> None:
 def test_there_is_a_limit_to_how_many_models_are_counted() -> None:
     recorder = RequestRecorder()
     recorder.know([model_info(f"m{number}") for number in range(MODELS_MAX + 5)])
-    recorder.turned_away(model_info(f"m{MODELS_MAX + 1}").model_id, "Overloaded")
+    recorder.turned_away(model_info(f"m{MODELS_MAX + 1}").model_id, "Overloaded", 0.0)
     shown = {one.labels[0] for one in recorder.measured({})}
     assert len(shown) == MODELS_MAX
 
@@ -233,3 +233,15 @@ def test_bins_of_a_minute_hold_what_came_in_it(moments: list[float], wait_ms: fl
     expected = Counter(int(at_ms // 1_000.0) for at_ms in moments if int(at_ms // 1_000.0) > newest - 60)
     assert len(counts) == 60
     assert {newest - 59 + place: count for place, count in enumerate(counts) if count} == expected
+
+
+def test_only_what_is_new_is_told_to_one_who_asks_for_that() -> None:
+    core = linked()
+    for number in range(1, 11):
+        answered_at(core, number, 30.0 * number, 5.0)
+    newest = remembered(core, 400.0).requests
+    asking = RecordsAsked(DIGITS, NEWEST, after=newest[3].number)
+    (reply,) = core.handle(ClientSaid(OPERATOR, asking), 400.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, RequestsRemembered)
+    assert reply.message.requests == newest[:3]

@@ -570,7 +570,11 @@ def test_anyone_may_ask_how_the_slices_are() -> None:
     assert [(report.slice_id, report.state, report.models) for report in listed.slices] == [
         ("x", "ready", ("m",))
     ]
-    assert listed.counters == {f"{started.worker_id}/turns": 7.0, "is_ready": 1.0}
+    assert listed.counters == {
+        f"{started.worker_id}/turns": 7.0,
+        f"{started.worker_id}/pid": 1.0,
+        "is_ready": 1.0,
+    }
 
 
 def test_who_asks_does_not_wait_long_for_a_worker_that_says_nothing() -> None:

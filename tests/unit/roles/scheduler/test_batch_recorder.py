@@ -54,3 +54,11 @@ def test_no_more_is_made_than_is_told_for_batches_wait_meanwhile(monkeypatch: py
     monkeypatch.setattr(recorder, "_entry", counted)
     filled().remembered(RecordsAsked(ModelId(""), NEWEST), 2.0)
     assert made == RECORDS_MAX
+
+
+def test_only_what_is_new_is_told_to_one_who_asks_for_that_and_the_answer_says_so() -> None:
+    own = filled()
+    told = own.remembered(RecordsAsked(ModelId(""), NEWEST, after=COUNT - 3), 2.0)
+    assert [one.number for one in told.batches] == [COUNT, COUNT - 1, COUNT - 2]
+    assert told.after == COUNT - 3, "the plan is not sent along then"
+    assert own.remembered(RecordsAsked(ModelId(""), NEWEST, after=COUNT), 2.0).batches == ()

@@ -1,0 +1,149 @@
+"""What readers of the page get, and that it stays small however long a page stays open."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roles.page.feed import ANSWER_BYTES_MAX, EXPLAINED_MAX, FRAME_BATCHES_MAX, FRAMES_MAX, Feed
+from roles.page.palette import Numbers
+from roles.page.shown import MODELS_MAX, SLICES_MAX
+from tests.page_stage import Stage, batch, live, request, slice_of
+
+SLICE = "here/gpu0/0"
+
+
+def told(feed: Feed, after: int = 0, now_ms: float = 0.0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(feed.answer(after, now_ms))
+    return found
+
+
+def test_before_the_first_look_there_is_nothing_and_no_age() -> None:
+    assert told(Feed(), now_ms=5.0) == {
+        "at_ms": 5.0,
+        "age_ms": None,
+        "trouble": "",
+        "state": None,
+        "frames": [],
+    }
+
+
+def test_a_reader_gets_each_frame_once_and_the_newest_state_each_time() -> None:
+    feed, stage = Feed(), Stage()
+    feed.look(stage.look(1_000.0, [batch("a", SLICE, 900.0, 20.0)]))
+    first = told(feed)
+    assert [frame["seq"] for frame in first["frames"]] == [1]
+    feed.look(stage.look(2_000.0))
+    feed.look(stage.look(3_000.0))
+    assert [frame["seq"] for frame in told(feed, after=1)["frames"]] == [2, 3]
+    assert told(feed, after=3)["frames"] == []
+    assert told(feed, after=3)["state"]["models"] == first["state"]["models"]
+
+
+def test_a_batch_is_told_by_numbers_that_the_state_explains() -> None:
+    feed = Feed()
+    stage = Stage(slices=[slice_of("here/gpu0/0", "a"), slice_of("here/gpu0/1", "b")])
+    fine, odd = batch("b", "here/gpu0/1", 950.0, 20.0, 7), batch("a", SLICE, 940.0, 10.0, 2, "cut_off")
+    unknown = batch("gone", SLICE, 930.0, 10.0)
+    feed.look(stage.look(1_000.0, [odd, fine, unknown]))
+    state, (frame,) = told(feed)["state"], told(feed)["frames"]
+    models = {one["number"]: one["id"] for one in state["models"]}
+    slices = {one["number"]: one["id"] for gpu in state["gpus"] for one in gpu["slices"]}
+    rows = [(slices[row[0]], models[row[1]], *row[2:]) for row in frame["batches"]]
+    assert rows == [(SLICE, "a", 940.0, 10.0, 2, 1), ("here/gpu0/1", "b", 950.0, 20.0, 7, 0)]
+
+
+def test_trouble_is_told_beside_what_was_seen_last() -> None:
+    feed = Feed()
+    feed.look(Stage().look(1_000.0))
+    feed.fail("no active scheduler answers")
+    found = told(feed, now_ms=4_000.0)
+    assert (found["trouble"], found["age_ms"]) == ("no active scheduler answers", 3_000)
+    assert found["state"]["models"]
+    feed.look(Stage().look(5_000.0))
+    assert told(feed, now_ms=5_000.0)["trouble"] == ""
+
+
+def test_a_page_that_is_served_anew_gives_an_old_reader_all_it_has() -> None:
+    feed = Feed()
+    feed.look(Stage().look(1_000.0))
+    assert [frame["seq"] for frame in told(feed, after=700)["frames"]] == [1]
+
+
+def test_hours_of_looking_keep_no_more_than_a_minute() -> None:
+    feed, stage = Feed(), Stage()
+    sizes = []
+    for second in range(3 * FRAMES_MAX):
+        at_ms = 1e3 * second
+        its = [batch("a", SLICE, at_ms - 10.0 * number, 8.0) for number in range(50, 0, -1)]
+        bad = [request("a", "late", at_ms, second, held_ms=30.0, gpu_ms=40.0)]
+        feed.look(stage.look(at_ms, its, bad))
+        sizes.append(len(feed.answer(0, at_ms)))
+    assert len(told(feed)["frames"]) == FRAMES_MAX
+    assert len(told(feed)["state"]["late"]) == EXPLAINED_MAX
+    assert sizes[-1] < 1.05 * sizes[FRAMES_MAX + 5]
+
+
+def test_a_flood_of_batches_is_cut_and_told_as_cut() -> None:
+    feed = Feed()
+    its = [batch("a", SLICE, 0.1 * number, 0.1) for number in range(FRAME_BATCHES_MAX + 500)]
+    feed.look(Stage().look(1_000.0, its))
+    (frame,) = told(feed)["frames"]
+    assert (len(frame["batches"]), frame["left_out"]) == (FRAME_BATCHES_MAX, 500)
+    for second in range(2, 60):
+        feed.look(Stage().look(1_000.0 * second, its))
+    assert len(feed.answer(0, 60_000.0)) < 2 * ANSWER_BYTES_MAX
+
+
+def test_a_cluster_that_is_too_large_is_told_in_part() -> None:
+    feed = Feed()
+    names = [f"m{number:04}" for number in range(MODELS_MAX + 3)]
+    slices = [slice_of(f"here/gpu{number}/0", names[0]) for number in range(SLICES_MAX + 4)]
+    feed.look(Stage(models=names, slices=slices, gpus=[]).look(1_000.0))
+    state = told(feed)["state"]
+    assert (len(state["models"]), state["models_more"]) == (MODELS_MAX, 3)
+    assert (sum(len(gpu["slices"]) for gpu in state["gpus"]), state["slices_more"]) == (SLICES_MAX, 4)
+
+
+def test_gpus_are_in_the_order_of_their_numbers() -> None:
+    feed = Feed()
+    slices = [slice_of(f"{host}/gpu{number}/0", "a") for host in ("b", "a") for number in (10, 9, 0)]
+    feed.look(Stage(slices=slices, gpus=[]).look(1_000.0))
+    assert [gpu["id"] for gpu in told(feed)["state"]["gpus"]] == [
+        f"{host}/gpu{number}" for host in ("a", "b") for number in (0, 9, 10)
+    ]
+
+
+def test_what_is_no_number_is_null_for_json_has_no_word_for_it() -> None:
+    feed = Feed()
+    feed.look(Stage(figures={"a": live("a", p99_ms=float("inf"))}).look(1_000.0))
+    assert told(feed)["state"]["models"][0]["p99_ms"] is None
+
+
+def test_late_requests_are_explained_one_of_each_model_first() -> None:
+    feed = Feed()
+    flood = [request("a", "late", 990.0 + number, number, held_ms=30.0, gpu_ms=40.0) for number in range(9)]
+    other = request("b", "Overloaded", 980.0, 77)
+    fault = request("b", "Cancelled", 981.0, 78)
+    feed.look(Stage().look(1_000.0, [], [other, fault, *flood]))
+    late = told(feed)["state"]["late"]
+    assert {(one["model"], one["outcome"]) for one in late} == {("a", "late"), ("b", "Overloaded")}
+    (of_a,) = [one for one in late if one["model"] == "a"]
+    assert of_a["sentences"][0].startswith("Request f-8 of a was answered too late: after 70 ms")
+    assert of_a["ago_ms"] == 2
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdefgh")), max_size=12))
+def test_a_name_keeps_its_number_for_as_long_as_it_is_there(rounds: list[set[str]]) -> None:
+    numbers = Numbers()
+    before: dict[str, int] = {}
+    for names in rounds:
+        now = dict(numbers.keep(sorted(names)))
+        assert set(now) == names
+        assert len(set(now.values())) == len(names), "no two have one number"
+        assert all(now[name] == before[name] for name in names & before.keys())
+        assert max(now.values(), default=-1) < 8
+        before = now
