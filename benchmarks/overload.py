@@ -84,7 +84,9 @@ def overload(
     for factor in (1.0, *FACTORS):
         window = Window(WARMUP_MS, WARMUP_MS + window_ms)
         rates = case.rates_rps(one_rps * factor)
-        fates = play(case, contender, seed, {name: ((0.0, rate),) for name, rate in rates.items()}, window.until_ms)
+        fates = play(
+            case, contender, seed, {name: ((0.0, rate),) for name, rate in rates.items()}, window.until_ms
+        )
         good = {name: fate.good_rps(window) for name, fate in fates.items()}
         own = own or good
         total = sum(good.values())

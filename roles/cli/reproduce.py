@@ -44,7 +44,10 @@ from roles.runtime.exit_codes import EXIT_PARTIAL
     "--missing", "is_missing", is_flag=True, help="With --all --write: only what the document lacks."
 )
 @click.option(
-    "--full", "is_full", is_flag=True, help="The whole of what is sampled otherwise: hours instead of minutes."
+    "--full",
+    "is_full",
+    is_flag=True,
+    help="The whole of what is sampled otherwise: hours instead of minutes.",
 )
 @plot_option
 @json_option

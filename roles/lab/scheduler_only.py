@@ -38,6 +38,7 @@ GRID = 1.005
 STEP, GROWTH = 8, 1.6  # grid steps of the first look around where a search begins, and how they grow
 BEGIN, LOWEST, HIGHEST = 0.75, 0.001, 1.02  # of the bound: where a search begins, what is nothing, the most
 BATCH_MAX = 512
+NO_DELAY = Delay()
 
 Moments = NDArray[np.float64]
 Hear = Callable[[Sequence[BatchDecision], float], bool]
@@ -67,7 +68,7 @@ class Case:
     models: tuple[Model, ...]
     gpus: int
     shape: float = 1.0
-    delay: Delay = Delay()
+    delay: Delay = NO_DELAY
 
     @property
     def bound_rps(self) -> float:
@@ -277,9 +278,7 @@ class Played:
 
 def play(case: Case, discipline: Discipline, arrived: Sequence[Moments], run_ms: float = 0.0) -> Played:
     """Play those arrivals and write down what became of them."""
-    fates = {
-        ModelId(model.name): Fates(at_ms) for model, at_ms in zip(case.models, arrived, strict=True)
-    }
+    fates = {ModelId(model.name): Fates(at_ms) for model, at_ms in zip(case.models, arrived, strict=True)}
     gpu_of = {SliceId(f"gpu-{gpu}"): gpu for gpu in range(case.gpus)}
     batches: list[BatchRecord] = []
     last: dict[SliceId, int] = {}

@@ -45,6 +45,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "symphony-figure-15": "roles.lab.reproduce.symphony.changing:figure_15",
     "symphony-figure-16": "roles.lab.reproduce.symphony.changing:figure_16",
     "usher-figures-3-7": "roles.lab.reproduce.usher:figures_3_and_7",
+    "usher-figures-6-16": "roles.lab.reproduce.usher:figures_6_and_16",
 }
 """Name to ``module:function``, in the order of the document."""
 

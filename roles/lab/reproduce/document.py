@@ -54,7 +54,13 @@ _FAILED = "**Failed:**"
 def markdown(chapters: Mapping[str, str]) -> str:
     """The whole document; chapters by the experiments' names, in the order in which they come."""
     contents = "\n".join(f"- [{_heading_of(text)}](#{name})" for name, text in chapters.items())
-    parts = [_HEAD, contents, "", _agreement(chapters), *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items())]
+    parts = [
+        _HEAD,
+        contents,
+        "",
+        _agreement(chapters),
+        *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items()),
+    ]
     return "\n".join(parts)
 
 

@@ -62,12 +62,12 @@ WHY = {
 
 
 def no_coordination(model: Model, gpus: int) -> tuple[int, float]:
-    """Batch size and throughput where a request may wait for a whole batch: ⌊(SLO/2 - β)/α⌋ (section 5.3)."""
+    """Batch size and throughput where a request may wait for a whole batch: floor((SLO/2 - beta)/alpha) (section 5.3)."""
     return _bound(model, gpus, model.slo_ms / 2)
 
 
 def staggered(model: Model, gpus: int) -> tuple[int, float]:
-    """The same where it waits for an N-th of one: ⌊(SLO/(1 + 1/N) - β)/α⌋."""
+    """The same where it waits for an N-th of one: floor((SLO/(1 + 1/N) - beta)/alpha)."""
     return _bound(model, gpus, model.slo_ms / (1 + 1 / gpus))
 
 
@@ -95,10 +95,25 @@ def table_2(*, is_full: bool = False) -> Reproduction:
         found = goodputs_of(case, systems, effort)
         for system, rps in found.items():
             paper_rps = stated.goodput_rps.get(system)
-            rows.append(Row(f"Table 2, {name}, {system}: goodput, requests/s", paper_rps, round(rps, 1), WHY.get(system, "")))
-        played = {system: played_at(case, systems[system], rps, WINDOW) for system, rps in found.items() if rps}
+            rows.append(
+                Row(
+                    f"Table 2, {name}, {system}: goodput, requests/s",
+                    paper_rps,
+                    round(rps, 1),
+                    WHY.get(system, ""),
+                )
+            )
+        played = {
+            system: played_at(case, systems[system], rps, WINDOW) for system, rps in found.items() if rps
+        }
         for system, one in played.items():
-            batches = np.sort([b.batch_size for b in one.batches if b.batch_size and WINDOW.from_ms <= b.started_at_ms < WINDOW.until_ms])
+            batches = np.sort(
+                [
+                    b.batch_size
+                    for b in one.batches
+                    if b.batch_size and WINDOW.from_ms <= b.started_at_ms < WINDOW.until_ms
+                ]
+            )
             by_request = np.sort(np.repeat(batches, batches))
             rows.append(
                 Row(
@@ -109,7 +124,9 @@ def table_2(*, is_full: bool = False) -> Reproduction:
                 )
             )
             sizes.append((f"{name}, {system}", tuple(nearest_rank(by_request, part) for part in PERCENTILES)))
-            waits.append((f"{name}, {system}", tuple(round(float(v), 2) for v in _waits_ms(one, (*PERCENTILES, 1.0)))))
+            waits.append(
+                (f"{name}, {system}", tuple(round(float(v), 2) for v in _waits_ms(one, (*PERCENTILES, 1.0))))
+            )
         rows += _waiting_rows(name, stated.slo_ms, played)
     percent = tuple(f"p{100 * part:g}" for part in PERCENTILES)
     return Reproduction(
@@ -119,7 +136,11 @@ def table_2(*, is_full: bool = False) -> Reproduction:
         tuple(rows),
         (
             Grid("Figure 1, the batch size that a request runs in:", percent, tuple(sizes)),
-            Grid("Figure 12, from a request's arrival to the start of its batch, ms:", (*percent, "longest"), tuple(waits)),
+            Grid(
+                "Figure 12, from a request's arrival to the start of its batch, ms:",
+                (*percent, "longest"),
+                tuple(waits),
+            ),
         ),
     )
 
@@ -146,5 +167,12 @@ def _waiting_rows(name: str, slo_ms: float, played: Mapping[str, Played]) -> lis
     ]
     if "Nexus" in played:
         longest = _waits_ms(played["Nexus"], (1.0,))[0]
-        rows.append(Row(f"Figure 12, {name}: longest wait of Nexus, of the SLO", 0.5, round(longest / slo_ms, 2), "the paper: around half"))
+        rows.append(
+            Row(
+                f"Figure 12, {name}: longest wait of Nexus, of the SLO",
+                0.5,
+                round(longest / slo_ms, 2),
+                "the paper: around half",
+            )
+        )
     return rows

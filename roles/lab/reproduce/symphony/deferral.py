@@ -65,7 +65,7 @@ def figure_5() -> Reproduction:
     deferred, named = _example("deferred", numbers, (0.0,) * EXAMPLE_GPUS)
     eager, late = _example("eager", [number for number in numbers if number > max(MISSING)], EAGER_FREE_AT_MS)
     first = deferred.batches[0]
-    at_23 = next((one for one in eager.batches if one.started_at_ms == 23.25), None)  # noqa: PLR2004  the text's moment
+    at_23 = next((one for one in eager.batches if one.started_at_ms == 23.25), None)
     lost = _dropped(eager, late)
     # The last batches are of what little comes after the end of the example.
     steady = {one.batch_size for one in deferred.batches[:-2]}
@@ -79,14 +79,18 @@ def figure_5() -> Reproduction:
             "1, 4, 4, 1",
             ", ".join(str(one.batch_size) for one in eager.batches[:4]),
         ),
-        Row("5a: size of the batch at 23.25, when seven wait", 2, None if at_23 is None else at_23.batch_size),
-        Row("5a: the first that are dropped", "R35, R37, R38", ", ".join(f"R{number}" for number in lost[:3])),
+        Row(
+            "5a: size of the batch at 23.25, when seven wait", 2, None if at_23 is None else at_23.batch_size
+        ),
+        Row(
+            "5a: the first that are dropped", "R35, R37, R38", ", ".join(f"R{number}" for number in lost[:3])
+        ),
         Row("5a: dropped of R16 to R60", None, len(lost)),
     )
     return Reproduction(
         "symphony-figure-5",
         "Symphony: three missing requests",
-        "Symphony, figure 5 (section 3.3): ℓ(b) = b + 5, SLO 12, a request every 0.75, 3 GPUs, R13 to R15 missing.",
+        "Symphony, figure 5 (section 3.3): l(b) = b + 5, SLO 12, a request every 0.75, 3 GPUs, R13 to R15 missing.",
         rows,
     )
 
@@ -95,7 +99,7 @@ def figure_5() -> Reproduction:
 
 
 def figure_6(*, is_full: bool = False) -> Reproduction:
-    """6a: eager scheduling as β grows. 6b: timeouts in percent of the SLO, one model and the zoo."""
+    """6a: eager scheduling as beta grows. 6b: timeouts in percent of the SLO, one model and the zoo."""
     effort = effort_of(is_full=is_full)
     betas_ms = tuple(range(1, 16, 1 if is_full else 7))
     systems = {"deferred": DEFERRED, "eager": EAGER, "eager, simple drop": EAGER_SIMPLE}
@@ -105,19 +109,21 @@ def figure_6(*, is_full: bool = False) -> Reproduction:
         model = Model("m", 1.0, float(beta_ms), 2 * (8.0 + beta_ms))
         found = goodputs_of(Case("", copies(model, 10), 32), systems, effort)
         over[beta_ms] = found["eager"] / found["deferred"]
-        bars_a.append((f"β/α = {beta_ms}", tuple(round(one) for one in found.values())))
+        bars_a.append((f"beta/alpha = {beta_ms}", tuple(round(one) for one in found.values())))
     rows.append(
-        Row("6a: eager over deferred at β/α = 1", 1.0, round(over[1], 3), "the paper: nearly the same")
+        Row("6a: eager over deferred at beta/alpha = 1", 1.0, round(over[1], 3), "the paper: nearly the same")
     )
     rows.append(
         Row(
-            f"6a: eager over deferred at β/α = {betas_ms[-1]}",
+            f"6a: eager over deferred at beta/alpha = {betas_ms[-1]}",
             "less: deferral has a bigger advantage",
             round(over[betas_ms[-1]], 3),
         )
     )
     percents = (5, 10, 20, 30, 40, 50, 60, 70, 80) if is_full else (10, 30, 50)
-    timeouts: dict[str, System] = {f"{percent} %": ("timeout", {"slo_percent": percent}) for percent in percents}
+    timeouts: dict[str, System] = {
+        f"{percent} %": ("timeout", {"slo_percent": percent}) for percent in percents
+    }
     bars_b = []
     workloads = {
         "one ResNet50, 50 ms, 8 GPUs": Case("", (model_of("table2", "ResNet50", 50.0),), 8),
@@ -132,14 +138,16 @@ def figure_6(*, is_full: bool = False) -> Reproduction:
                 f"6b, {name}: the best timeout over deferred",
                 1.0 if is_one else "much lower",
                 round(best, 3),
-                "" if is_one else "a waiting batch is ranked by its latest start here, however it came to wait (ADR 0011)",
+                ""
+                if is_one
+                else "a waiting batch is ranked by its latest start here, however it came to wait (ADR 0011)",
             )
         )
         bars_b.append((name, tuple(round(one) for one in found.values())))
     return Reproduction(
         "symphony-figure-6",
         "Symphony: eager batches and timeouts",
-        "Symphony, figure 6 (section 3.4.1). 6a: 10 models with α = 1 ms, SLO 2ℓ(8), 32 GPUs; 6b: timeouts of a part of the SLO.",
+        "Symphony, figure 6 (section 3.4.1). 6a: 10 models with alpha = 1 ms, SLO 2l(8), 32 GPUs; 6b: timeouts of a part of the SLO.",
         tuple(rows),
         (
             Grid("6a, goodput, requests/s:", tuple(systems), tuple(bars_a)),
@@ -210,9 +218,7 @@ def synthetic_workloads() -> list[Synthetic]:
 
 def drawn_workloads(count: int = SAMPLE_SIZE, bound_rps: float = SAMPLE_BOUND_RPS) -> list[Synthetic]:
     """`NAMED` and a seeded sample of those that no schedule can carry more than `bound_rps` of."""
-    small = [
-        one for one in synthetic_workloads() if one not in NAMED and one.case.bound_rps <= bound_rps
-    ]
+    small = [one for one in synthetic_workloads() if one not in NAMED and one.case.bound_rps <= bound_rps]
     return [*NAMED, *random.Random(1).sample(small, count)]
 
 
@@ -258,7 +264,11 @@ def _rows_of_7(drop: str, found: Mapping[Synthetic, float]) -> list[Row]:
     )
     kinds: tuple[tuple[str, Value, Callable[[Synthetic], bool]], ...] = (
         ("7a, mixed", Range(1.35, 2.02), lambda one: one.model is None),
-        ("7b, DenseNet121 at 30 ms", Range(1.34, 3.34), lambda one: one.model == "DenseNet121" and one.slo_ms == 30),  # noqa: PLR2004
+        (
+            "7b, DenseNet121 at 30 ms",
+            Range(1.34, 3.34),
+            lambda one: one.model == "DenseNet121" and one.slo_ms == 30,
+        ),
         ("7c, BERT", "similar", lambda one: one.model == "BERT"),
     )
     rows = []
@@ -266,12 +276,24 @@ def _rows_of_7(drop: str, found: Mapping[Synthetic, float]) -> list[Row]:
         ratios = [ratio for one, ratio in found.items() if is_one(one)]
         if ratios:
             rows.append(
-                Row(f"{name}: deferred over eager with {drop} drop, median", paper, round(statistics.median(ratios), 3), why)
+                Row(
+                    f"{name}: deferred over eager with {drop} drop, median",
+                    paper,
+                    round(statistics.median(ratios), 3),
+                    why,
+                )
             )
-    part = {limit: 100 * sum(one >= limit for one in found.values()) / len(found) for limit in (0.95, 1.5, 2.0)}
+    part = {
+        limit: 100 * sum(one >= limit for one in found.values()) / len(found) for limit in (0.95, 1.5, 2.0)
+    }
     return [
         *rows,
         Row(f"7d, {drop} drop: at least 0.95, % of workloads", "almost all", round(part[0.95], 1), why),
-        Row(f"7d, {drop} drop: 1.5 and more, % of workloads", 16, round(part[1.5], 1), f"of {len(found)} workloads; {why}"),
+        Row(
+            f"7d, {drop} drop: 1.5 and more, % of workloads",
+            16,
+            round(part[1.5], 1),
+            f"of {len(found)} workloads; {why}",
+        ),
         Row(f"7d, {drop} drop: 2 and more, % of workloads", "extreme cases", round(part[2.0], 1), why),
     ]

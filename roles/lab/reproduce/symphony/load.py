@@ -56,9 +56,21 @@ def figure_2(*, is_full: bool = False) -> Reproduction:
                 else "the paper: already fully utilised; here a GPU is idle where no request waits, and batches of one are short",
             )
         )
-    for name, paper in (("Symphony", 1.0), ("Nexus", 1.0), ("Shepherd", "some fluctuation"), ("Clockwork", "degrades")):
+    for name, paper in (
+        ("Symphony", 1.0),
+        ("Nexus", 1.0),
+        ("Shepherd", "some fluctuation"),
+        ("Clockwork", "degrades"),
+    ):
         kept = good[name][HIGH_RPS] / max(good[name].values())
-        rows.append(Row(f"goodput at {HIGH_RPS:,.0f} requests/s over the highest, {name}", paper, round(kept, 3), "" if name == "Symphony" else IDEAL))
+        rows.append(
+            Row(
+                f"goodput at {HIGH_RPS:,.0f} requests/s over the highest, {name}",
+                paper,
+                round(kept, 3),
+                "" if name == "Symphony" else IDEAL,
+            )
+        )
     peak = max(good["Symphony"].values())
     for rps in loads[1:3]:
         rows.append(
@@ -83,14 +95,20 @@ def figure_2(*, is_full: bool = False) -> Reproduction:
     )
 
 
-def _bars(found: Mapping[str, Mapping[float, float]], factor: float) -> tuple[tuple[str, tuple[Value, ...]], ...]:
-    return tuple((name, tuple(round(factor * one, 1) for one in values.values())) for name, values in found.items())
+def _bars(
+    found: Mapping[str, Mapping[float, float]], factor: float
+) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+    return tuple(
+        (name, tuple(round(factor * one, 1) for one in values.values())) for name, values in found.items()
+    )
 
 
 # ---------------------------------------------------------------- figure 13
 
 RESNET_LIKE = copies(model_of("table2", "ResNet50", 100.0), 20)
-SPEED = Case("20 models, 64 GPUs", copies(replace(RESNET_LIKE[0], alpha_ms=0.02, beta_ms=4.0, slo_ms=40.0), 20), 64)
+SPEED = Case(
+    "20 models, 64 GPUs", copies(replace(RESNET_LIKE[0], alpha_ms=0.02, beta_ms=4.0, slo_ms=40.0), 20), 64
+)
 SPEED_RPS, SPEED_MS = 1_000_000.0, 1000.0
 
 
@@ -151,7 +169,9 @@ SLOS_MS = (20.0, 25.0, 50.0, 100.0)
 def figure_14(*, is_full: bool = False) -> Reproduction:
     """Goodput by network latency, which the scheduler has to add to every decision."""
     effort = effort_of(is_full=is_full)
-    latencies = (0.0, 0.01, 0.02, RDMA_MS, 0.1, 1.0, 2.0, TCP_MS, 5.0, 10.0, 20.0, 36.0) if is_full else LATENCIES_MS
+    latencies = (
+        (0.0, 0.01, 0.02, RDMA_MS, 0.1, 1.0, 2.0, TCP_MS, 5.0, 10.0, 20.0, 36.0) if is_full else LATENCIES_MS
+    )
     slos_ms = SLOS_MS if is_full else (20.0, 100.0)
     bars, kept = [], {}
     for slo_ms in slos_ms:
@@ -164,22 +184,38 @@ def figure_14(*, is_full: bool = False) -> Reproduction:
         bars.append((f"{slo_ms:g} ms", tuple(round(one) for one in found)))
     tight, loose = slos_ms[0], slos_ms[-1]
     rows = (
-        Row(f"SLO {tight:g} ms: goodput lost within RDMA's range (33 µs), %", "marginally", _lost(kept[tight, RDMA_MS])),
-        Row(f"SLO {tight:g} ms: goodput lost at TCP's median (3.034 ms), %", None, _lost(kept[tight, TCP_MS])),
+        Row(
+            f"SLO {tight:g} ms: goodput lost within RDMA's range (33 µs), %",
+            "marginally",
+            _lost(kept[tight, RDMA_MS]),
+        ),
+        Row(
+            f"SLO {tight:g} ms: goodput lost at TCP's median (3.034 ms), %", None, _lost(kept[tight, TCP_MS])
+        ),
         Row(
             f"SLO {tight:g} ms: goodput lost at 10 ms, %",
             70,
             _lost(kept[tight, 10.0]),
             "the paper: up to 70 % within TCP's tail (36 ms); its axis is not labelled in the text, 10 ms is our choice",
         ),
-        Row(f"SLO {loose:g} ms: goodput lost at 10 ms, %", "less: looser SLOs suffer less", _lost(kept[loose, 10.0])),
+        Row(
+            f"SLO {loose:g} ms: goodput lost at 10 ms, %",
+            "less: looser SLOs suffer less",
+            _lost(kept[loose, 10.0]),
+        ),
     )
     return Reproduction(
         "symphony-figure-14",
         "Symphony: network latency",
         "Symphony, figure 14 (section 5.6): 20 equally popular models like ResNet50, 32 GPUs. The latency is that of every control message.",
         rows,
-        (Grid("Goodput by SLO and latency, requests/s:", tuple(f"{one:g} ms" for one in latencies), tuple(bars)),),
+        (
+            Grid(
+                "Goodput by SLO and latency, requests/s:",
+                tuple(f"{one:g} ms" for one in latencies),
+                tuple(bars),
+            ),
+        ),
     )
 
 

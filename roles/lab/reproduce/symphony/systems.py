@@ -75,7 +75,7 @@ def figure_9(*, is_full: bool = False) -> Reproduction:
     return Reproduction(
         "symphony-figure-9",
         "Symphony: mixed models on 64 GPUs",
-        "Symphony, figure 9 (section 5.1): tables 3 and 4, equally popular, Poisson; strong: β/α > 2, weak: β/α < 2.",
+        "Symphony, figure 9 (section 5.1): tables 3 and 4, equally popular, Poisson; strong: beta/alpha > 2, weak: beta/alpha < 2.",
         tuple(rows),
         (Grid("Goodput, requests/s:", tuple(DISCIPLINES), tuple(bars)),),
     )
@@ -113,19 +113,34 @@ def figure_10(*, is_full: bool = False) -> Reproduction:
     }
     one, mixed = needed["ResNet50, 25 ms"], needed["37 mixed models"]
     rows = [
-        Row(f"ResNet50: GPUs that {rival} needs more than Symphony", Range(2, 6), _less(one[rival], one["Symphony"]), IDEAL)
+        Row(
+            f"ResNet50: GPUs that {rival} needs more than Symphony",
+            Range(2, 6),
+            _less(one[rival], one["Symphony"]),
+            IDEAL,
+        )
         for rival in ("Shepherd", "Nexus")
     ]
     others = max(one[name] or 0 for name in ("Symphony", "Nexus", "Shepherd"))
     rows.append(
-        Row("ResNet50: Clockwork's GPUs over the most of the other three", "more than 2", _over(one["Clockwork"], others), IDEAL)
+        Row(
+            "ResNet50: Clockwork's GPUs over the most of the other three",
+            "more than 2",
+            _over(one["Clockwork"], others),
+            IDEAL,
+        )
     )
     for rival, percent in (("Nexus", 166), ("Shepherd", 90)):
         over = _over(mixed[rival], mixed["Symphony"])
         ours = None if over is None else round(100 * (over - 1), 1)
         rows.append(Row(f"mixed: GPUs of {rival} over Symphony's, % more", percent, ours, IDEAL))
     rows.append(
-        Row("mixed: Clockwork's GPUs over Symphony's", "cannot, its decisions take too long", _over(mixed["Clockwork"], mixed["Symphony"]), IDEAL)
+        Row(
+            "mixed: Clockwork's GPUs over Symphony's",
+            "cannot, its decisions take too long",
+            _over(mixed["Clockwork"], mixed["Symphony"]),
+            IDEAL,
+        )
     )
     return Reproduction(
         "symphony-figure-10",
@@ -168,13 +183,21 @@ def figure_11(*, is_full: bool = False) -> Reproduction:
         best = max(rps[rival] for rival in ("Clockwork", "Nexus", "Shepherd"))
         paper = "significant benefits" if slo_ms == TIGHT_MS else "all relatively good"
         over = round(rps["Symphony"] / best, 3) if best else None
-        rows.append(Row(f"{_setup(zipf, shape)}, {slo_ms:g} ms: Symphony over the best rival", paper, over, IDEAL))
+        rows.append(
+            Row(f"{_setup(zipf, shape)}, {slo_ms:g} ms: Symphony over the best rival", paper, over, IDEAL)
+        )
     for zipf in (0.0, 0.9):
         steady, bursty = (found[zipf, shape, LOOSE_MS] for shape in (1.0, 0.05))
         kept = {name: round(bursty[name] / steady[name], 2) for name in ("Nexus", "Symphony") if steady[name]}
         for name, ours in kept.items():
             paper = "does not work well" if name == "Nexus" else None
-            rows.append(Row(f"{_popularity(zipf)}, {LOOSE_MS:g} ms, {name}: goodput under bursts, of that under Poisson", paper, ours))
+            rows.append(
+                Row(
+                    f"{_popularity(zipf)}, {LOOSE_MS:g} ms, {name}: goodput under bursts, of that under Poisson",
+                    paper,
+                    ours,
+                )
+            )
     bars: list[tuple[str, tuple[Value, ...]]] = [
         (f"{_setup(zipf, shape)}, {slo_ms:g} ms", tuple(round(one) for one in rps.values()))
         for (zipf, shape, slo_ms), rps in found.items()
@@ -194,5 +217,3 @@ def _setup(zipf: float, shape: float) -> str:
 
 def _popularity(zipf: float) -> str:
     return f"Zipf {zipf:g}" if zipf else "equal"
-
-

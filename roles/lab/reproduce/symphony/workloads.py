@@ -45,7 +45,7 @@ class Effort:
         return Window(self.warmup_ms, self.warmup_ms + length_ms)
 
 
-SAMPLE: Final = Effort((1,), 1500.0, 1500.0, 8000.0, 500, 1.01)
+SAMPLE: Final = Effort((1,), 2000.0, 4000.0, 8000.0, 1000, 1.01)
 FULL: Final = Effort((1, 2, 3), 5000.0, 20_000.0, 60_000.0, 2000, 1.005)
 
 
