@@ -90,7 +90,8 @@ def reproduce(
         if write_path is not None:
             chapters[name] = text
             draft = write_path.with_name(f"{write_path.name}.tmp")
-            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS))), encoding="utf-8")
+            missing = [other for other in EXPERIMENTS if other not in chapters]
+            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS)), missing), encoding="utf-8")
             draft.replace(write_path)
 
     found, failed = _run(wanted, keep, is_full=is_full)

@@ -37,11 +37,14 @@ What of each paper is run again, and what is not:
   latencies and shares over time.
 - The thesis: figures 5.5 to 5.10, 6.1, 6.10 and 6.15 and what its text states of 6.2 to 6.8, 6.11 to 6.13, 6.16, 6.18 and 6.19, emulated in
   place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
-- gpulet: figures 5, 13 and 16, planned. Not what was measured (figures 4, 6, 7, 10 and 14). Its applications are independent models here.
-- Symphony: nothing by `tenuto reproduce`. Benchmarks play its table 2, the workloads of its table 1, its overload (figure 2), figures 9 and 11 in
-  part ([disciplines](disciplines.md)) and its partition (figure 16, [sub-clusters](subclusters.md)), in virtual time. Not its minimum number of GPUs (figure 10), queueing (12),
-  scalability (13), network (14 and 17) and changing workload (15), which are of real systems and larger clusters.
-- Usher, Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
+- gpulet: figures 5, 13 and 16, planned, and 14, emulated. Not what was measured (figures 4, 6, 7 and 10). Its applications are independent models here; as graphs:
+  [applications](applications.md).
+- Symphony: table 2 and figures 1, 2, 5 to 7 and 9 to 16, by the discipline alone on virtual time, as its own "scheduler-only" runs: no network, no lateness, and
+  rivals that decide in no time and know all requests ([ADR 0013](adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
+  seeds of `tenuto goodput`. Not figure 17, measurements of a network; figures 3, 4, 8 and 18 are drawings, of which 4 is a test. More workloads and seeds: [disciplines](disciplines.md).
+- Usher: figures 3 and 7, and 6a and 16 on the thesis' models, since it publishes no requirements. Not figures 1, 2, 4, 5 and 13 to 26, measured under traces of production on 24 V100s, or of a GPU's cache. Its
+  estimator (table 4): [estimator](estimator.md). Of its merger the exact part: [worker](worker.md).
+- Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
 _AGREES = 0.05
 _ROWS_HEAD = "| what | paper | ours | ours / paper | note |"
@@ -51,9 +54,11 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _FAILED = "**Failed:**"
 
 
-def markdown(chapters: Mapping[str, str]) -> str:
-    """The whole document; chapters by the experiments' names, in the order in which they come."""
+def markdown(chapters: Mapping[str, str], missing: Sequence[str] = ()) -> str:
+    """The whole document; chapters by the experiments' names, in the order in which they come. `missing` have none yet."""
     contents = "\n".join(f"- [{_heading_of(text)}](#{name})" for name, text in chapters.items())
+    if missing:
+        contents += f"\n\nNot run for this page yet (`--all --missing`): {', '.join(missing)}."
     parts = [
         _HEAD,
         contents,
@@ -168,7 +173,7 @@ def _agreement(chapters: Mapping[str, str]) -> str:
         rows = [row for row in _rows_of(text) if row[3]]
         good = [row for row in rows if abs(float(row[3]) - 1) <= _AGREES]
         if rows:
-            lines.append(f"| [{_heading_of(text)}](#{name}) | {len(rows)} | {len(good)} |")
+            lines.append(f"| [{_cell(_heading_of(text))}](#{name}) | {len(rows)} | {len(good)} |")
         others += [f"| [{name}](#{name}) | {' | '.join(row)} |" for row in rows if row not in good]
         total, within = total + len(rows), within + len(good)
     lines.append(f"| all | {total} | {within} |")
