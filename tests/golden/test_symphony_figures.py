@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from policies.batching.base import Delay
-from profiles.store import shipped_data
+from profiles.store import shipped_data, shipped_profile
 from roles.lab import scheduler_only
-from roles.lab.reproduce import usher
+from roles.lab.reproduce import gpulet, gpulet_violations, usher
 from roles.lab.reproduce.symphony import batch_sizes, changing, deferral, systems
 from roles.lab.reproduce.symphony.workloads import SYSTEMS, Effort, copies, model_of, table
 from roles.lab.scheduler_only import Case, Model
@@ -139,3 +139,44 @@ def test_a_window_is_long_enough_for_the_rarest_model_within_its_bounds() -> Non
     assert effort.window(case, 1000.0) == Window(100.0, 2100.0)
     assert effort.window(case, 100.0) == Window(100.0, 5100.0)
     assert effort.window(case, 1e6) == Window(100.0, 1100.0)
+
+
+def test_figure_11_compares_four_setups_at_a_tight_and_a_loose_slo() -> None:
+    found = systems.figure_11(effort=Effort((1,), 50.0, 150.0, 150.0, 1, 1.2), gpus=3, count=2)
+    (grid,) = found.grids
+    assert len(grid.rows) == 2 * 2 * 2
+    assert {"equal, Poisson, 20 ms", "Zipf 0.9, gamma 0.05, 100 ms"} <= {name for name, _ in grid.rows}
+    assert all(
+        isinstance(one, int | float) and one > 0
+        for name, values in grid.rows
+        for one in values
+        if "Poisson" in name
+    )
+
+
+def test_figure_15_goes_into_overload_and_out_again() -> None:
+    found = changing.figure_15(gpus=6, count=3)
+    rows = {row.what: row.ours for row in found.rows}
+    assert rows["seconds in overload in which more GPUs are advised, %"] == 100
+    assert rows["seconds below half of the peak in which GPUs are released, %"] == 100
+    (grid,) = found.grids
+    bad = [float(values[-1] or 0.0) for _, values in grid.rows]  # type: ignore[arg-type]
+    assert max(bad) > 1
+    assert bad[-1] < 1
+
+
+def test_gpulets_violations_are_few_where_little_is_asked() -> None:
+    (member,) = gpulet.workloads()["scen2"][:1]
+    for scheduler in gpulet_violations.COMPARED:
+        assert gpulet_violations.violations_percent([member], scheduler, 20.0) < 1
+        assert gpulet_violations.violations_percent([member], scheduler, 5000.0) > 50, (
+            "far more than four GPUs carry"
+        )
+
+
+def test_the_thesis_models_are_heavy_in_something() -> None:
+    ratios = [
+        usher._creq_over_mreq(shipped_profile(f"thesis-v100/{name}")) for name in usher._table_a1_models()
+    ]
+    assert len(ratios) == 13
+    assert all(ratio > 0 for ratio in ratios)

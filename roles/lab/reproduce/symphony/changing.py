@@ -49,11 +49,11 @@ def changing_rates(case: Case, seed: int, steps: int) -> dict[str, Steps]:
     return {name: tuple(rates) for name, rates in found.items()}
 
 
-def figure_15(*, is_full: bool = False) -> Reproduction:
+def figure_15(*, is_full: bool = False, gpus: int = GPUS, count: int = MODELS) -> Reproduction:
     """What is offered, served and used, second by second, and the advice on the number of GPUs."""
     steps = 120 if is_full else 18
-    models = tuple(random.Random("24 of table 3").sample(table("gtx1080ti"), MODELS))
-    case = Case("24 models, 512 GPUs", models, GPUS)
+    models = tuple(random.Random("24 of table 3").sample(table("gtx1080ti"), count))
+    case = Case(f"{count} models, {gpus} GPUs", models, gpus)
     until_ms = steps * STEP_MS
     arrived = case.stepped_arrivals(1, changing_rates(case, 1, steps), until_ms)
     played = play(case, made(case, *SYSTEMS["Symphony"]), arrived, run_ms=1.0)
@@ -66,17 +66,17 @@ def figure_15(*, is_full: bool = False) -> Reproduction:
     offered, bad, used, advice = [], [], [], []
     for step in range(steps):
         window = Window(step * STEP_MS, (step + 1) * STEP_MS)
-        fractions, count = busy_gpus([played.batches[index] for index in starts[step]], GPUS, window)
+        fractions, busy_count = busy_gpus([played.batches[index] for index in starts[step]], gpus, window)
         bad.append(played.bad_rate(window))
         good = played.good_rps(window)
         offered.append(good / (1 - bad[-1]))
-        used.append(count)
-        advice.append(advised_gpus(GPUS, bad[-1], 1 - sum(fractions) / GPUS))
+        used.append(busy_count)
+        advice.append(advised_gpus(gpus, bad[-1], 1 - sum(fractions) / gpus))
         cells = (
             round(offered[-1]),
             round(good),
-            count,
-            round(100 * sum(fractions) / GPUS, 1),
+            busy_count,
+            round(100 * sum(fractions) / gpus, 1),
             advice[-1],
             round(100 * bad[-1], 2),
         )
@@ -87,19 +87,19 @@ def figure_15(*, is_full: bool = False) -> Reproduction:
     low = min(range(steps), key=lambda step: offered[step])
     rows = (
         Row("bad rate in seconds without overload, mean %", "low", round(100 * statistics.fmean(calm), 3)),
-        Row("GPUs used at the lowest load, of 512", "fewer: consolidated", used[low]),
+        Row(f"GPUs used at the lowest load, of {gpus}", "fewer: consolidated", used[low]),
         Row("busy GPUs' worth advised at the lowest load", "fewer", advice[low]),
         Row(
             "seconds in overload in which more GPUs are advised, %",
             100,
-            round(100 * sum(advice[step] > GPUS for step in over) / len(over), 1) if over else None,
+            round(100 * sum(advice[step] > gpus for step in over) / len(over), 1) if over else None,
         ),
         Row(
             "seconds below half of the peak in which GPUs are released, %",
             100,
             round(
                 100
-                * statistics.fmean(advice[step] < GPUS for step in range(steps) if offered[step] < peak / 2),
+                * statistics.fmean(advice[step] < gpus for step in range(steps) if offered[step] < peak / 2),
                 1,
             ),
         ),
@@ -108,7 +108,7 @@ def figure_15(*, is_full: bool = False) -> Reproduction:
         "symphony-figure-15",
         "Symphony: a changing workload on 512 GPUs",
         "Symphony, figure 15 (section 5.7). Its rates come from 150 hours of video that were not published: ours rise into overload and fall "
-        f"again in {steps} s, each model in a wave of its own; 24 models drawn from table 3. The text states no numbers.",
+        f"again in {steps} s, each model in a wave of its own; {count} models drawn from table 3. The text states no numbers.",
         rows,
         (
             Grid(

@@ -168,16 +168,18 @@ def _over(left: int | None, right: int | None) -> float | None:
     return None if left is None or not right else round(left / right, 2)
 
 
-def figure_11(*, is_full: bool = False) -> Reproduction:
+def figure_11(
+    *, is_full: bool = False, effort: Effort | None = None, gpus: int = 32, count: int = 20
+) -> Reproduction:
     """Twenty models like ResNet50 on 32 GPUs: SLO, popularity and arrivals varied."""
-    effort = effort_of(is_full=is_full)
+    effort = effort or effort_of(is_full=is_full)
     slos_ms = (15.0, 20.0, 25.0, 35.0, 50.0, 70.0, 100.0) if is_full else (TIGHT_MS, LOOSE_MS)
     found: dict[tuple[float, float, float], dict[str, float]] = {}
     for zipf in (0.0, 0.9):
         for shape in (1.0, 0.05):
             for slo_ms in slos_ms:
-                models = copies(model_of("table2", "ResNet50", slo_ms), 20, zipf)
-                case = Case("", models, 32, shape)
+                models = copies(model_of("table2", "ResNet50", slo_ms), count, zipf)
+                case = Case("", models, gpus, shape)
                 found[zipf, shape, slo_ms] = goodputs_of(case, {**SYSTEMS, "tenuto": OURS}, effort)
     rows = []
     for (zipf, shape, slo_ms), rps in found.items():
@@ -208,7 +210,7 @@ def figure_11(*, is_full: bool = False) -> Reproduction:
     return Reproduction(
         "symphony-figure-11",
         "Symphony: SLO, popularity and bursts",
-        "Symphony, figure 11 (section 5.3): 20 models like table 2's ResNet50, 32 GPUs; the figure's bars are not labelled.",
+        f"Symphony, figure 11 (section 5.3): {count} models like table 2's ResNet50, {gpus} GPUs; the figure's bars are not labelled.",
         tuple(rows),
         (Grid("Goodput, requests/s:", (*SYSTEMS, "tenuto"), tuple(bars)),),
     )

@@ -17,7 +17,7 @@ def test_the_page_is_what_its_chapters_make() -> None:
     assert chapters is not None
     assert set(chapters) <= set(EXPERIMENTS)
     missing = [name for name in EXPERIMENTS if name not in chapters]
-    assert PAGE == markdown(in_order(chapters, list(EXPERIMENTS)), missing)
+    assert markdown(in_order(chapters, list(EXPERIMENTS)), missing) == PAGE
     assert not any(is_failed(text) for text in chapters.values())
 
 
