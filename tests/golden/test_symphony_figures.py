@@ -105,8 +105,7 @@ def test_changing_rates_follow_the_loads() -> None:
     case = Case("", tuple(table("gtx1080ti")[:3]), 4)
     rates = changing.changing_rates(case, 1, len(changing.LOADS))
     totals = np.sum([[rps for _, rps in steps] for steps in rates.values()], axis=0)
-    peak = changing.PEAK_OF_BOUND * case.bound_rps
-    assert totals == pytest.approx([load * peak for load in changing.LOADS])
+    assert totals == pytest.approx([load * case.bound_rps for load in changing.LOADS])
 
 
 def test_a_random_partition_is_the_best_of_its_tries() -> None:

@@ -23,8 +23,7 @@ MODELS = 24
 STEP_MS = 1000.0
 SPREAD = 0.5
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 0.9, 0.6, 0.3)
-"""Of a peak of four fifths of the bound that no schedule passes: up into overload and down again."""
-PEAK_OF_BOUND = 0.8
+"""Of the bound that no schedule passes: up into overload and down again."""
 
 Steps = tuple[tuple[float, float], ...]
 
@@ -43,7 +42,7 @@ def changing_rates(case: Case, seed: int, steps: int) -> dict[str, Steps]:
         place = step * (len(LOADS) - 1) / max(1, steps - 1)
         low = min(int(place), len(LOADS) - 2)
         load = LOADS[low] + (place - low) * (LOADS[low + 1] - LOADS[low])
-        total = load * PEAK_OF_BOUND * case.bound_rps
+        total = load * case.bound_rps
         for name, weight in weights.items():
             found[name].append((step * STEP_MS, total * weight / sum(weights.values())))
     return {name: tuple(rates) for name, rates in found.items()}
