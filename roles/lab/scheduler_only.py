@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import (
     BatchDecision,
     BatchModel,
@@ -29,6 +28,7 @@ from policies.batching.base import (
     Preempt,
     RequestRun,
 )
+from policies.batching.registry import make_discipline
 from policies.scaling import BAD_RATE_ALLOWED
 from roles.workload.arrivals import ArrivalSource, Workload
 from roles.workload.outcomes import BatchRecord, Window

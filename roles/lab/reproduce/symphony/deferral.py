@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fabric.ids import ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, HostedModel
+from policies.batching.registry import make_discipline
 from roles.lab.reproduce.report import Grid, Range, Reproduction, Row, Value
 from roles.lab.reproduce.symphony.workloads import (
     SYSTEMS,
