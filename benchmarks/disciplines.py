@@ -12,28 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching.base import BatchModel, BatchSlice, Discipline, Drop, HostedModel, RequestRun
-from policies.batching.registry import make_discipline
-from roles.workload.arrivals import ArrivalSource, Workload
+from policies.batching.base import Discipline
+from roles.lab import scheduler_only
+from roles.lab.scheduler_only import Case, Model, goodput_rps
+from roles.workload.outcomes import Window
 
 WARMUP_MS = 5000.0  # what the disciplines' rate meters look back
-ALLOWED = 0.01
-GRID = 1.005  # all disciplines are asked at the same rates, so that alike ones cannot differ by chance
-STEP, GROWTH = 8, 1.6  # grid steps of the first look around where the search begins, and how they grow
-BEGIN, LOWEST, HIGHEST = -58, -1386, 4  # grid steps from the bound: 0.75 of it, 0.001 (less is nothing), 1.02
 
 PROFILES = json.loads((Path(__file__).parents[1] / "profiles/data/symphony_profiles.json").read_text())
 TI = {model["name"]: model for model in PROFILES["gtx1080ti"]}
@@ -55,48 +47,6 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "shepherd": ("shepherd", {}),
 }
 RIVALS = [name for name in CONTENDERS if name != "tenuto"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """l(b) = alpha_ms · b + beta_ms; `weight`: its part of the total rate."""
-
-    name: str
-    alpha_ms: float
-    beta_ms: float
-    slo_ms: float
-    weight: float
-
-
-@dataclass(frozen=True)
-class Case:
-    """Models on equal GPUs that host all of them; `shape` of the gamma gaps (1: Poisson)."""
-
-    name: str
-    models: tuple[Model, ...]
-    gpus: int
-    shape: float
-
-    @property
-    def bound_rps(self) -> float:
-        """No schedule carries more: every request in the largest batch its SLO allows."""
-        weights = sum(model.weight for model in self.models)
-        work_ms = 0.0
-        for model in self.models:
-            size = max(1, int((model.slo_ms - model.beta_ms) / model.alpha_ms))
-            work_ms += model.weight / weights * (model.alpha_ms + model.beta_ms / size)
-        return 1000 * self.gpus / work_ms
-
-    def arrivals(self, seed: int, rate_rps: float, until_ms: float) -> list[Any]:
-        """Ascending moments of each model; a seed is one burst pattern at every rate."""
-        weights = sum(model.weight for model in self.models)
-        sources = [
-            ArrivalSource(
-                ModelId(model.name), "gamma", ((0.0, rate_rps * model.weight / weights),), self.shape
-            )
-            for model in self.models
-        ]
-        return list(Workload(seed, tuple(sources)).arrivals(until_ms))
 
 
 def alike(
@@ -215,90 +165,14 @@ SETS: Mapping[str, Sequence[Case]] = {"table": CASES, "held-out": held_out(), "f
 
 
 def is_good(case: Case, contender: str, seed: int, rate_rps: float, window_ms: float) -> bool:
-    """Whether every model's bad rate stays under 1 %; gives up as soon as one's does not."""
-    until_ms = WARMUP_MS + window_ms
-    arrived = case.arrivals(seed, rate_rps, until_ms + 2 * max(model.slo_ms for model in case.models))
-    losses_left = {
-        ModelId(model.name): math.ceil(ALLOWED * np.count_nonzero((at_ms >= WARMUP_MS) & (at_ms < until_ms)))
-        - 1
-        for model, at_ms in zip(case.models, arrived, strict=True)
-    }
-    discipline = made(case, contender)
-    moments = np.concatenate(arrived)
-    model = np.repeat(np.arange(len(arrived)), [at_ms.size for at_ms in arrived])
-    order = np.argsort(moments, kind="stable")
-    names = [ModelId(one.name) for one in case.models]
-    slos_ms = [one.slo_ms for one in case.models]
-    frontend, arrive = FrontendId("f"), discipline.arrive
-
-    def are_lost(decisions: Sequence[Any]) -> bool:
-        for decision in decisions:
-            if isinstance(decision, Drop):
-                lost = sum(run.count for run in decision.runs if WARMUP_MS <= run.arrived_at_ms < until_ms)
-                losses_left[decision.model_id] -= lost
-                if losses_left[decision.model_id] < 0:
-                    return True
-        return False
-
-    now_ms = 0.0
-    for seq, (at_ms, index) in enumerate(zip(moments[order].tolist(), model[order].tolist(), strict=True)):
-        if are_lost(_until(discipline, now_ms, at_ms)):
-            return False
-        now_ms = at_ms
-        run = RequestRun(frontend, seq, 1, at_ms + slos_ms[index], at_ms)
-        decisions = arrive(names[index], run, at_ms)
-        if decisions and are_lost(decisions):
-            return False
-    return not are_lost(_until(discipline, now_ms, math.inf))
+    """Whether every model's bad rate stays under 1 % in a window of that length."""
+    window = Window(WARMUP_MS, WARMUP_MS + window_ms)
+    return scheduler_only.is_good(case, made(case, contender), seed, rate_rps, window)
 
 
 def made(case: Case, contender: str) -> Discipline:
     """The discipline with the models and GPUs of the case."""
-    discipline = make_discipline(*{**CONTENDERS, **OTHERS}[contender])
-    hosted = []
-    for model in case.models:
-        model_id = ModelId(model.name)
-        size_max = max(1, int((model.slo_ms - model.beta_ms) / model.alpha_ms) + 2)
-        exec_ms = tuple(model.alpha_ms * size + model.beta_ms for size in range(1, size_max + 1))
-        hosted.append(HostedModel(model_id, exec_ms))
-        discipline.add_model(BatchModel(model_id, model.slo_ms), 0.0)
-    for gpu in range(case.gpus):
-        discipline.add_slice(BatchSlice(SliceId(f"gpu-{gpu}"), gpu, tuple(hosted)), 0.0)
-    return discipline
-
-
-def _until(discipline: Discipline, now_ms: float, at_ms: float) -> Sequence[Any]:
-    """Tick up to that moment, exclusively: who comes at the moment a batch leaves is still in it."""
-    wake_at_ms = discipline.wake_at_ms
-    if wake_at_ms is None or wake_at_ms >= at_ms:
-        return ()
-    decisions: list[Any] = []
-    while wake_at_ms is not None and wake_at_ms < at_ms:
-        now_ms = max(now_ms, wake_at_ms)
-        decisions += discipline.tick(now_ms)
-        wake_at_ms = discipline.wake_at_ms
-    return decisions
-
-
-def goodput_rps(case: Case, is_good_at: Callable[[float], bool], near_rps: float) -> float:
-    """The highest good rate of the grid, bisected between steps from `near_rps` outwards (0: from 0.75 of the bound)."""
-    bound = case.bound_rps
-    at = round(math.log(near_rps / bound, GRID)) if near_rps else BEGIN
-    low, high, step = LOWEST, HIGHEST, float(STEP)
-    while high - low > 1:
-        at = min(max(at, low + 1), high - 1)
-        if is_good_at(bound * GRID**at):
-            low = at
-        else:
-            high = at
-        if high == HIGHEST:
-            at = low + int(step)
-        elif low == LOWEST:
-            at = high - int(step)
-        else:
-            at = (low + high) // 2
-        step *= GROWTH
-    return bound * GRID**low if low > LOWEST else 0.0
+    return scheduler_only.made(case, *{**CONTENDERS, **OTHERS}[contender])
 
 
 def measure(

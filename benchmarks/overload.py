@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from disciplines import A100, ALL, TABLE2, TI, WARMUP_MS, Case, alike, goodput_rps, is_good, made, zoo
+from disciplines import A100, ALL, TABLE2, TI, WARMUP_MS, alike, is_good, made, zoo
 from figures import Figures, Line, add_json_option, tell
-from numpy.typing import NDArray
 
-from fabric.ids import FrontendId, ModelId
-from policies.batching.base import BatchDecision, Dispatch, Drop, RequestRun
-from roles.workload.arrivals import ArrivalSource, Workload
+from roles.lab import scheduler_only
+from roles.lab.scheduler_only import Case, Fates, goodput_rps
+from roles.workload.outcomes import Window
 
 FACTORS = (1.2, 1.5, 2.0, 3.0, 5.0)
 FLOOD = 10.0
@@ -67,74 +66,12 @@ SETS: Mapping[str, Sequence[Case]] = {"tuned": TUNED, "held-out": drawn(20261204
 """Nothing was tuned on what is held out."""
 
 
-@dataclass
-class Fates:
-    """Of one model: when each request came, when its run ended (nan: it was refused), when that was known."""
-
-    arrived_at_ms: NDArray[np.float64]
-    finished_at_ms: NDArray[np.float64]
-    refused_at_ms: NDArray[np.float64]
-
-    def good_rps(self, from_ms: float, to_ms: float) -> float:
-        """Of those that came in the window."""
-        inside = (self.arrived_at_ms >= from_ms) & (self.arrived_at_ms < to_ms)
-        return float(np.count_nonzero(inside & ~np.isnan(self.finished_at_ms)) / (to_ms - from_ms) * 1e3)
-
-
 def play(
     case: Case, contender: str, seed: int, steps: Mapping[str, Steps], until_ms: float
-) -> dict[str, Fates]:
+) -> Mapping[str, Fates]:
     """Every request's fate; `steps` of each model are (from_ms, rps)."""
-    sources = tuple(
-        ArrivalSource(ModelId(model.name), "gamma", steps[model.name], case.shape) for model in case.models
-    )
-    arrived = list(Workload(seed, sources).arrivals(until_ms))
-    fates = {
-        model.name: Fates(at_ms, np.full(at_ms.size, np.nan), np.full(at_ms.size, np.nan))
-        for model, at_ms in zip(case.models, arrived, strict=True)
-    }
-    discipline = made(case, contender)
-
-    def note(decisions: Sequence[BatchDecision], now_ms: float) -> None:
-        for decision in decisions:
-            if isinstance(decision, Dispatch):
-                ends_at_ms = decision.start_at_ms + decision.exec_ms
-                for run in decision.runs:
-                    fates[decision.model_id].finished_at_ms[run.first_seq] = ends_at_ms
-            elif isinstance(decision, Drop):
-                for run in decision.runs:
-                    fates[decision.model_id].refused_at_ms[run.first_seq] = now_ms
-
-    moments = np.concatenate(arrived)
-    model = np.repeat(np.arange(len(arrived)), [at_ms.size for at_ms in arrived])
-    seqs = np.concatenate([np.arange(at_ms.size) for at_ms in arrived])
-    order = np.argsort(moments, kind="stable")
-    names = [ModelId(one.name) for one in case.models]
-    slos_ms = [one.slo_ms for one in case.models]
-    frontend = FrontendId("f")
-    now_ms = 0.0
-    for at_ms, index, seq in zip(
-        moments[order].tolist(), model[order].tolist(), seqs[order].tolist(), strict=True
-    ):
-        while (wake_at_ms := discipline.wake_at_ms) is not None and wake_at_ms < at_ms:
-            now_ms = max(now_ms, wake_at_ms)
-            note(discipline.tick(now_ms), now_ms)
-        now_ms = at_ms
-        decisions = discipline.arrive(
-            names[index], RequestRun(frontend, seq, 1, at_ms + slos_ms[index], at_ms), at_ms
-        )
-        if decisions:
-            note(decisions, now_ms)
-    while (wake_at_ms := discipline.wake_at_ms) is not None:
-        now_ms = max(now_ms, wake_at_ms)
-        note(discipline.tick(now_ms), now_ms)
-    return fates
-
-
-def rates_of(case: Case, total_rps: float) -> dict[str, float]:
-    """Each model's part."""
-    weights = sum(model.weight for model in case.models)
-    return {model.name: total_rps * model.weight / weights for model in case.models}
+    arrived = case.stepped_arrivals(seed, steps, until_ms)
+    return scheduler_only.play(case, made(case, contender), arrived).fates
 
 
 def overload(
@@ -145,10 +82,12 @@ def overload(
     own: dict[str, float] = {}
     best = 0.0
     for factor in (1.0, *FACTORS):
-        until_ms = WARMUP_MS + window_ms
-        rates = rates_of(case, one_rps * factor)
-        fates = play(case, contender, seed, {name: ((0.0, rate),) for name, rate in rates.items()}, until_ms)
-        good = {name: fate.good_rps(WARMUP_MS, until_ms) for name, fate in fates.items()}
+        window = Window(WARMUP_MS, WARMUP_MS + window_ms)
+        rates = case.rates_rps(one_rps * factor)
+        fates = play(
+            case, contender, seed, {name: ((0.0, rate),) for name, rate in rates.items()}, window.until_ms
+        )
+        good = {name: fate.good_rps(window) for name, fate in fates.items()}
         own = own or good
         total = sum(good.values())
         refused = np.concatenate([fate.refused_at_ms - fate.arrived_at_ms for fate in fates.values()])
@@ -170,15 +109,15 @@ def flood(
     case: Case, contender: str, seed: int, one_rps: float, window_ms: float, flooding: str
 ) -> dict[str, float]:
     """What the others keep."""
-    until_ms = WARMUP_MS + window_ms
-    rates = rates_of(case, BELOW * one_rps)
+    window = Window(WARMUP_MS, WARMUP_MS + window_ms)
+    rates = case.rates_rps(BELOW * one_rps)
     calm: dict[str, Steps] = {name: ((0.0, rate),) for name, rate in rates.items()}
     rate = rates[flooding]
     flooded: dict[str, Steps] = {**calm, flooding: ((0.0, rate), (WARMUP_MS, FLOOD * rate))}
     before, after = (
         {
-            name: fate.good_rps(WARMUP_MS, until_ms)
-            for name, fate in play(case, contender, seed, steps, until_ms).items()
+            name: fate.good_rps(window)
+            for name, fate in play(case, contender, seed, steps, window.until_ms).items()
         }
         for steps in (calm, flooded)
     )
@@ -194,7 +133,7 @@ def recovery_ms(case: Case, contender: str, seed: int, one_rps: float) -> float:
     """From the end of an overload until p99 and losses are what they were before."""
     ends_ms = 2 * WARMUP_MS
     until_ms = ends_ms + 5000.0
-    low, high = rates_of(case, CALM * one_rps), rates_of(case, FACTORS[-1] * one_rps)
+    low, high = case.rates_rps(CALM * one_rps), case.rates_rps(FACTORS[-1] * one_rps)
     steps = {name: ((0.0, low[name]), (WARMUP_MS, high[name]), (ends_ms, low[name])) for name in low}
     fates = play(case, contender, seed, steps, until_ms).values()
     slos_ms = [model.slo_ms for model in case.models]

@@ -23,6 +23,7 @@ from roles.lab.reproduce.document import (
     in_order,
     is_failed,
     markdown,
+    ratio_text,
     rows_with_numbers,
     value_text,
 )
@@ -42,12 +43,19 @@ from roles.runtime.exit_codes import EXIT_PARTIAL
 @click.option(
     "--missing", "is_missing", is_flag=True, help="With --all --write: only what the document lacks."
 )
+@click.option(
+    "--full",
+    "is_full",
+    is_flag=True,
+    help="The whole of what is sampled otherwise: hours instead of minutes.",
+)
 @plot_option
 @json_option
 def reproduce(
     *,
     names: tuple[str, ...],
     is_all: bool,
+    is_full: bool,
     write_path: Path | None,
     is_missing: bool,
     plot_path: Path | None,
@@ -82,10 +90,11 @@ def reproduce(
         if write_path is not None:
             chapters[name] = text
             draft = write_path.with_name(f"{write_path.name}.tmp")
-            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS))), encoding="utf-8")
+            missing = [other for other in EXPERIMENTS if other not in chapters]
+            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS)), missing), encoding="utf-8")
             draft.replace(write_path)
 
-    found, failed = _run(wanted, keep)
+    found, failed = _run(wanted, keep, is_full=is_full)
     if plot_path is not None and plots is not None and found:
         if not rows_with_numbers(found[0]):
             raise click.ClickException(f"--plot: {found[0].name} has no numbers that a picture could show")
@@ -120,14 +129,16 @@ def _read_chapters(path: Path) -> dict[str, str]:
     return chapters
 
 
-def _run(names: Sequence[str], keep: Callable[[str, str], None]) -> tuple[list[Reproduction], dict[str, str]]:
+def _run(
+    names: Sequence[str], keep: Callable[[str, str], None], *, is_full: bool
+) -> tuple[list[Reproduction], dict[str, str]]:
     """The results, and by name why there is none; `keep` gets each chapter at once: some take minutes."""
     day = date.today().isoformat()  # noqa: DTZ011  the day of whoever reads the document
     found, failed = [], {}
     with progress("reproducing") as on_step:
         for number, name in enumerate(names, start=1):
             try:
-                one = run_experiment(name)
+                one = run_experiment(name, is_full=is_full)
             except Exception as error:  # noqa: BLE001  # top of process: each experiment is a run of its own
                 failed[name] = f"{type(error).__name__}: {error}"
                 keep(name, failed_chapter(name, failed[name], day))
@@ -143,9 +154,11 @@ def _print_experiment(found: Reproduction) -> None:
     table.add_column("what", overflow="fold")
     table.add_column("paper", justify="right", overflow="fold")
     table.add_column("ours", justify="right", overflow="fold")
+    table.add_column("ours / paper", justify="right")
     table.add_column("note", overflow="fold")
     for row in found.rows:
-        table.add_row(row.what, value_text(row.paper), value_text(row.ours), row.note)
+        numbers = (value_text(row.paper), value_text(row.ours), ratio_text(row.ratio))
+        table.add_row(row.what, *numbers, row.note)
     console = plain_console()
     console.print(table)
     for grid in found.grids:

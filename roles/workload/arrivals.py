@@ -29,6 +29,7 @@ from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import brief, shown
 from roles.config.checks import MOMENT_S_MAX
 from roles.config.cluster import ClusterConfig
+from roles.workload.azure import azure_arrivals, is_azure
 
 Moments = NDArray[np.float64]
 Priorities = NDArray[np.int8]
@@ -226,7 +227,8 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
     """Read recorded arrivals: CSV with header ``at_ms``, then ``model`` and ``priority`` as wanted, ascending from 0 on.
 
     Without the model column every model of `model_ids` gets all of them; a request without a priority has its
-    model's. It repeats after its last arrival plus one mean gap. Raises ConfigError with the line number for whatever is wrong.
+    model's. It repeats after its last arrival plus one mean gap. The public traces of Azure Functions are read as they are
+    (`roles/workload/azure.py`). Raises ConfigError with the line number for whatever is wrong.
     """
     rows: dict[ModelId, list[tuple[float, int]]] = {model_id: [] for model_id in model_ids}
     ignored: Counter[str] = Counter()
@@ -235,6 +237,11 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
             header = [name.strip() for name in next(lines, [])]
+            if is_azure(header):
+                rows_of_it = ((lines.line_num, line) for line in lines if line)
+                found, period_ms = azure_arrivals(path, header, rows_of_it, model_ids)
+                _check_heard(path, {model_id: at_ms.size for model_id, at_ms in found.items()})
+                return Trace(found, period_ms, path.name)
             if header[:1] != ["at_ms"] or header[1:] not in (
                 [],
                 ["model"],
@@ -263,11 +270,7 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
                         ignored[model_id] += 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: the trace cannot be read: {error}") from error
-    if count == 0:
-        raise ConfigError(f"{path}: the trace has no arrivals")
-    silent = [model_id for model_id in model_ids if not rows[model_id]]
-    if silent:
-        raise ConfigError(f"{path}: the trace has no arrivals of {', '.join(silent)}")
+    _check_heard(path, {model_id: len(row) for model_id, row in rows.items()}, count)
     period_ms = last_ms + (last_ms - first_ms) / max(1, count - 1)
     moments = {
         model_id: np.array([at_ms for at_ms, _ in row], dtype=np.float64) for model_id, row in rows.items()
@@ -278,6 +281,15 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
         if header[-1] == "priority"
     }
     return Trace(moments, period_ms, path.name, ignored, priorities)
+
+
+def _check_heard(path: Path, counts: Mapping[ModelId, int], others: int = 0) -> None:
+    """Every model has arrivals; `others`: how many there are, of whichever models."""
+    if not others and not any(counts.values()):
+        raise ConfigError(f"{path}: the trace has no arrivals")
+    silent = [model_id for model_id, count in counts.items() if not count]
+    if silent:
+        raise ConfigError(f"{path}: the trace has no arrivals of {', '.join(silent)}")
 
 
 def _trace_row(

@@ -56,17 +56,16 @@ def plot_comparison(path: Path, rows: Sequence[Compared]) -> None:
 def plot_reproduction(path: Path, found: Reproduction) -> None:
     """Draw the rows that have two numbers into a PNG: ours in percent of the paper's, whatever their unit."""
     mpl.use("Agg")
-    rows = [(what, paper, ours) for what, paper, ours in rows_with_numbers(found) if paper]
+    rows = rows_with_numbers(found)
     figure = Figure(figsize=(10, max(3.0, 0.4 * len(rows) + 1.5)), layout="constrained")
     axes = figure.subplots()
     places = range(len(rows))
-    axes.barh(places, [100 * ours / paper for _, paper, ours in rows], 0.7, color="C0", alpha=0.75)
-    for place, (_, paper, ours) in zip(places, rows, strict=True):
-        axes.text(
-            2, place, f"paper {value_text(paper)}, ours {value_text(ours)}", va="center", fontsize="small"
-        )
+    axes.barh(places, [100 * (row.ratio or 0.0) for row in rows], 0.7, color="C0", alpha=0.75)
+    for place, row in zip(places, rows, strict=True):
+        beside = f"paper {value_text(row.paper)}, ours {value_text(row.ours)}"
+        axes.text(2, place, beside, va="center", fontsize="small")
     axes.axvline(100, color="black", linewidth=0.8)
-    axes.set_yticks(places, [fill(what, NAME_LENGTH) for what, _, _ in rows])
+    axes.set_yticks(places, [fill(row.what, NAME_LENGTH) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("ours, % of the paper's")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from roles.lab.reproduce.report import Reproduction, Value
+from roles.lab.reproduce.report import Range, Reproduction, Row, Value
 
 _TITLE = "# The papers' figures beside ours"
 _HEAD = f"""\
@@ -37,21 +37,35 @@ What of each paper is run again, and what is not:
   latencies and shares over time.
 - The thesis: figures 5.5 to 5.10, 6.1, 6.10 and 6.15 and what its text states of 6.2 to 6.8, 6.11 to 6.13, 6.16, 6.18 and 6.19, emulated in
   place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
-- gpulet: figures 5, 13 and 16, planned. Not what was measured (figures 4, 6, 7, 10 and 14). Its applications are independent models here.
-- Symphony: nothing by `tenuto reproduce`. Benchmarks play its table 2, the workloads of its table 1, its overload (figure 2), figures 9 and 11 in
-  part ([disciplines](disciplines.md)) and its partition (figure 16, [sub-clusters](subclusters.md)), in virtual time. Not its minimum number of GPUs (figure 10), queueing (12),
-  scalability (13), network (14 and 17) and changing workload (15), which are of real systems and larger clusters.
-- Usher, Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
+- gpulet: figures 5, 13 and 16, planned, and 14, emulated. Not what was measured (figures 4, 6, 7 and 10). Its applications are independent models here; as graphs:
+  [applications](applications.md).
+- Symphony: table 2 and figures 1, 2, 5 to 7 and 9 to 16, by the discipline alone on virtual time, as its own "scheduler-only" runs: no network, no lateness, and
+  rivals that decide in no time and know all requests ([ADR 0013](adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
+  seeds of `tenuto goodput`. Not figure 17, measurements of a network; figures 3, 4, 8 and 18 are drawings, of which 4 is a test. More workloads and seeds: [disciplines](disciplines.md).
+- Usher: figures 3 and 7, and 6a and 16 on the thesis' models, since it publishes no requirements. Not figures 1, 2, 4, 5 and 13 to 26, measured under traces of production on 24 V100s, or of a GPU's cache. Its
+  estimator (table 4): [estimator](estimator.md). Of its merger the exact part: [worker](worker.md).
+- Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
+_AGREES = 0.05
+_ROWS_HEAD = "| what | paper | ours | ours / paper | note |"
+_CELLS = re.compile(r"(?<!\\)\|")
 _ANCHOR = re.compile(r'^<a id="([^"]+)"></a>$', re.MULTILINE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _FAILED = "**Failed:**"
 
 
-def markdown(chapters: Mapping[str, str]) -> str:
-    """The whole document; chapters by the experiments' names, in the order in which they come."""
+def markdown(chapters: Mapping[str, str], missing: Sequence[str] = ()) -> str:
+    """The whole document; chapters by the experiments' names, in the order in which they come. `missing` have none yet."""
     contents = "\n".join(f"- [{_heading_of(text)}](#{name})" for name, text in chapters.items())
-    parts = [_HEAD, contents, *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items())]
+    if missing:
+        contents += f"\n\nNot run for this page yet (`--all --missing`): {', '.join(missing)}."
+    parts = [
+        _HEAD,
+        contents,
+        "",
+        _agreement(chapters),
+        *(f'\n<a id="{name}"></a>\n\n{text}' for name, text in chapters.items()),
+    ]
     return "\n".join(parts)
 
 
@@ -68,11 +82,11 @@ def chapter(found: Reproduction, day: str) -> str:
     lines = [
         f"## {_plain(found.title)}\n",
         f"{found.source} Of {day}; again: `tenuto reproduce {found.name}`\n",
-        "| what | paper | ours | note |",
-        "|---|---|---|---|",
+        _ROWS_HEAD,
+        "|---|---|---|---|---|",
     ]
     for row in found.rows:
-        cells = (row.what, value_text(row.paper), value_text(row.ours), row.note)
+        cells = (row.what, value_text(row.paper), value_text(row.ours), ratio_text(row.ratio), row.note)
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     for grid in found.grids:
         lines += [f"\n{_plain(grid.title)}\n", f"| | {' | '.join(grid.columns)} |"]
@@ -96,16 +110,19 @@ def value_text(value: Value) -> str:
     """A cell: numbers with six significant digits, nothing for None."""
     if value is None:
         return ""
+    if isinstance(value, Range):
+        return f"{value.low:.6g} to {value.high:.6g}"
     return f"{value:.6g}" if isinstance(value, int | float) else value
 
 
-def rows_with_numbers(found: Reproduction) -> list[tuple[str, float, float]]:
-    """(what, paper, ours) of the rows where both are numbers: what a picture can show."""
-    return [
-        (row.what, float(row.paper), float(row.ours))
-        for row in found.rows
-        if isinstance(row.paper, int | float) and isinstance(row.ours, int | float)
-    ]
+def ratio_text(ratio: float | None) -> str:
+    """Ours over the paper's, three digits behind the point."""
+    return "" if ratio is None else f"{ratio:.3f}"
+
+
+def rows_with_numbers(found: Reproduction) -> list[Row]:
+    """Those where both are numbers: what a picture can show."""
+    return [row for row in found.rows if row.ratio is not None]
 
 
 def as_json(found: Reproduction) -> dict[str, object]:
@@ -115,7 +132,14 @@ def as_json(found: Reproduction) -> dict[str, object]:
         "title": found.title,
         "source": found.source,
         "rows": [
-            {"what": row.what, "paper": row.paper, "ours": row.ours, "note": row.note} for row in found.rows
+            {
+                "what": row.what,
+                "paper": [row.paper.low, row.paper.high] if isinstance(row.paper, Range) else row.paper,
+                "ours": row.ours,
+                "ratio": row.ratio,
+                "note": row.note,
+            }
+            for row in found.rows
         ],
         "grids": [
             {
@@ -133,6 +157,38 @@ def as_json(found: Reproduction) -> dict[str, object]:
 def in_order(chapters: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """The chapters in the order of those names; an experiment that is no more loses its chapter."""
     return {name: chapters[name] for name in names if name in chapters}
+
+
+def _agreement(chapters: Mapping[str, str]) -> str:
+    """What of all chapters agrees within 5 %, read from their own tables, and what does not."""
+    lines = [
+        "## What agrees within 5 %\n",
+        "Of the rows in which the paper states a number or a range. Words, and figures without labels, are not counted.\n",
+        "| experiment | numbers stated | within 5 % |",
+        "|---|---:|---:|",
+    ]
+    others = ["| experiment | what | paper | ours | ours / paper | why |", "|---|---|---|---|---|---|"]
+    total = within = 0
+    for name, text in chapters.items():
+        rows = [row for row in _rows_of(text) if row[3]]
+        good = [row for row in rows if abs(float(row[3]) - 1) <= _AGREES]
+        if rows:
+            lines.append(f"| [{_cell(_heading_of(text))}](#{name}) | {len(rows)} | {len(good)} |")
+        others += [f"| [{name}](#{name}) | {' | '.join(row)} |" for row in rows if row not in good]
+        total, within = total + len(rows), within + len(good)
+    lines.append(f"| all | {total} | {within} |")
+    return "\n".join([*lines, "\n### What does not\n", *others]) + "\n"
+
+
+def _rows_of(text: str) -> list[list[str]]:
+    """The cells of the rows that a chapter has, as they are written."""
+    _, _, table = text.partition(f"{_ROWS_HEAD}\n")
+    found = []
+    for line in table.splitlines()[1:]:
+        if not line.startswith("| "):
+            break
+        found.append([cell.strip() for cell in _CELLS.split(line)[1:-1]])
+    return found
 
 
 def _heading_of(text: str) -> str:

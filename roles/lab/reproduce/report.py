@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Value = str | float | None
-"""A number, or words; None where the paper (or we) state nothing."""
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A paper's "2.0 to 2.4"."""
+
+    low: float
+    high: float
+
+
+Value = str | float | Range | None
+"""A number, a range or words; None where the paper (or we) state nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +25,20 @@ class Row:
     paper: Value
     ours: Value
     note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the paper's, 1 inside its range, else over the end that is closer; None where there are no two numbers."""
+        if not isinstance(self.ours, int | float):
+            return None
+        paper = self.paper
+        if isinstance(paper, Range):
+            paper = min(max(self.ours, paper.low), paper.high)
+        if not isinstance(paper, int | float):
+            return None
+        if paper == self.ours:
+            return 1.0
+        return self.ours / paper if paper else None
 
 
 @dataclass(frozen=True, slots=True)

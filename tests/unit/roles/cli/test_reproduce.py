@@ -12,7 +12,7 @@ import roles.lab.reproduce
 from fabric.errors import ConfigError
 from roles.cli.reproduce import reproduce
 from roles.lab.reproduce.document import chapters_of
-from roles.lab.reproduce.report import Grid, Reproduction, Row
+from roles.lab.reproduce.report import Grid, Range, Reproduction, Row, Value
 
 GRID = Grid("Goodput:", ("usher", "milp"), (("1 GPU", (10.5, None)), ("2 GPUs", (20.0, 30.25))))
 FOUND = Reproduction(
@@ -24,6 +24,7 @@ FOUND = Reproduction(
         Row("goodput, r/s", 1092.04, 1092.0385, "rounded | there"),
         Row("plan", "A(10 %, 4)", "A(10 %, 4)"),
         Row("unstated", None, 3.0),
+        Row("gain, %", Range(2.0, 2.4), 3.0, "of another | network"),
     ),
 )
 
@@ -33,10 +34,15 @@ def _experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("experiments_of_a_test")
     words = Reproduction("words", "Only words", "Test paper.", (Row("plan", "a", "b"),), (GRID,))
 
+    def sampled(*, is_full: bool) -> Reproduction:
+        return Reproduction(
+            "sampled", "Sampled", "Test paper.", (Row("runs", None, 5880.0 if is_full else 10.0),)
+        )
+
     def fails() -> Reproduction:
         raise ConfigError("it needs pulp")
 
-    vars(module).update(table=lambda: FOUND, words=lambda: words, fails=fails)
+    vars(module).update(table=lambda: FOUND, words=lambda: words, sampled=sampled, fails=fails)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = {"test-table": "experiments_of_a_test:table", "words": "experiments_of_a_test:words"}
     monkeypatch.setattr(roles.lab.reproduce, "EXPERIMENTS", names)
@@ -76,6 +82,7 @@ def test_the_json_has_every_row() -> None:
         "what": "goodput, r/s",
         "paper": 1092.04,
         "ours": 1092.0385,
+        "ratio": 1092.0385 / 1092.04,
         "note": "rounded | there",
     }
     assert [one["name"] for one in json.loads(run("--all", "--json").stdout)] == ["test-table", "words"]
@@ -85,8 +92,8 @@ def test_all_of_them_are_written_as_one_document_that_can_be_read_back(tmp_path:
     path = tmp_path / "reproduction.md"
     assert run("--all", "--write", str(path)).exit_code == 0
     text = path.read_text(encoding="utf-8")
-    assert "| goodput, r/s | 1092.04 | 1092.04 | rounded \\| there |" in text
-    assert "| unstated |  | 3 |  |" in text
+    assert "| goodput, r/s | 1092.04 | 1092.04 | 1.000 | rounded \\| there |" in text
+    assert "| unstated |  | 3 |  |  |" in text
     assert "- [Only words](#words)" in text
     assert (
         "Goodput:\n\n| | usher | milp |\n|---|---:|---:|\n| 1 GPU | 10.5 |  |\n| 2 GPUs | 20 | 30.25 |\n"
@@ -98,6 +105,49 @@ def test_all_of_them_are_written_as_one_document_that_can_be_read_back(tmp_path:
     assert chapters["words"].startswith("## Only words\n\nTest paper. Of ")
     assert run("--all", "--write", str(path)).exit_code == 0
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_document_says_what_agrees_within_5_percent_and_what_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "reproduction.md"
+    run("test-table", "--write", str(path))
+    text = path.read_text(encoding="utf-8")
+    assert "| [A table \\| of a test](#test-table) | 3 | 2 |\n| all | 3 | 2 |" in text.replace(
+        "A table | of", "A table \\| of"
+    )
+    assert "| [test-table](#test-table) | gain, % | 2 to 2.4 | 3 | 1.250 | of another \\| network |" in text
+    assert "Not run for this page yet (`--all --missing`): words." in text
+    assert run("words", "--write", str(path)).exit_code == 0
+    assert "Not run for this page" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "ratio"),
+    [
+        (2.0, 3.0, 1.5),
+        (0.0, 0.0, 1.0),
+        (0.0, 1.0, None),
+        (Range(2.0, 2.4), 2.2, 1.0),
+        (Range(2.0, 2.4), 1.0, 0.5),
+        (Range(2.0, 2.4), 4.8, 2.0),
+        ("less", 1.0, None),
+        (1.0, "A", None),
+        (None, 1.0, None),
+    ],
+)
+def test_a_ratio_is_ours_over_the_papers(paper: Value, ours: Value, ratio: float | None) -> None:
+    assert Row("what", paper, ours).ratio == ratio
+
+
+def test_what_is_sampled_is_run_in_full_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        roles.lab.reproduce,
+        "EXPERIMENTS",
+        {"sampled": "experiments_of_a_test:sampled", "words": "experiments_of_a_test:words"},
+    )
+    monkeypatch.setattr("roles.cli.reproduce.EXPERIMENTS", roles.lab.reproduce.EXPERIMENTS)
+    assert json.loads(run("sampled", "--json").stdout)["rows"][0]["ours"] == 10
+    assert json.loads(run("sampled", "--full", "--json").stdout)["rows"][0]["ours"] == 5880
+    assert run("words", "--full").exit_code == 0, "what is no sample is run as it is"
 
 
 def test_one_experiment_replaces_its_own_chapter_only(tmp_path: Path) -> None:
