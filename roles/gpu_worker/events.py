@@ -34,6 +34,11 @@ class AgentGone:
 
 
 @dataclass(slots=True, frozen=True)
+class AgentUntold:
+    """The agent's queue did not take what it was told of our slices."""
+
+
+@dataclass(slots=True, frozen=True)
 class InputsCame:
     """One part's inputs, whose tensors the shell keeps as `payload`."""
 
@@ -59,6 +64,7 @@ WorkerEvent = (
     | Tick
     | SchedulerAnswers
     | AgentGone
+    | AgentUntold
     | StopAsked
     | InputsCame
     | BatchRan

@@ -17,7 +17,15 @@ from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
-from fabric.messages import AnyMessage, BatchesRemembered, PlanAsked, PlanCopy, StatusListed, replaced
+from fabric.messages import (
+    AnyMessage,
+    BatchesRemembered,
+    Directory,
+    PlanAsked,
+    PlanCopy,
+    StatusListed,
+    replaced,
+)
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
@@ -116,7 +124,8 @@ class SchedulerShell:
         rank = peers.index(number)
         self._run_dir = run_dir
         shards = written.config.shards
-        self._written = written = _of_shard(written, shard)
+        whole, written = written, _of_shard(written, shard)
+        self._written = written
         self._config = config = written.config
         self._recording = recording
         self._role_id = role_id = scheduler_id(number)
@@ -129,7 +138,7 @@ class SchedulerShell:
             run_dir,
             role_id,
             written.document,
-            partial(_carried_over, written) if is_placed else None,
+            partial(_carried_over, written, whole) if is_placed else None,
             role_ids,
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
@@ -170,10 +179,11 @@ class SchedulerShell:
         asked: list[Source[ReplicaEvent]] = (
             [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
         )
+        self._heard = WatchedLinkSource(self.link, clock, config.heartbeats)
         self.role = Role[ReplicaEvent, ReplicaAction](
             self._replica,
             [
-                WatchedLinkSource(self.link, clock, config.heartbeats),
+                self._heard,
                 self._planner,
                 *self._others.values(),
                 *asked,
@@ -327,8 +337,11 @@ class SchedulerShell:
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.
 
-        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`.
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is nobody
+        tells them again.
         """
+        if isinstance(message, Directory):
+            self._heard.give_up(peer)
 
     def _end_turn(self) -> None:
         log_offences(self._replica.offences)
@@ -381,8 +394,9 @@ def _of_shard(written: Written, shard: int) -> Written:
     return Written(config.of_shard(shard), shard_document(written.document, config, shard), written.base_dir)
 
 
-def _carried_over(written: Written, ran: Begun) -> Begun | None:
-    return carried_over(written.config, written.document, written.base_dir, ran)
+def _carried_over(written: Written, whole: Written, ran: Begun) -> Begun | None:
+    models = [model.model_id for model in whole.config.models]
+    return carried_over(written.config, written.document, written.base_dir, ran, models)
 
 
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:

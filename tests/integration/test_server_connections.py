@@ -21,8 +21,8 @@ from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.scheduler_source import REFUSED
 from roles.runtime.loop.server_connection import ServerConnection
+from roles.runtime.loop.sources import REFUSED
 from roles.runtime.process import RunFile, write_run_file
 
 OWN = PeerId("worker-0/1")
