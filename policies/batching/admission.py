@@ -29,6 +29,8 @@ CLOSE_AT = 1.1
 ADMITTED = 1.02
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
+import os
+CLUMP = float(os.environ.get("CLUMP", "0"))
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
 RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0
 _MEMORY_MS = 500.0  # of what is asked for, and of what it costs
@@ -48,13 +50,18 @@ class Bucket:
     tokens: float
     filled_at_ms: float
     retry_after_ms: float = RETRY_MS_MIN
+    is_dry: bool = False
+    """It was emptied: nothing is admitted before it holds `CLUMP` of what it can."""
 
     def take(self, count: int, now_ms: float) -> int:
         """How many of so many requests are admitted."""
         self.tokens = min(self.depth, self.tokens + self.per_ms * (now_ms - self.filled_at_ms))
         self.filled_at_ms = now_ms
+        if self.is_dry and self.tokens < CLUMP * self.depth:
+            return 0
         admitted = min(count, int(self.tokens))
         self.tokens -= admitted
+        self.is_dry = self.tokens < 1.0
         return admitted
 
     def follow(self, per_ms: float, depth: float, asked_per_ms: float, now_ms: float) -> None:
