@@ -30,6 +30,7 @@ ADMITTED = 1.02
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
 import os
+
 CLUMP = float(os.environ.get("CLUMP", "0"))
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
 RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0

@@ -45,7 +45,9 @@ def deal(
 
     def fullness(name: str, shard: int) -> float:
         """Of the fullest of its loads with half of that name, as a part of what it should have."""
-        return max(have + more / 2 for have, more in zip(used[shard], parts[name], strict=True)) / shares[shard]
+        return (
+            max(have + more / 2 for have, more in zip(used[shard], parts[name], strict=True)) / shares[shard]
+        )
 
     for name, shard in (said or {}).items():
         put(name, shard)
