@@ -90,6 +90,7 @@ from fabric.messages.leases import (
     SchedulerHello as SchedulerHello,
 )
 from fabric.messages.models import (
+    LEAVING_TERM as LEAVING_TERM,
     InterferenceOption as InterferenceOption,
     InterferenceSpec as InterferenceSpec,
     LeftOut as LeftOut,

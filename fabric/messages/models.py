@@ -6,6 +6,9 @@ from fabric.ids import ModelId, SliceId
 from fabric.messages.base import Listed, Value, replaced
 from fabric.messages.tensors import ImagePreprocess, TensorInfo
 
+LEAVING_TERM = -1
+"""Of a model that the configuration gives to another shard: this one serves it until that one does."""
+
 
 class ModelInfo(Value, frozen=True):
     """What a frontend must know of a model. Empty `inputs` means any tensors are accepted (emulated models)."""
@@ -22,7 +25,7 @@ class ModelInfo(Value, frozen=True):
     coming_in_ms: float | None = None
     """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
     term: int = 0
-    """How often it was moved between shards: of those that list it the one with the highest term serves it."""
+    """How often it was moved between shards: of those that list it the one with the highest term serves it; see `LEAVING_TERM`."""
 
 
 class LoaderSpec(Value, frozen=True):

@@ -76,7 +76,8 @@ class StandbyReport(Value, frozen=True):
 class SchedulerStanding(Value, frozen=True):
     """Whether a scheduler is the active one: `state` standby | candidate | active, and the `epoch` of its lease.
 
-    `agents_granted` of the shard's `agents` hold its lease now; `takeovers`: how often it became active.
+    `agents_granted` of the shard's `agents` hold its lease now; `takeovers`: how often it became active; `active`: the one that
+    the agents say holds their leases, as far as this one knows.
     """
 
     state: str
@@ -87,6 +88,7 @@ class SchedulerStanding(Value, frozen=True):
     standbys: Listed[StandbyReport] = ()
     shard: int = 0
     shards: int = 1
+    active: str = ""
 
 
 class StatusAsked(Message, frozen=True, tag=60):

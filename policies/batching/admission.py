@@ -10,6 +10,9 @@ admitted takes just the device time there is. Who asks for less has all of it, a
 usual rate is the mean while there was room for all; in an overload it stays as it is. That of a model that has not been seen so
 long is the mean of what it asks for, and nobody counts with less than a part of an equal share.
 
+What a bucket admits evenly comes alone: where a model has few requests its batches were smaller in an overload than below it. So of those
+a bucket that was emptied gathers a few tokens before it admits again, and these requests come together, as in a burst.
+
 Requests of a higher priority are given their shares first, but for that part of the others.
 
 What a request costs is measured: the device time of the model's batches over their requests.
@@ -29,6 +32,7 @@ CLOSE_AT = 1.1
 ADMITTED = 1.02
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
+CLUMP = 5.0  # requests that an emptied bucket gathers before it admits again, of a model with a share of under 100 a second
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
 RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0
 _MEMORY_MS = 500.0  # of what is asked for, and of what it costs
@@ -48,13 +52,18 @@ class Bucket:
     tokens: float
     filled_at_ms: float
     retry_after_ms: float = RETRY_MS_MIN
+    is_dry: bool = False
+    """It was emptied: nothing is admitted before it holds a `CLUMP`."""
 
     def take(self, count: int, now_ms: float) -> int:
         """How many of so many requests are admitted."""
         self.tokens = min(self.depth, self.tokens + self.per_ms * (now_ms - self.filled_at_ms))
         self.filled_at_ms = now_ms
+        if self.is_dry and self.tokens < CLUMP and self.depth <= BURST:
+            return 0
         admitted = min(count, int(self.tokens))
         self.tokens -= admitted
+        self.is_dry = self.tokens < 1.0
         return admitted
 
     def follow(self, per_ms: float, depth: float, asked_per_ms: float, now_ms: float) -> None:

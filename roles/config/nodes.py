@@ -9,6 +9,7 @@ from fabric.errors import ConfigError
 from profiles.gpu import GIB, gpu_profile
 from roles.config.checks import finite, name_like, one_of, unique, whole
 from roles.config.cluster import NodeConfig
+from roles.config.dealing import deal
 from roles.config.sections import ClusterSection, NodeSection
 
 DEVICES = ("emulated", "cpu", "cuda")
@@ -66,7 +67,7 @@ def checked_nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
 def _in_shards(
     nodes: Sequence[NodeConfig], said: Sequence[int | None], shards: int
 ) -> tuple[NodeConfig, ...]:
-    """As the file says; where it says nothing, in file order, so that shards have as many GPUs each as can be."""
+    """As the file says; where it says nothing, by name, so that shards have about as many GPUs each."""
     whole(shards, "cluster.shards", 1, SHARDS_MAX)
     for place, shard in enumerate(said):
         if shard is not None:
@@ -79,7 +80,7 @@ def _in_shards(
             raise ConfigError(f"cluster.nodes[{place}].shard: is missing; all nodes say it, or none does")
         dealt = [shard or 0 for shard in said]
     else:
-        dealt = _dealt([node.gpus for node in nodes], shards)
+        dealt = _dealt(nodes, shards)
     empty = next(
         (k for k in range(shards) if not any(n.gpus for n, s in zip(nodes, dealt, strict=True) if s == k)),
         None,
@@ -91,10 +92,11 @@ def _in_shards(
     return tuple(replace(node, shard=shard) for node, shard in zip(nodes, dealt, strict=True))
 
 
-def _dealt(gpus: Sequence[int], shards: int) -> list[int]:
-    """Consecutive nodes to each: a node belongs where the middle of its GPUs lies."""
-    total, before, dealt = sum(gpus), 0, []
-    for count in gpus:
-        dealt.append(min(shards - 1, int((before + count / 2) * shards / total)))
-        before += count
-    return dealt
+def _dealt(nodes: Sequence[NodeConfig], shards: int) -> list[int]:
+    """Whose GPUs count first: a node without one can be anywhere."""
+    even = [1.0] * shards
+    dealt = {
+        **deal({node.host: (float(node.gpus),) for node in nodes if node.gpus}, even),
+        **deal({node.host: (0.0,) for node in nodes if not node.gpus}, even),
+    }
+    return [dealt[node.host] for node in nodes]

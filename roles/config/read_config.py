@@ -18,7 +18,7 @@ from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId
-from fabric.messages import PRIORITY_MAX
+from fabric.messages import LEAVING_TERM, PRIORITY_MAX
 from fabric.policy_options import shown
 from policies.batching.registry import discipline_options
 from profiles.gpu import MIB
@@ -231,7 +231,7 @@ def _model(
         priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
         run_limit_ms=section.run_limit_ms,
         is_idempotent=section.idempotent,
-        term=whole(section.term, f"{where}.term", 0, TERM_MAX),
+        term=whole(section.term, f"{where}.term", LEAVING_TERM, TERM_MAX),
         stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
     )
 

@@ -1,33 +1,32 @@
 """Which shard has each model, and a shard's part of a configuration (docs/scaling.md).
 
-Every scheduler reads the same file and has to find the same partition, on any host: so it is the search alone that
-finds it, which is bounded by a count, and no solver, which may be missing here or stopped by its time limit.
+Every process reads the same file and has to find the same partition, on any host, and nearly the same when a line of the file has
+changed: so models are dealt by their names (`dealing.py`), and by no search or solver.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.ids import ModelId
+from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot
 from policies.placement.symphony.subclusters import partition_models
-from policies.subclusters.base import NO_BOUNDS, Problem
-from policies.subclusters.search import search_partition
 from roles.config.checks import whole
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, placed_models
-
-UNEVEN_MAX: Final = 1.25
-"""How many times the GPUs of the smallest shard the largest one may have, where models are dealt out evenly."""
+from roles.config.dealing import deal
 
 
 def models_in_shards(
     models: Sequence[ModelConfig], said: Sequence[int | None], nodes: Sequence[NodeConfig], shards: int
 ) -> tuple[ModelConfig, ...]:
-    """As the file says; the others so that load and memory are even. Raises ConfigError where shards are not."""
+    """As the file says; the others so that each shard's load and memory are in proportion to its GPUs.
+
+    Raises ConfigError where a shard would have no model.
+    """
     for place, shard in enumerate(said):
         if shard is not None:
             whole(shard, f"models[{place}].shard", 0, shards - 1)
@@ -73,27 +72,38 @@ def _dealt(
     gpus: Counter[int] = Counter()
     for node in nodes:
         gpus[node.shard] += node.gpus
-    if max(gpus.values()) > UNEVEN_MAX * min(gpus.values()):
-        raise ConfigError(
-            f"cluster.shards: they have {', '.join(str(gpus[k]) for k in range(shards))} GPUs; models are dealt out"
-            " evenly, so make shards alike (cluster.nodes[].shard), or say models[].shard of each model"
-        )
-    slots = [
-        GpuSlot(at, node.gpu_type, node.memory_bytes, node.node_id, 0, node.device, node.price_per_hour)
-        for at, node in enumerate(nodes)
-        if node.gpus
-    ]
     profiles = {
         (model.model_id, gpu_type): profile
         for model in models
         for gpu_type in {node.gpu_type for node in nodes}
         if (profile := model.find_profile(gpu_type)) is not None
     }
-    inputs = partition_models(placed_models(models), slots, profiles)
-    home = {model.model_id: shard for model, shard in zip(models, said, strict=True) if shard is not None}
-    found = search_partition(Problem.of(inputs, shards, None, NO_BOUNDS)).subcluster_of
-    dealt = {model.model_id: found.get(model.model_id, 0) for model in models}
-    return {**dealt, **home}
+    placed = placed_models(models)
+    # Shards with GPUs of the same kinds can have the same models.
+    kinds: dict[tuple[GpuSlot, ...], list[int]] = {}
+    for shard in range(shards):
+        kinds.setdefault(_kinds(node for node in nodes if node.shard == shard), []).append(shard)
+    fit: dict[str, set[int]] = {}
+    for slots, alike in kinds.items():
+        for one in partition_models(placed, slots, profiles):
+            fit.setdefault(one.model_id, set()).update(alike)
+    sizes: dict[str, Sequence[float]] = dict.fromkeys((model.name for model in models), (0.0, 0.0))
+    sizes |= {
+        one.model_id: (one.load, one.static_bytes)
+        for one in partition_models(placed, _kinds(nodes), profiles)
+    }
+    home: dict[str, int] = {model.name: at for model, at in zip(models, said, strict=True) if at is not None}
+    dealt = deal(sizes, [float(gpus[shard]) for shard in range(shards)], home, fit)
+    return {model.model_id: dealt[model.name] for model in models}
+
+
+def _kinds(nodes: Iterable[NodeConfig]) -> tuple[GpuSlot, ...]:
+    """One GPU of each kind that these nodes have."""
+    found = {(node.gpu_type, node.memory_bytes, node.device) for node in nodes if node.gpus}
+    return tuple(
+        GpuSlot(at, gpu_type, memory_bytes, NodeId(""), 0, device)
+        for at, (gpu_type, memory_bytes, device) in enumerate(sorted(found))
+    )
 
 
 def _without(section: Mapping[str, Any], *keys: str) -> dict[str, Any]:

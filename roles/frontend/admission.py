@@ -55,10 +55,7 @@ def admit(
     info = shards.models.get(message.model_id)
     if info is None:
         if shards.unheard:
-            unheard = ", ".join(map(str, shards.unheard))
-            return NotAdmitted(
-                NoReplica, f"no shard that answers has it, and shard {unheard} does not answer"
-            )
+            return NotAdmitted(NoReplica, unheard_reason(shards.unheard))
         return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, shards.models))
     if message.may_have_run and not info.is_idempotent:
         return NotAdmitted(
@@ -78,6 +75,11 @@ def admit(
         spent_ms = asked.late_ms + message.spent_ms
         return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {spent_ms:.1f} ms")
     return info
+
+
+def unheard_reason(shards: Sequence[int]) -> str:
+    """Why a model that these shards may have is served by none."""
+    return f"no shard that answers has it, and shard {', '.join(map(str, shards))} does not answer"
 
 
 def _outlasts_start(asked: Asked, info: ModelInfo, shards: Shards, now_ms: float) -> bool:

@@ -26,6 +26,7 @@ from fabric.errors import (
     DeadlineExceeded,
     Internal,
     ModelNotFound,
+    NoReplica,
     Overloaded,
     RequestError,
     TooLarge,
@@ -57,7 +58,14 @@ from fabric.messages import (
     Withdraw,
     split_runs,
 )
-from roles.frontend.admission import admit, budget_left_ms, bytes_kept, encoded_image, way_kept_ms
+from roles.frontend.admission import (
+    admit,
+    budget_left_ms,
+    bytes_kept,
+    encoded_image,
+    unheard_reason,
+    way_kept_ms,
+)
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import lists
 from roles.frontend.drain import Drain
@@ -358,8 +366,8 @@ class FrontendCore:
                 self._on_grant(message, link)
             case Dropped(model_id, runs, code, reason, retry_after_ms):
                 dropped = self._queued(model_id, runs, link)
-                if code == ModelNotFound.code and self._shards.of(model_id) not in (None, link):
-                    self._move(dropped)
+                if code == ModelNotFound.code:
+                    self._on_forgotten(dropped, model_id, link)
                     return
                 if retry_after_ms is None:  # else no margin is to blame
                     self._estimates.return_of(model_id).note_dropped(len(dropped))
@@ -468,7 +476,7 @@ class FrontendCore:
             removed = set(change.removed)
             announced = (one for one in self._pending if one.shard == link.number and one.model_id in removed)
             self._move(one for one in announced if self._shards.of(one.model_id) is not None)
-        if rerouted.removed and not self._shards.unheard:  # else one that does not answer may have them
+        if rerouted.removed:
             self._refuse_removed(set(rerouted.removed))
 
     def _follow(self, rerouted: Rerouted) -> None:
@@ -495,6 +503,22 @@ class FrontendCore:
             request.step(RequestTransition.GIVE_BACK)
         return taken
 
+    def _on_forgotten(self, requests: Iterable[Request], model_id: ModelId, link: ShardLink) -> None:
+        """Their shard has their model no more; it may be another one's."""
+        if self._shards.of(model_id) not in (None, link):
+            self._move(requests)
+            return
+        for request in requests:
+            self._leave_queue(request)
+            self._refuse_forgotten(request)
+
+    def _refuse_forgotten(self, request: Request) -> None:
+        """A shard that does not answer may have its model: that is worth another try."""
+        unheard = self._shards.unheard
+        error = NoReplica if unheard else ModelNotFound
+        reason = unheard_reason(unheard) if unheard else f"model {request.model_id!r} was removed"
+        self._refuse(request, error, reason)
+
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
             self._estimates.forget(model_id)
@@ -502,7 +526,7 @@ class FrontendCore:
         for request in [
             one for one in self._pending if one.model_id in removed and one.stage is not RequestState.GRANTED
         ]:
-            self._refuse(request, ModelNotFound, f"model {request.model_id!r} was removed")
+            self._refuse_forgotten(request)
 
     def _announce_all_again(self, link: ShardLink) -> None:
         """All that was never granted. A scheduler that was only silent still has it queued: take that back."""

@@ -15,6 +15,8 @@ class DirectoryChange:
     gone: tuple[SliceInfo, ...]
     come: tuple[SliceInfo, ...]
     removed: tuple[ModelId, ...]
+    changed: tuple[ModelId, ...]
+    """Models that are new, or of which something else is said."""
 
 
 class Known:
@@ -36,6 +38,7 @@ class Known:
             gone=tuple(old for old in before.values() if not _is_same(old, slices.get(old.slice_id))),
             come=tuple(new for new in slices.values() if not _is_same(new, before.get(new.slice_id))),
             removed=tuple(model_id for model_id in self.models if model_id not in models),
+            changed=tuple(model_id for model_id, info in models.items() if self.models.get(model_id) != info),
         )
         self.models, self._slices = models, slices
         self.coming_at_ms = {

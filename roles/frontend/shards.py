@@ -25,8 +25,10 @@ class ShardLink:
     number: int
     registration: Registration
     known: Known = field(default_factory=Known)
+    elsewhere: set[ModelId] = field(default_factory=set)
+    """Models of its directory that another shard serves."""
     left: set[ModelId] = field(default_factory=set)
-    """Models of its directory that it was told we announce elsewhere."""
+    """Those of them that it was told we announce elsewhere."""
     has_heard: bool = False
     """It knows what it was told: since then no other scheduler took over, and it was told no hello, which begins anew."""
 
@@ -57,6 +59,8 @@ class Shards:
         self.models: dict[ModelId, ModelInfo] = {}
         """Of every model, as the shard has it that its requests go to."""
         self._routes: dict[ModelId, ShardLink] = {}
+        self._having: dict[ModelId, list[ShardLink]] = {}
+        """Whose directory lists a model: one shard, but while it moves."""
 
     @property
     def is_empty(self) -> bool:
@@ -106,43 +110,48 @@ class Shards:
     ) -> tuple[DirectoryChange, Rerouted]:
         """Take a shard's directory. `is_listed`: it links us. Where it does not the caller unlinks."""
         change = link.known.update(directory, now_ms)
+        for model_id in change.changed:
+            having = self._having.setdefault(model_id, [])
+            if link not in having:
+                having.append(link)
+        for model_id in change.removed:
+            self._having[model_id].remove(link)
+            link.elsewhere.discard(model_id)
+        is_newly_linked = is_listed and not link.is_linked
         link.registration.is_linked = link.is_linked or is_listed
-        rerouted = self.reroute((*link.known.models, *change.removed))
-        return change, rerouted
+        # Of what is said as before nothing changes, unless where it is said counts for more now.
+        said = link.known.models if is_newly_linked else change.changed
+        return change, self.reroute((*said, *change.removed))
 
     def reroute(self, model_ids: Iterable[ModelId]) -> Rerouted:
         """Find anew where these go."""
         moved, removed = [], []
         for model_id in model_ids:
             former = self._routes.get(model_id)
-            link = self._best(model_id)
+            having = self._having.get(model_id, ())
+            link = max(having, key=lambda one: _rank(one, model_id), default=None)
+            for other in having:
+                (other.elsewhere.discard if other is link else other.elsewhere.add)(model_id)
             if link is not None:
                 self._routes[model_id] = link
                 self.models[model_id] = link.known.models[model_id]
                 if link is not former:
                     moved.append(model_id)
             elif former is not None:
-                del self._routes[model_id], self.models[model_id]
+                del self._routes[model_id], self.models[model_id], self._having[model_id]
                 removed.append(model_id)
         return Rerouted(tuple(moved), tuple(removed))
 
     def untold(self) -> Iterator[tuple[ShardLink, Left]]:
         """What linked shards have yet to hear of the models that they list and others serve."""
         for link in self.links:
-            if link.is_linked and len(self.links) > 1:
-                elsewhere = {one for one in link.known.models if self._routes[one] is not link}
-                told = elsewhere ^ link.left if link.has_heard else elsewhere | link.left
+            if link.is_linked and not (link.has_heard and link.left == link.elsewhere):
+                told = link.elsewhere ^ link.left if link.has_heard else link.elsewhere | link.left
                 for model_id in sorted(told):
-                    yield link, Left(model_id, is_back=model_id not in elsewhere)
-                link.left, link.has_heard = elsewhere, True
+                    yield link, Left(model_id, is_back=model_id not in link.elsewhere)
+                link.left, link.has_heard = set(link.elsewhere), True
 
-    def _best(self, model_id: ModelId) -> ShardLink | None:
-        having = [link for link in self.links if model_id in link.known.models]
-        if len(having) < 2:
-            return having[0] if having else None
 
-        def rank(link: ShardLink) -> tuple[bool, bool, int, int]:
-            info = link.known.models[model_id]
-            return link.is_linked, info.replicas > 0, info.term, -link.number
-
-        return max(having, key=rank)
+def _rank(link: ShardLink, model_id: ModelId) -> tuple[bool, bool, int, int]:
+    info = link.known.models[model_id]
+    return link.is_linked, info.replicas > 0, info.term, -link.number

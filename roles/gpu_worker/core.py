@@ -55,6 +55,7 @@ from roles.gpu_worker.early_inputs import EarlyInputs
 from roles.gpu_worker.events import (
     Abort,
     AgentGone,
+    AgentUntold,
     BatchRan,
     End,
     InputsCame,
@@ -93,6 +94,7 @@ SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
+TELL_AGAIN_MS: Final = 100.0  # an agent whose queue was full
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 
 
@@ -115,6 +117,8 @@ class WorkerCore:
         self._epoch = NO_EPOCH
         """The agent's: commands of any other are refused."""
         self._adoption = Adoption(identity, outlive_ms)
+        self._tell_agent_at_ms: float | None = None
+        """When it has to hear again how the slices are."""
         self._stop_by_ms: float | None = None
         self._has_ended = False
 
@@ -161,6 +165,9 @@ class WorkerCore:
                 return self._stop(now_ms + SIGNAL_GRACE_MS, now_ms)
             case AgentGone():
                 return self._agent_gone(now_ms)
+            case AgentUntold():
+                self._tell_agent_at_ms = now_ms + TELL_AGAIN_MS
+                return []
             case SchedulerAnswers():
                 return [*self._registration.scheduler_answers(now_ms)]
             case Lost():
@@ -181,6 +188,7 @@ class WorkerCore:
             self._adoption.hello_at_ms,
             self._registration.wake_at_ms,
             self._adoption.orphan_until_ms,
+            self._tell_agent_at_ms,
             self._stop_by_ms,
             self._early.wake_at_ms,
             self._changes.due_at_ms,
@@ -251,11 +259,18 @@ class WorkerCore:
         if not was_orphan:
             return actions
         self.counters["adopted"] += 1
+        return actions + self._tell_agent()
+
+    def _tell_agent(self) -> list[WorkerAction]:
+        """How each slice is, as it was told before, or may not have been."""
+        actions: list[WorkerAction] = []
         for slice_id, slice_ in self._slices.items():
             if slice_.state is HostedState.READY:
                 actions.append(Send(AGENT, self._registration.slice_ready(slice_)))
             elif slice_.state is HostedState.FAILED:
                 actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
+            elif slice_.loading is not None:
+                actions.append(Send(AGENT, Loading(slice_id, slice_.loading)))
         return actions
 
     def _agent_gone(self, now_ms: float) -> list[WorkerAction]:
@@ -494,6 +509,9 @@ class WorkerCore:
             return self._stop(now_ms + LAST_GRACE_MS, now_ms)
         if hello_at_ms is not None and hello_at_ms <= now_ms:
             actions += self._hello(now_ms)
+        if self._tell_agent_at_ms is not None and self._tell_agent_at_ms <= now_ms:
+            self._tell_agent_at_ms = None
+            actions += self._tell_agent()
         repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
             actions += self._registration.repeat(now_ms)

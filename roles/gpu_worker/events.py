@@ -31,6 +31,10 @@ class AgentGone(Struct, frozen=True, gc=False):
     """The agent's process has ended, and this worker may outlive it."""
 
 
+class AgentUntold(Struct, frozen=True, gc=False):
+    """The agent's queue did not take what it was told of our slices."""
+
+
 class InputsCame(Struct, frozen=True, gc=False):
     """One part's inputs, whose tensors the shell keeps as `payload`."""
 
@@ -55,6 +59,7 @@ WorkerEvent = (
     | Tick
     | SchedulerAnswers
     | AgentGone
+    | AgentUntold
     | StopAsked
     | InputsCame
     | BatchRan

@@ -20,6 +20,7 @@ from fabric.messages import (
     AnyMessage,
     FrontendInfo,
     Inputs,
+    Loading,
     RunBatch,
     SliceFailed,
     SliceReady,
@@ -33,6 +34,7 @@ from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,
+    AgentUntold,
     BatchRan,
     End,
     Execute,
@@ -60,6 +62,7 @@ from roles.gpu_worker.slices import EMULATED
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
+from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (
@@ -157,6 +160,7 @@ class WorkerShell:
         self._agent = transport.connect(own, AGENT, [agent_address])
         self._scheduler = SchedulerConnection(own, options.clock, options.keyring, transport)
         self._frontends = transport.push(guard=guarded(options.keyring))
+        self._untold: Mailbox[AgentUntold] = Mailbox()
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
         self._sleep = options.make_emulated()
@@ -174,6 +178,7 @@ class WorkerShell:
                 TranslatedSource(self._thread, self._from_thread),
                 LinkSource(self._agent, _from_agent),
                 self._scheduler,
+                self._untold,
                 LinkSource(self._pull, self._from_frontend),
             ],
             self._perform,
@@ -191,6 +196,7 @@ class WorkerShell:
         self._watch.close()
         self._agent.close()
         self._pull.close()
+        self._untold.close()
         self._sleep.close()
         self._thread.close()
 
@@ -258,7 +264,7 @@ class WorkerShell:
                 self.end = action
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
-        """Refused, nothing is kept: the agent is asked again, the scheduler introduced to anew."""
+        """Refused, nothing is kept: hellos are repeated, the agent hears of the slices again, the scheduler is introduced to anew."""
         try:
             self._send_checked(peer, message)
         except LocalProtocolError as error:  # of what users' models declare
@@ -270,6 +276,8 @@ class WorkerShell:
             if isinstance(message, StatusListed):
                 message = self.role.stats.told_in(message)
             is_out = self._agent.send(AGENT, message)
+            if not is_out and isinstance(message, SliceReady | SliceFailed | Loading):
+                self._untold.post(AgentUntold())
             _log(message)
         else:
             is_out = self._scheduler.send(message, self._clock.now_ms())

@@ -63,6 +63,7 @@ from roles.node_agent.events import (
     GpusSampled,
     Orphan,
     SharingPlan,
+    WorkerUntold,
 )
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
 from roles.node_agent.mps.daemons import Daemons
@@ -170,6 +171,8 @@ class NodeAgentCore:
                 self._on_scheduler_lost(peer, reason, now_ms)
             case LeaseKept():
                 self._on_lease_kept(event, now_ms)
+            case WorkerUntold(peer):
+                self._workers.untold(peer, now_ms)
             case ProcessExited(worker_id, code, last_words):
                 self._on_exit(worker_id, code, last_words, now_ms)
             case SchedulerFound(addresses, peer):

@@ -67,6 +67,13 @@ class DaemonChecked:
 
 
 @dataclass(slots=True, frozen=True)
+class WorkerUntold:
+    """A worker's queue did not take what it was told to host, or whom to obey."""
+
+    peer: PeerId
+
+
+@dataclass(slots=True, frozen=True)
 class GpusSampled:
     """What the GPUs' sensors said."""
 
@@ -135,7 +142,16 @@ class FollowScheduler:
 
 
 AgentEvent = (
-    Heard | Lost | SchedulerFound | ProcessExited | StopAsked | DaemonChecked | GpusSampled | LeaseKept | Tick
+    Heard
+    | Lost
+    | SchedulerFound
+    | ProcessExited
+    | StopAsked
+    | DaemonChecked
+    | GpusSampled
+    | LeaseKept
+    | WorkerUntold
+    | Tick
 )
 AgentAction = (
     Spawn

@@ -15,7 +15,7 @@ from fabric.errors import ConfigError
 from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import LeaseAsked, StatusAsked, StatusListed
+from fabric.messages import EpochGranted, Host, LeaseAsked, StatusAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.blocking_calls import BlockingCalls
@@ -35,6 +35,7 @@ from roles.node_agent.events import (
     Spawn,
     StartDaemon,
     Terminate,
+    WorkerUntold,
 )
 from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.lease import KeepLease, LeaseKept
@@ -145,7 +146,7 @@ class _Agent:
         }
         self._followed = next(iter(self._schedulers))
         self._lease_file = LeaseFile(run_dir, node.host)
-        self._kept: Mailbox[LeaseKept] = Mailbox()
+        self._later: Mailbox[LeaseKept | WorkerUntold] = Mailbox()
         self._processes = Processes()
         self._blocking: BlockingCalls[Answer] = BlockingCalls()
         self._pins = CorePins(node.pin_cores)
@@ -178,7 +179,7 @@ class _Agent:
                 stop,
                 LinkSource(self._link, _from_worker),
                 *schedulers,
-                self._kept,
+                self._later,
                 TranslatedSource(self._blocking, self._from_blocking),
                 TranslatedSource(self._processes, self._from_process),
                 *asked,
@@ -211,7 +212,7 @@ class _Agent:
         self._blocking.close()
         for scheduler in self._schedulers.values():
             scheduler.close()
-        self._kept.close()
+        self._later.close()
         self._link.close()
 
     def _take_over(self) -> tuple[Sequence[Orphan], Sequence[int]]:
@@ -234,14 +235,18 @@ class _Agent:
             case FollowScheduler(peer):
                 self._followed = peer
             case KeepLease(record):
-                self._kept.post(LeaseKept(record, self._lease_file.write(record)))
+                self._later.post(LeaseKept(record, self._lease_file.write(record)))
             case Send(peer, StatusListed() as status) if peer == METRICS:
                 assert self._metrics is not None, "it asked"
                 self._metrics.publish(measured_agent(status, self._driver.stats))
             case Send(peer, StatusListed() as status):
                 self._link.send(peer, self._driver.stats.told_in(status))
             case Send(peer, message):
-                self._link.send(peer, message)  # refused: it is ending, or its time limit will end it
+                is_out = self._link.send(
+                    peer, message
+                )  # refused, it is ending, or its time limit will end it
+                if not is_out and isinstance(message, Host | EpochGranted):
+                    self._later.post(WorkerUntold(peer))
             case Spawn():
                 self._spawn(action)
             case Terminate(worker_id):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -130,14 +130,11 @@ def shards_of(status: StatusListed) -> int:
 
 def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int, ActiveScheduler]:
     """Of a run directory, by shard. PeerLost where no shard has an active one on this host."""
-    alive = [
-        process.addresses.get("control", ())
-        for process in processes_in(run_dir)
-        if process.role_id.startswith(SCHEDULER_PREFIX) and process.alive
-    ]
+    here = [one for one in processes_in(run_dir) if one.role_id.startswith(SCHEDULER_PREFIX)]
+    alive = [one.addresses.get("control", ()) for one in here if one.alive]
     if not alive:
         raise PeerLost(f"no cluster runs in {run_dir}")
-    return _active_of(alive, keyring, str(run_dir))
+    return _active_of(alive, keyring, str(run_dir), {one.role_id for one in here})
 
 
 def active_at(addresses: Sequence[str], keyring: Keyring | None) -> dict[int, ActiveScheduler]:
@@ -148,7 +145,7 @@ def active_at(addresses: Sequence[str], keyring: Keyring | None) -> dict[int, Ac
     if len(addresses) == 1:
         status = ask_status(addresses[0], server=SCHEDULER, keyring=keyring)
         return {shard_of(status): ActiveScheduler(addresses, status)}
-    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses), is_afar=True)
+    return _active_of([(address,) for address in addresses], keyring, ", ".join(addresses))
 
 
 def having(model_id: ModelId, schedulers: Mapping[int, ActiveScheduler]) -> list[int]:
@@ -172,11 +169,15 @@ def roomiest(schedulers: Mapping[int, ActiveScheduler], coming: Sequence[int] = 
 
 
 def _active_of(
-    alive: Sequence[Sequence[str]], keyring: Keyring | None, where: str, *, is_afar: bool = False
+    alive: Sequence[Sequence[str]],
+    keyring: Keyring | None,
+    where: str,
+    here: Collection[str] | None = None,
 ) -> dict[int, ActiveScheduler]:
-    """By shard, the one with the highest epoch; a shard none of whose schedulers is among these is left out.
+    """By shard, the one with the highest epoch; a shard whose active scheduler is not among these is left out.
 
-    While one takes over there is none: so they are asked again for a while, unless none of those that are `is_afar` answers.
+    While one takes over there is none: so they are asked again for a while, unless none of those that are elsewhere answers, or the
+    standbys know of an active one that is not `here` (None: all are elsewhere).
     """
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
     answers: list[tuple[Sequence[str], StatusListed]] = []
@@ -190,9 +191,15 @@ def _active_of(
             for addresses, status in sorted(answers, key=lambda one: _epoch(one[1]))
             if is_active(status)
         }
-        if active and active.keys() >= {shard_of(status) for _, status in answers}:
+        awaited = {shard_of(one) for _, one in answers} - active.keys()
+        is_told = here is not None or len(answers) == len(
+            alive
+        )  # else the one that they name may be about to end
+        if answers and not awaited - (
+            _led_elsewhere([one for _, one in answers], here) if is_told else set()
+        ):
             break
-        if not answers and (is_afar or len(alive) == 1):
+        if not answers and (here is None or len(alive) == 1):
             break
         select.select([], [], [], TAKE_OVER_LOOK_S)
     if active:
@@ -203,6 +210,12 @@ def _active_of(
     raise PeerLost(
         f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
     )
+
+
+def _led_elsewhere(answers: Sequence[StatusListed], here: Collection[str] | None) -> set[int]:
+    """Shards whose standbys know of an active scheduler that is none of those that were asked."""
+    asked = {one.role_id for one in answers} if here is None else here
+    return {shard_of(one) for one in answers if one.standing and one.standing.active not in ("", *asked)}
 
 
 def _epoch(status: StatusListed) -> int:

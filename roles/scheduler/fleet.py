@@ -286,6 +286,10 @@ class Fleet:
         left = self._left.get(model_id, set())
         return tuple(one for peer, one in self.frontend_ids.items() if peer not in left)
 
+    def is_left(self, model_id: ModelId) -> bool:
+        """Whether frontends announce it to another shard, and none announces it here."""
+        return bool(self._left.get(model_id)) and not self.frontends_at(model_id)
+
     def _forget_left(self, peer: PeerId) -> None:
         for peers in self._left.values():
             peers.discard(peer)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fabric.clock import MonotonicClock
 from fabric.curve import CONTROL_KINDS, guarded
@@ -17,11 +16,18 @@ from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
-from fabric.messages import AnyMessage, BatchesRemembered, PlanAsked, PlanCopy, StatusListed, replaced
+from fabric.messages import (
+    AnyMessage,
+    BatchesRemembered,
+    Directory,
+    PlanAsked,
+    PlanCopy,
+    StatusListed,
+    replaced,
+)
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
-from roles.config.shards import shard_document
 from roles.runtime.core import PLANNER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
@@ -45,12 +51,10 @@ from roles.scheduler.availability.replica import (
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
-from roles.scheduler.planning.carried_over import carried_over
-from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
+from roles.scheduler.planning.written import Written
 from roles.scheduler.replay_start import about_scheduler
-from roles.scheduler.settings import SchedulerSettings, settings_from
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS = 2.0
@@ -67,15 +71,6 @@ class Recording:
 
     path: Path
     bytes_max: int
-
-
-@dataclass(slots=True, frozen=True)
-class Written:
-    """A configuration, and the document that it was read from; paths in that are relative to `base_dir`."""
-
-    config: ClusterConfig
-    document: Mapping[str, Any]
-    base_dir: Path
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,7 +111,8 @@ class SchedulerShell:
         rank = peers.index(number)
         self._run_dir = run_dir
         shards = written.config.shards
-        self._written = written = _of_shard(written, shard)
+        whole, written = written, written.of_shard(shard)
+        self._written = written
         self._config = config = written.config
         self._recording = recording
         self._role_id = role_id = scheduler_id(number)
@@ -129,11 +125,11 @@ class SchedulerShell:
             run_dir,
             role_id,
             written.document,
-            partial(_carried_over, written) if is_placed else None,
+            partial(written.carried_over, whole) if is_placed else None,
             role_ids,
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
-        self._first = None if rank else self._kept.read() or _first_plan(written)
+        self._first = None if rank else self._kept.read() or written.first_plan()
         self._begun: Begun | None = None
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
@@ -170,10 +166,11 @@ class SchedulerShell:
         asked: list[Source[ReplicaEvent]] = (
             [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
         )
+        self._heard = WatchedLinkSource(self.link, clock, config.heartbeats)
         self.role = Role[ReplicaEvent, ReplicaAction](
             self._replica,
             [
-                WatchedLinkSource(self.link, clock, config.heartbeats),
+                self._heard,
                 self._planner,
                 *self._others.values(),
                 *asked,
@@ -206,7 +203,7 @@ class SchedulerShell:
 
     def _make_core(self) -> MessageCore:
         """A fresh one, of the newest plan that is known here."""
-        self._begun = self._kept.read() or self._first or _first_plan(self._written)
+        self._begun = self._kept.read() or self._first or self._written.first_plan()
         settings, planning = self._begun
         settings = replace(
             settings,
@@ -328,8 +325,11 @@ class SchedulerShell:
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.
 
-        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`.
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is nobody
+        tells them again.
         """
+        if isinstance(message, Directory):
+            self._heard.give_up(peer)
 
     def _end_turn(self) -> None:
         log_offences(self._replica.offences)
@@ -373,25 +373,6 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
-
-
-def _of_shard(written: Written, shard: int) -> Written:
-    config = written.config
-    if config.shards == 1:
-        return written
-    return Written(config.of_shard(shard), shard_document(written.document, config, shard), written.base_dir)
-
-
-def _carried_over(written: Written, ran: Begun) -> Begun | None:
-    return carried_over(written.config, written.document, written.base_dir, ran)
-
-
-def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:
-    config = written.config
-    placement = config.place()
-    settings = settings_from(config, placement)
-    base_dir = str(written.base_dir.absolute())
-    return settings, controller_settings(config, written.document, base_dir, placement, settings)
 
 
 def _first_batch_id() -> BatchId:

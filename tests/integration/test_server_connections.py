@@ -16,13 +16,13 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.link import Received
 from fabric.messages import Directory, Ping, Pong, StatusAsked
-from fabric.sockets import RouterLink
+from fabric.sockets import DealerLink, RouterLink
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.scheduler_source import REFUSED
 from roles.runtime.loop.server_connection import ServerConnection
+from roles.runtime.loop.sources import REFUSED
 from roles.runtime.process import RunFile, write_run_file
 
 OWN = PeerId("worker-0/1")
@@ -167,7 +167,7 @@ import os, resource, sys
 from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.messages import Ping
-from fabric.sockets import RouterLink
+from fabric.sockets import DealerLink, RouterLink
 from roles.runtime.loop.server_connection import ServerConnection
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])
@@ -201,3 +201,35 @@ def test_without_a_descriptor_left_a_server_is_tried_again() -> None:
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.strip() == str(Ping(2))
+
+
+def test_a_link_that_begins_anew_reads_nothing_of_its_former_connection(tmp_path: Path) -> None:
+    """It may be of before the silence for which the server was given up. The virtual links have the same rule."""
+    clock = MonotonicClock()
+    with ExitStack() as stack:
+        server = RouterLink.bind([f"ipc://{tmp_path}/server.sock"])
+        stack.callback(server.close)
+        client = DealerLink.connect(OWN, SCHEDULER, server.addresses)
+        stack.callback(client.close)
+        heard: list[object] = []
+
+        def say(number: int) -> None:
+            """Until the server hears that very ping by the connection there is now."""
+            until_ms = clock.now_ms() + WITHIN_MS
+            while not any(one.message == Ping(number) for one in server.receive(64)):
+                assert clock.now_ms() < until_ms
+                client.send(SCHEDULER, Ping(number))
+                select.select([], [], [], 0.005)
+
+        say(1)
+        assert server.send(OWN, Directory(1, (), (), ()))
+        select.select([client.fileno()], [], [], WITHIN_MS / 1e3)
+        client.reconnect()
+        say(2)
+        assert server.send(OWN, Directory(2, (), (), ()))
+        until_ms = clock.now_ms() + WITHIN_MS
+        while not heard:
+            assert clock.now_ms() < until_ms
+            heard += [one.message for one in client.receive(64) if isinstance(one.message, Directory)]
+            select.select([], [], [], 0.005)
+        assert heard == [Directory(2, (), (), ())]

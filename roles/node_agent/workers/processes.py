@@ -17,6 +17,7 @@ from roles.runtime.exit_codes import EXIT_UNKNOWN
 from roles.runtime.process_events import Warn, explaining_lines
 from roles.runtime.restarts import Restarts
 
+TELL_AGAIN_MS = 100.0  # a worker whose queue was full
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
 
@@ -40,6 +41,8 @@ class Worker:
     """The start of a process that has never had everything loaded; None: it has."""
     loading: tuple[SliceId, ModelId] | None = None
     """What its process was loading when it was last heard of."""
+    tell_at_ms: float | None = None
+    """When it has to be told again what to host: its queue was full."""
     is_a_models_doing: bool = False
     """Its end counts for the model (`suspects`), not for the worker."""
 
@@ -100,7 +103,8 @@ class Workers:
             for worker in self._all
             if worker.limit_at_ms is not None and not self._is_held(worker)
         )
-        return min(limits, default=None)
+        again = (worker.tell_at_ms for worker in self._all if worker.tell_at_ms is not None)
+        return min((*limits, *again), default=None)
 
     @property
     def are_gone(self) -> bool:
@@ -183,6 +187,12 @@ class Workers:
             )
             self._send(worker, host)
 
+    def untold(self, peer: PeerId, now_ms: float) -> None:
+        """A worker did not take what it was told last: it is told all of it in a while, and again until it does."""
+        worker = self.at(peer)
+        if worker is not None:
+            worker.tell_at_ms = now_ms + TELL_AGAIN_MS
+
     def tell_the_epoch(self, worker: Worker) -> None:
         """Another scheduler commands it from now on, or one that is elsewhere."""
         if worker.state in TOLD:
@@ -194,7 +204,7 @@ class Workers:
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False
-        worker.loading = None
+        worker.loading = worker.tell_at_ms = None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
@@ -319,6 +329,9 @@ class Workers:
     def tick(self, now_ms: float) -> None:
         """Start again whose pause is over, be harder on who is overdue."""
         for worker in self:
+            if worker.tell_at_ms is not None and worker.tell_at_ms <= now_ms:
+                worker.tell_at_ms = None
+                self.tell_what_to_host(worker)
             is_due = worker.limit_at_ms is not None and worker.limit_at_ms <= now_ms
             if is_due and not self._is_held(worker):
                 self._on_overdue(worker, now_ms)

@@ -18,11 +18,10 @@ from fabric.messages import AnyMessage
 from fabric.transport import ZMQ, Transport
 from roles.runtime.core import SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.server_connection import ServerConnection
-from roles.runtime.loop.sources import SourceOver
+from roles.runtime.loop.sources import REFUSED, SourceOver
 from roles.runtime.process_events import SchedulerFound
 
 LOOK_EVERY_MS = 100.0
-REFUSED = "it could not be told something"
 
 SchedulerEvent = Heard | Lost | SchedulerFound
 

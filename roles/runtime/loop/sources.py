@@ -24,6 +24,7 @@ from fabric.transit_time import TransitMeter
 from roles.runtime.core import NO_PAYLOAD, Heard, Lost
 
 SILENT = "it has been silent for too long"
+REFUSED = "it did not take what it was told"
 CLOSED = "its connection was closed"
 
 EventT = TypeVar("EventT")
@@ -154,6 +155,16 @@ class WatchedLinkSource(SourceOver):
         self._link = link
         self._clock = clock
         self._liveness = Liveness(heartbeats)
+        self._given_up: list[PeerId] = []
+
+    def give_up(self, peer: PeerId) -> None:
+        """It has not read for so long that it missed something it had to hear: it is as good as gone, and begins anew with what it says next."""
+        self._given_up.append(peer)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether somebody was given up, or something is waiting below."""
+        return bool(self._given_up) or super().has_more
 
     def watch(self, peer: PeerId) -> None:
         """Expect signs of life from a peer that has not said anything yet."""
@@ -167,6 +178,10 @@ class WatchedLinkSource(SourceOver):
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
         """The peers whose connection is gone, at most `limit` messages, then the peers that are silent."""
         events: list[Heard | Lost] = []
+        given_up, self._given_up = self._given_up, []
+        for peer in given_up:
+            self._liveness.forget(peer)
+            events.append(Lost(peer, REFUSED))
         for peer in self._link.take_lost():
             self._liveness.forget(peer)
             events.append(Lost(peer, CLOSED))

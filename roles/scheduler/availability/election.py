@@ -17,6 +17,7 @@ stays that, whatever becomes of the agents. It has no command over workers whose
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -193,6 +194,13 @@ class Election:
             for node_id, agent in self._agents.items()
             if agent.epoch == self.epoch and self._is_own(agent)
         )
+
+    @property
+    def active(self) -> str:
+        """The scheduler that the agents say holds their leases; empty: none has enough of them, as far as it knows."""
+        held = Counter(agent.holder_id for agent in self._agents.values() if agent.peer and not agent.is_free)
+        holder, agents = max(held.items(), key=lambda one: one[1], default=("", 0))
+        return holder if agents >= self._electorate.needed else ""
 
     # ------------------------------------------------------------ decisions
 

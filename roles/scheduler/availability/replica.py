@@ -6,7 +6,8 @@ active one sent, and answers questions about itself. When it becomes active it m
 it of the frontends, and learns the rest from agents and workers, who introduce themselves to it. The frontends come last:
 what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
 
-A scheduler without standbys has its core from the start, and keeps it.
+A scheduler without standbys has its core from the start, and keeps it. To frontends it opens as the others do, when an agent has
+granted it an epoch: before that it knows of no slice, and would have them turn requests away.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
 """What a frontend says to a scheduler that it takes for the one that lists it."""
+_GATHERED: Final = _LOOKED_AT | {SliceReady, SliceChanged} | _OF_FRONTENDS
+"""What the replica looks at while it gathers."""
 
 
 class SchedulerLike(Protocol):
@@ -168,7 +171,7 @@ class SchedulerReplica:
         """No frontend has heard of what its core knows."""
         self._early: dict[tuple[PeerId, str], Heard] = {}
         """What agents that granted already, and their workers, say before a majority has."""
-        self._also_heard = _LOOKED_AT
+        self._also_heard = _GATHERED
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         rules: dict[type, Rule] = {
             LeaseReport: _check_agent,
@@ -270,7 +273,8 @@ class SchedulerReplica:
                 actions.append(Send(peer, self._status()))
         if self._core is None or type(message) in _ABOUT_LEASES:
             return
-        if self._gathering is None or not isinstance(message, FrontendHello):
+        is_open = self._gathering is None and not self._is_fresh
+        if is_open or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
 
     def _is_too_early(self, peer: PeerId, message: AnyMessage) -> bool:
@@ -278,12 +282,8 @@ class SchedulerReplica:
 
         It would give up what runs there and turn requests away. What it announces now it announces again when it hears of the epoch.
         """
-        return (
-            self._gathering is not None
-            and self._is_fresh
-            and type(message) in _OF_FRONTENDS
-            and _is_frontend(peer)
-        )
+        is_fresh = self._core is not None and self._is_fresh
+        return is_fresh and type(message) in _OF_FRONTENDS and _is_frontend(peer)
 
     def _note_ready(self, message: object) -> None:
         if self._gathering is not None and isinstance(message, SliceReady):
@@ -355,7 +355,7 @@ class SchedulerReplica:
             self._core, self._is_fresh = self._make_core(), True
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         self._gathering = _Gathering(now_ms, set(self._election.granted))
-        self._also_heard = _LOOKED_AT | {SliceReady, SliceChanged} | _OF_FRONTENDS
+        self._also_heard = _GATHERED
         early, self._early = self._early, {}
         for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
             message = event.message
@@ -380,8 +380,7 @@ class SchedulerReplica:
         assert self._core is not None, "asked before"
         for send in self._core.handle(event, now_ms):
             status = send.message
-            is_hidden = self._gathering is not None and self._is_fresh and _is_frontend(send.peer)
-            if is_hidden and isinstance(status, Directory):
+            if self._is_fresh and _is_frontend(send.peer) and isinstance(status, Directory):
                 continue
             if isinstance(status, StatusListed):
                 counters = dict(Counter(status.counters) + self.offences.counters)
@@ -403,6 +402,7 @@ class SchedulerReplica:
             tuple(self._standbys.values()),
             self._settings.shard,
             self._settings.shards,
+            election.active,
         )
 
     def _status(self) -> StatusListed:

@@ -1,20 +1,22 @@
 """The plan that runs, taken over into a changed file: what serves goes on, and the controller moves it to what the file wants.
 
 A scheduler that began with the new file's own plan would have slices end while they serve, and their models loaded anew elsewhere.
+A model that the new file gives to another shard is served here, in the lowest term, until every frontend has gone there with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fabric.errors import ConfigError
-from fabric.messages import SliceSpec, replaced
+from fabric.ids import ModelId
+from fabric.messages import LEAVING_TERM, ModelSpec, SliceSpec, replaced
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from roles.config.cluster import ClusterConfig
-from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
+from roles.scheduler.planning.desired_state import ControllerSettings, Desired, controller_settings
 from roles.scheduler.settings import SchedulerSettings, settings_from, slice_spec
 
 NOTHING = Placement(())
@@ -25,11 +27,12 @@ def carried_over(
     document: Mapping[str, Any],
     base_dir: Path,
     ran: tuple[SchedulerSettings, ControllerSettings],
+    whole_file: Collection[ModelId] = (),
 ) -> tuple[SchedulerSettings, ControllerSettings] | None:
     """What to begin with under this configuration where another one was served until now; None: nothing of that is of use.
 
     A slice goes on if its GPU is still in the file and the file says the same of its models, but for their SLOs. A model that is
-    not in the file any more is on its slices until the first plan is carried out.
+    not in the file any more is on its slices until the first plan is carried out. `whole_file`: all of its models, those of other shards too.
     """
     before, planned = ran
     settings = settings_from(config, NOTHING)
@@ -44,12 +47,19 @@ def carried_over(
         return None
     slice_ids = {spec.slice_id for _, spec in slices}
     known = {model.model_id for model in settings.models}
-    gone = (model for model in before.models if model.model_id not in known)
-    desired = planning.desired
+    hosted = {model.model_id for _, spec in slices for model in spec.models}
+    leaving = (hosted - known).intersection(whole_file, planned.desired.model_ids)
+    gone = (
+        replaced(model, term=LEAVING_TERM) if model.model_id in leaving else model
+        for model in before.models
+        if model.model_id not in known
+    )
+    terms = {model.model_id: model.term for model in before.models}
+    desired = _with_terms(_with_leaving(planning.desired, planned.desired, leaving), terms)
     return (
         replace(
             settings,
-            models=(*settings.models, *gone),
+            models=(*(_in_term(model, terms) for model in settings.models), *gone),
             slices=slices,
             hints={key: hint for key, hint in before.hints.items() if key[0] in slice_ids},
         ),
@@ -59,6 +69,30 @@ def carried_over(
             hints=tuple(kept for kept in planned.hints if kept.slice_id in slice_ids),
             is_carried_over=True,
         ),
+    )
+
+
+def _in_term(model: ModelSpec, terms: Mapping[ModelId, int]) -> ModelSpec:
+    """A term only grows, whatever the file says: another shard may list the model in the one before."""
+    return replaced(model, term=max(model.term, terms.get(model.model_id, 0)))
+
+
+def _with_terms(desired: Desired, terms: Mapping[ModelId, int]) -> Desired:
+    for section in desired.sections:
+        term = terms.get(section["name"], 0)
+        if term > section.get("term", 0) >= 0:
+            desired = desired.with_value(ModelId(section["name"]), "term", term)
+    return desired
+
+
+def _with_leaving(desired: Desired, before: Desired, leaving: Collection[ModelId]) -> Desired:
+    """Planned with as long as they are served."""
+    sections = [{**one, "term": LEAVING_TERM} for one in before.sections if one["name"] in leaving]
+    declared = {one: rate for one, rate in before.declared_rps.items() if one in leaving}
+    return replace(
+        desired,
+        sections=(*desired.sections, *sections),
+        declared_rps={**desired.declared_rps, **declared},
     )
 
 

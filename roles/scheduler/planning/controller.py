@@ -4,6 +4,7 @@ One thing at a time: a plan is asked for (`make_plan.py`, in a process of its ow
 (`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
 - the file is another one than the plan that runs was made for (`carried_over.py`);
+- the last frontend has gone to another shard with a model that the file gives to that one;
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
 - a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (
+    LEAVING_TERM,
     Changed,
     CurrentSlice,
     DrainAsked,
@@ -174,8 +176,7 @@ class Controller:
 
     def frontend_left(self, now_ms: float) -> None:
         """A frontend has gone to another shard with a model: that may have been the last one."""
-        if self._handovers:
-            self._go_on(now_ms)
+        self._go_on(now_ms)
 
     def planned(self, made: PlanMade, now_ms: float) -> None:
         """The planner has answered."""
@@ -248,6 +249,8 @@ class Controller:
             for model_id in set(self._fleet.replicas) - set(self._desired.model_ids):
                 self._actuator.remove_model(model_id, now_ms)
             self._ask("the file has changed", self._desired)
+        elif leaving := tuple(filter(self._has_gone, self._desired.model_ids)):
+            self._remove(ModelsRemove(0, leaving), self._desired.without(leaving), None, now_ms)
         while self._changes and self._task is None:
             self._begin_change(*self._changes.popleft(), now_ms)
         if self._task is not None or now_ms < self._rests_until_ms:
@@ -264,6 +267,11 @@ class Controller:
         if self._task is None:
             self._grow_broken(now_ms)
 
+    def _has_gone(self, model_id: ModelId) -> bool:
+        """Whether it was served here only until another shard's frontends had it there."""
+        is_leaving = self._fleet.terms.get(model_id) == LEAVING_TERM
+        return is_leaving and self._fleet.is_left(model_id) and not self._actuator.queued(model_id)
+
     def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         if isinstance(change, ModelsRemove) and change.when_left and self._handovers.still_used(change):
             self._handovers.add(peer, change, now_ms)  # a frontend came back meanwhile
@@ -277,13 +285,17 @@ class Controller:
         if isinstance(change, ModelSet) and change.slo_ms is None and change.rate_rps is None:
             self._begin_term(peer, change, desired, now_ms)
             return
-        if isinstance(
-            change, ModelsRemove
-        ):  # its requests are refused from now on, whatever the plan will be
-            for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
-                self._actuator.remove_model(model_id, now_ms)
-                self._rates.forget(model_id)
-            self._desired = desired
+        if isinstance(change, ModelsRemove):
+            self._remove(change, desired, peer, now_ms)
+        else:
+            self._ask(_described(change), desired, peer, change)
+
+    def _remove(self, change: ModelsRemove, desired: Desired, peer: PeerId | None, now_ms: float) -> None:
+        """Their requests are refused from now on, whatever the plan will be."""
+        for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
+            self._actuator.remove_model(model_id, now_ms)
+            self._rates.forget(model_id)
+        self._desired = desired
         self._ask(_described(change), desired, peer, change)
 
     def _is_moved_back(self, change: ModelsRemove) -> bool:

@@ -127,6 +127,7 @@ class _Connecting(End):
         self._attempt += 1
         wire, self.wire = self.wire, None
         if wire is not None:
+            self.forget(wire)
             wire.finish(self)
 
     def connected(self) -> None:

@@ -175,6 +175,11 @@ class End:
         heapq.heappush(self.inbox, item)
         self.owner.wake(item.arrives_at_ms)
 
+    def forget(self, wire: Wire) -> None:
+        """This end gives that connection up itself, so it reads nothing more of it: neither does a socket that disconnects."""
+        self.inbox = [item for item in self.inbox if item.wire is not wire]
+        heapq.heapify(self.inbox)
+
     def hang_up(self, wire: Wire) -> None:
         """That connection is over, and this end knows."""
 

@@ -14,6 +14,7 @@ from fabric.ids import FrontendId, ModelId
 from policies.batching.admission import (
     ADMITTED,
     BURST,
+    CLUMP,
     FLOOR,
     RETRY_MS_MAX,
     RETRY_MS_MIN,
@@ -136,6 +137,22 @@ def test_a_bucket_admits_its_rate_and_a_burst() -> None:
     bucket = Bucket(per_ms=0.5, depth=20.0, tokens=20.0, filled_at_ms=0.0)
     assert sum(bucket.take(1, float(now_ms)) for now_ms in range(1000)) == pytest.approx(520, abs=1)
     assert bucket.take(100, 10_000.0) == 20
+
+
+def test_what_a_bucket_of_few_requests_admits_comes_together() -> None:
+    """One by one they would be batches of one, at the time when batches matter most."""
+    bucket = Bucket(per_ms=0.05, depth=BURST, tokens=BURST, filled_at_ms=0.0)
+    admitted = [bucket.take(1, float(now_ms)) for now_ms in range(10_000)]
+    assert sum(admitted) == pytest.approx(BURST + 0.05 * 10_000, abs=CLUMP), "as many in all"
+    closed = "".join(map(str, admitted)).split("1")
+    assert len([gap for gap in closed if len(gap) > 1]) == pytest.approx(sum(admitted) / CLUMP, abs=3)
+
+
+def test_what_a_bucket_of_many_admits_comes_as_it_can() -> None:
+    """Theirs wait for each other in the queue already; a slice that waits for a bucket is idle."""
+    bucket = Bucket(per_ms=0.5, depth=50.0, tokens=0.0, filled_at_ms=0.0)
+    admitted = [bucket.take(1, float(now_ms)) for now_ms in range(1000)]
+    assert max(map(len, "".join(map(str, admitted)).split("1"))) <= 2
 
 
 # ---------------------------------------------------------------- in the discipline

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fabric.ids import ModelId
-from fabric.messages import Arrivals, Dropped, FrontendHello, Left, Refusal, SeqRun
+from fabric.messages import (
+    LEAVING_TERM,
+    Arrivals,
+    Directory,
+    Dropped,
+    FrontendHello,
+    Left,
+    ModelInfo,
+    Refusal,
+    SeqRun,
+)
 from roles.frontend.core import SHARDS_WAIT_MS, FrontendCore
 from roles.frontend.events import (
     FrontendAction,
@@ -18,6 +28,7 @@ from roles.frontend.events import (
     Unannounced,
     UseScheduler,
 )
+from roles.frontend.shards import Shards
 from roles.runtime.core import Tick
 from tests.builders import asked, directory, frontend_settings, grant, model_info, of_type, slice_info
 
@@ -187,13 +198,57 @@ def test_so_does_what_was_announced_there_when_its_directory_drops_the_model() -
     assert core.counters["requests_moved"] == 1
 
 
-def test_a_model_that_is_gone_from_one_shard_waits_for_one_that_does_not_answer() -> None:
-    core = two_shards()
-    ask(core, A)
-    core.handle(SchedulerLost(shard=1), 2.0)
-    assert refused(core.handle(directory([], [HERE]), 3.0)) == []
-    found = [*core.handle(moving(), 4.0), *core.handle(TurnEnded(), 4.0)]
-    assert refused(found) == []
+def test_what_waits_for_a_model_that_is_gone_ends_at_once_also_while_a_shard_does_not_answer() -> None:
+    """As what comes later does: the other shard may have it, so it is worth another try."""
+    for is_said_by in (
+        directory([], [HERE]),
+        SchedulerSaid(Dropped(A, (SeqRun(0, 1),), "ModelNotFound", "")),
+    ):
+        core = two_shards()
+        ask(core, A)
+        core.handle(SchedulerLost(shard=1), 2.0)
+        if isinstance(is_said_by.message, Dropped):
+            core.handle(directory([], [HERE]), 3.0)
+            assert refused(core.handle(is_said_by, 3.0)) == [], "it has its answer"
+        else:
+            [reply] = [one.message for one in of_type(Reply, core.handle(is_said_by, 3.0))]
+            assert isinstance(reply, Refusal)
+            assert (reply.code, reply.retryable) == ("NoReplica", True)
+            assert "shard 1" in reply.reason
+        assert refused(ask(core, A, 2, 4.0)) == ["NoReplica"]
+
+
+class _Unwalked(dict[ModelId, ModelInfo]):
+    """Another shard's models: they may be looked up."""
+
+    def __iter__(self) -> Iterator[ModelId]:
+        raise AssertionError("a directory of one shard costs nothing of the others' models")
+
+
+def test_a_directory_costs_what_is_new_in_it_and_not_what_there_is() -> None:
+    shards = Shards(frontend_settings(shards=2), 0.0)
+    first, second = shards.links
+    for link, info in ((first, OF_A), (second, OF_B)):
+        shards.heard(link, Directory(1, (info,), (), ()), is_listed=True, now_ms=0.0)
+    assert list(shards.untold()) == []
+    second.known.models = _Unwalked(second.known.models)
+    same, routed = shards.heard(first, Directory(2, (OF_A,), (), ()), is_listed=True, now_ms=1.0)
+    assert (same.changed, same.removed, routed.moved) == ((), (), ())
+    both = Directory(3, (OF_A, model_info(B, term=1)), (), ())
+    _, routed = shards.heard(first, both, is_listed=True, now_ms=2.0)
+    assert routed.moved == (B,)
+    assert [(link.number, left.model_id) for link, left in shards.untold()] == [(1, B)]
+    assert list(shards.untold()) == []
+
+
+def test_one_that_the_file_gives_to_another_shard_is_asked_for_there_as_soon_as_it_is_ready() -> None:
+    leaving = model_info(A, term=LEAVING_TERM)
+    core = frontend(directory([OF_B], [HERE]), directory([leaving], [THERE], shard=1))
+    assert arrivals(ask(core, A)) == [(A, 0, 1)]
+    core.handle(directory([OF_B, model_info(A, replicas=0)], [HERE]), 2.0)
+    assert arrivals(ask(core, A, 2, 3.0)) == [(A, 1, 1)], "nothing serves it there yet"
+    assert lefts(core.handle(directory([OF_B, OF_A], [HERE]), 4.0)) == [(A, True, 0), (A, False, 1)]
+    assert arrivals(ask(core, A, 3, 5.0)) == [(A, 2, 0)]
 
 
 def test_a_frontend_that_loses_the_new_shard_is_back_at_the_old_one() -> None:

@@ -26,10 +26,11 @@ from fabric.messages import (
     replaced,
 )
 from roles.gpu_worker.adoption import HELLO_EVERY_MS, HELLO_FOR_MS
-from roles.gpu_worker.core import GRANTED_MAX
+from roles.gpu_worker.core import GRANTED_MAX, TELL_AGAIN_MS
 from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
     Abort,
+    AgentUntold,
     BatchRan,
     End,
     Execute,
@@ -42,6 +43,7 @@ from roles.gpu_worker.events import (
     SchedulerAnswers,
     UnloadSlice,
     WorkerAction,
+    WorkerEvent,
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -757,3 +759,22 @@ def test_an_unexpected_message_is_counted() -> None:
     assert core.offences.counters["offences_wrong_type"] == 3
     (status,) = sent(StatusListed, core.handle(Heard(AGENT, StatusAsked()), 8.0))
     assert status.counters["offences_wrong_type"] == 3
+
+
+@pytest.mark.parametrize("word", [Loading, SliceReady, SliceFailed])
+def test_whatever_its_agent_did_not_take_is_said_again_until_it_does(word: type) -> None:
+    core = worker_core()
+    core.handle(Tick(), 0.0)
+    one = slice_spec()
+    core.handle(host(one), 0.0)
+    event: dict[type, WorkerEvent] = {
+        Loading: LoadBegins(one.slice_id, one.models[0].model_id),
+        SliceReady: loaded(one),
+        SliceFailed: LoadFailed(one.slice_id, "no such file"),
+    }
+    (first,) = sent(word, core.handle(event[word], 1.0))
+    for now_ms in (1.0, 1.0 + TELL_AGAIN_MS):
+        core.handle(AgentUntold(), now_ms)
+        again = core.handle(Tick(), now_ms + TELL_AGAIN_MS)
+        assert [one for one in again if one == Send(AGENT, first)], "as it was"
+    assert sent(word, core.handle(Tick(), 5 * TELL_AGAIN_MS)) == [], "and no more"

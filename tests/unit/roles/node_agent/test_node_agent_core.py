@@ -28,8 +28,17 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, Spawn, Terminate
+from roles.node_agent.events import (
+    AgentAction,
+    AgentEvent,
+    AgentLimits,
+    Kill,
+    Spawn,
+    Terminate,
+    WorkerUntold,
+)
 from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
+from roles.node_agent.workers.processes import TELL_AGAIN_MS
 from roles.node_agent.workers.suspects import FORGIVEN_AFTER_MS
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
@@ -780,3 +789,37 @@ def test_a_worker_that_serves_and_does_not_answer_is_killed_and_started_again() 
     assert (report.status.state, report.status.reason) == ("lost", "its worker has not answered for 10 s")
     host.exit("worker-a-1")
     assert len(spawns(host.until(host.now_ms + 150.0))) == 1
+
+
+def test_a_worker_that_did_not_take_what_to_host_is_told_again_until_it_does() -> None:
+    """At its start, and while it serves: else it is taken for slow, and killed, or serves on as it did before."""
+    for is_serving in (False, True):
+        agent = Agent()
+        (started,) = spawns(agent.want(spec("s")))
+        name = started.worker_id
+        told_first = sent(agent.greet(name))
+        if is_serving:
+            agent.ready(name, "s")
+        for _ in range(3):
+            agent.feed(WorkerUntold(peer(name)))
+            again = sent(agent.until(agent.now_ms + TELL_AGAIN_MS))
+            assert again == told_first
+        assert sent(agent.until(agent.now_ms + 5 * TELL_AGAIN_MS)) == [], "and no more"
+
+
+def test_what_a_worker_is_told_again_is_what_is_wanted_by_then() -> None:
+    agent = Agent(device="emulated")
+    (started,) = agent.serve(spec("s", "emulated"), spec("t", "emulated"))
+    agent.want(spec("s", "emulated"))
+    agent.feed(WorkerUntold(peer(started.worker_id)))
+    ((_, again),) = sent(agent.until(agent.now_ms + TELL_AGAIN_MS))
+    assert isinstance(again, Host)
+    assert [one.slice_id for one in again.slices] == ["s"]
+
+
+def test_a_worker_that_has_ended_is_told_nothing() -> None:
+    agent = Agent()
+    (started,) = agent.serve(spec("s"))
+    agent.feed(WorkerUntold(peer(started.worker_id)))
+    agent.exit(started.worker_id)
+    assert not [one for _, one in sent(agent.until(agent.now_ms + TELL_AGAIN_MS)) if isinstance(one, Host)]

@@ -9,7 +9,7 @@ from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
 from fabric.messages import Ping, Pong, StatusAsked
 from roles.runtime.core import Heard, Lost
-from roles.runtime.loop.sources import CLOSED, LinkSource, WatchedLinkSource
+from roles.runtime.loop.sources import CLOSED, REFUSED, LinkSource, WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
 
@@ -71,3 +71,20 @@ def test_a_core_hears_of_a_heartbeat_that_is_the_first_thing_a_peer_says() -> No
     assert list(source.take(10, clock.at_ms)) == [Heard(PEER, Ping(7))]
     answers = [one.message for one in peer.receive(10)]
     assert answers[0] == Pong(8)
+
+
+def test_a_peer_that_missed_what_it_had_to_hear_is_lost_and_begins_anew_with_its_next_word() -> None:
+    clock = HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    source = WatchedLinkSource(own, clock)
+    peer.send(OWN, StatusAsked())
+    source.take(10, clock.at_ms)
+    source.give_up(PEER)
+    assert source.has_more
+    assert list(source.take(10, clock.at_ms)) == [Lost(PEER, REFUSED)]
+    assert not source.has_more
+    peer.send(OWN, Ping(7))
+    assert list(source.take(10, clock.at_ms)) == [Heard(PEER, Ping(7))], (
+        "the core hears of it, whatever it says"
+    )

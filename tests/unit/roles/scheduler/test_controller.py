@@ -9,6 +9,7 @@ from typing import Any
 
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
+    LEAVING_TERM,
     AnyMessage,
     Arrivals,
     Changed,
@@ -19,6 +20,7 @@ from fabric.messages import (
     DrainAsked,
     Dropped,
     FrontendHello,
+    Left,
     LeftOut,
     ModelsAdd,
     ModelSet,
@@ -64,7 +66,10 @@ def model(name: str, **more: Any) -> dict[str, Any]:
 
 
 class Stage:
-    """One scheduler core with everything around it. `failing` models do not load. `ran`: the stage of the file before."""
+    """One scheduler core with everything around it. `failing` models do not load. `ran`: the stage of the file before.
+
+    `elsewhere`: models of its other shards.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,7 @@ class Stage:
         placement: str,
         recorded_in: Path | None = None,
         ran: Stage | None = None,
+        elsewhere: Sequence[str] = (),
     ) -> None:
         document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
         document["batching"] = "eager"
@@ -84,7 +90,7 @@ class Stage:
         if ran is not None:
             assert ran.scheduler.controller is not None
             before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
-            found = carried_over(config, document, Path(), before)
+            found = carried_over(config, document, Path(), before, tuple(map(ModelId, elsewhere)))
             assert found is not None
             settings, planning = found
         self.scheduler: SchedulerCore = scheduler_core(settings, config.batching, planning)
@@ -427,6 +433,59 @@ def test_models_that_came_and_went_with_the_file_change_slices_that_serve_on() -
     assert not stage.ended
     assert stage.code_of("a") == "ModelNotFound"
     assert stage.code_of("c") == ""
+
+
+def test_a_model_that_the_file_gives_to_another_shard_is_served_until_frontends_have_it_there() -> None:
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}]
+    stage = Stage(model("b"), nodes=nodes, placement="symphony", ran=ran, elsewhere=["a", "z"])
+    stage.run(5_000)
+    assert set(map(frozenset, stage.hosted().values())) == {frozenset("ab")}
+    assert {one.model_id: one.term for one in stage.status().models} == {"a": LEAVING_TERM, "b": 0}
+    stage.hear(FRONTEND, Left(ModelId("a")))
+    stage.run(2_000)
+    assert set(map(tuple, stage.hosted().values())) == {("b",)}
+    assert stage.code_of("a") == "ModelNotFound"
+    assert not stage.ended
+
+
+def test_it_stays_where_no_frontend_is_or_one_has_come_back() -> None:
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}]
+    stage = Stage(model("b"), nodes=nodes, placement="symphony", ran=ran, elsewhere=["a"])
+    stage.take(stage.core.handle(Lost(FRONTEND, "silent"), stage.now_ms))
+    stage.run(5_000)
+    assert "a" in {one.model_id for one in stage.status().models}
+    stage.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
+    stage.hear(FRONTEND, Left(ModelId("a"), is_back=True))
+    stage.run(5_000)
+    assert "a" in {one.model_id for one in stage.status().models}
+
+
+def test_a_term_does_not_begin_anew_with_another_file() -> None:
+    """Another shard may list the model in the term before: it would be asked there, where it is about to be removed."""
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.run(1_000)
+    ran.hear(OPERATOR, ModelSet(8, ModelId("a"), term=3))
+    nodes = [{"host": "left"}, {"host": "right"}]
+    stage = Stage(model("a"), model("b", slo_ms=70), nodes=nodes, placement="symphony", ran=ran)
+    assert {one.model_id: one.term for one in stage.status().models} == {"a": 3, "b": 0}
+    stage.run(2_000)
+    assert {one.model_id: one.term for one in stage.status().models} == {"a": 3, "b": 0}
+
+
+def test_a_model_that_comes_back_to_this_shard_is_not_leaving_any_more() -> None:
+    ran = two_nodes(model("a"), model("b"), placement="symphony")
+    ran.run(1_000)
+    nodes = [{"host": "left"}, {"host": "right"}]
+    leaving = Stage(model("b"), nodes=nodes, placement="symphony", ran=ran, elsewhere=["a"])
+    leaving.run(1_000)
+    stage = Stage(model("a"), model("b"), nodes=nodes, placement="symphony", ran=leaving)
+    stage.hear(FRONTEND, Left(ModelId("a")))
+    stage.run(2_000)
+    assert {one.model_id: one.term for one in stage.status().models} == {"a": 0, "b": 0}
 
 
 def test_a_slice_whose_model_the_file_has_changed_does_not_go_on_as_it_was() -> None:

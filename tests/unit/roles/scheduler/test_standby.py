@@ -235,14 +235,52 @@ def test_a_standby_that_was_lost_is_asked_to_say_hello_again() -> None:
     ]
 
 
-def test_one_alone_has_its_core_from_the_start() -> None:
+def alone() -> Stage:
+    """Granted by its agent, whose slice is ready."""
     stage = Stage(schedulers=1, number=0)
-    (core,) = stage.cores
     stage.hear(FRONTEND, HELLO)
-    assert [type(message) for message in core.heard] == [FrontendHello]
+    free = LeaseReport(NODE, 0, "", BORN, is_free=True)
+    asked = [one.message for one in stage.hear(AGENT, free) if isinstance(one, Send)]
+    asked = asked or [one.message for one in stage.tick() if isinstance(one, Send)]
+    (ask,) = asked
+    assert isinstance(ask, LeaseAsked)
+    stage.hear(AGENT, LeaseReport(NODE, ask.epoch, "scheduler-0", BORN, is_free=False, number=ask.number))
+    return stage
+
+
+def test_one_alone_has_its_core_from_the_start_and_keeps_it() -> None:
+    stage = alone()
+    (core,) = stage.cores
+    stage.node_hello(READY.slice_id)
+    stage.hear(WORKER, READY)
+    assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
     stage.now_ms = 100 * HELD_MS
     stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
-    assert len(core.heard) == 2
+    assert type(core.heard[-1]) is Arrivals
+
+
+def test_one_alone_lists_no_frontend_before_an_agent_has_granted_it_an_epoch() -> None:
+    """What it would list is a cluster without slices: requests were refused NoReplica at each of its starts."""
+    stage = Stage(schedulers=1, number=0)
+    (core,) = stage.cores
+    for at_ms in (0.0, 10.0, 2 * GATHER_FIRST_MS):
+        stage.now_ms = at_ms
+        stage.hear(FRONTEND, HELLO)
+        assert stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0)) == []
+        assert stage.hear(FRONTEND, Ping(4)) == [Send(FRONTEND, Pong(4))], "it is alive"
+    assert core.heard == []
+    asked = PeerId(f"{OPERATOR}/1"), StatusAsked()
+    stage.hear(*asked)
+    assert [type(message) for message in core.heard] == [StatusAsked], "people are told"
+
+
+def test_one_that_stands_by_knows_who_is_active() -> None:
+    stage = Stage(schedulers=2, number=1)
+    assert stage.replica.standing().active == ""
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    assert stage.replica.standing().active == "scheduler-0"
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=True))
+    assert stage.replica.standing().active == ""
 
 
 def real_core() -> SchedulerCore:
