@@ -41,6 +41,13 @@ class ArrivalConfig:
     phase: float | None = None
     trace_path: Path | None = None
 
+    @property
+    def gap_variation(self) -> float:
+        """The coefficient of variation of the gaps between requests; of a trace, which nobody has looked at, a Poisson process's."""
+        if self.process == "uniform":
+            return 0.0
+        return self.shape**-0.5 if self.process == "gamma" else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -312,8 +319,11 @@ class ClusterConfig:
             gpus = own.gpus
             placed = own.place(name, options)
             slices = tuple(
-                replace(planned, gpu=index_of[gpus[planned.gpu].node_id, gpus[planned.gpu].local_index])
+                replace(planned, gpu=everywhere[0], following=everywhere[1:])
                 for planned in placed.slices
+                for everywhere in [
+                    tuple(index_of[gpus[gpu].node_id, gpus[gpu].local_index] for gpu in planned.gpus)
+                ]
             )
             parts.append(replace(placed, slices=slices))
         expected = [part.expected_goodput_rps for part in parts]
@@ -344,6 +354,7 @@ class ClusterConfig:
             network.control_ms,
             network.data_ms_per_item,
             network.result_ms,
+            burstiness={model.model_id: model.arrival.gap_variation for model in self.models},
         )
 
     def device_model(self, gpu_type: str) -> DeviceModel:

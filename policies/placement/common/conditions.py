@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlacementPolicy
 from profiles.interference import Interference
 
@@ -22,7 +23,8 @@ class Conditions:
 
     `has_fixed_batches`: the runtime keeps to the plan's batch sizes and waits `max_wait_ms` at most to fill one
     (thesis section 4.3.3); else it defers (Symphony). Delays are one way. `judge`: what a plan really
-    brings, in requests per second, where somebody can say; it must answer the same each time.
+    brings, in requests per second, where somebody can say; it must answer the same each time. `burstiness`: the coefficient of
+    variation of the gaps between a model's requests, 1 where nothing is said.
     """
 
     interference: Mapping[str, Interference] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Conditions:
     data_ms_per_item: float = 0.0
     result_ms: float = 0.0
     judge: Callable[[Placement], float] | None = None
+    burstiness: Mapping[ModelId, float] = field(default_factory=dict)
 
     def delay_ms(self, batch_size: int) -> float:
         """What of a request's SLO the way takes: announced, granted, sent in, sent out."""
