@@ -6,7 +6,7 @@ and popularity already applied; times are in ms, memory is in bytes, names are i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy,
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.config.gaps import drawn_gaps
 from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
@@ -40,13 +41,6 @@ class ArrivalConfig:
     shape: float = 1.0
     phase: float | None = None
     trace_path: Path | None = None
-
-    @property
-    def gap_variation(self) -> float:
-        """The coefficient of variation of the gaps between requests; of a trace, which nobody has looked at, a Poisson process's."""
-        if self.process == "uniform":
-            return 0.0
-        return self.shape**-0.5 if self.process == "gamma" else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +348,12 @@ class ClusterConfig:
             network.control_ms,
             network.data_ms_per_item,
             network.result_ms,
-            burstiness={model.model_id: model.arrival.gap_variation for model in self.models},
+            gaps=self._gaps,
         )
+
+    def _gaps(self, model_id: ModelId) -> Iterator[float]:
+        arrival = self.model(model_id).arrival
+        return drawn_gaps(arrival.process, arrival.shape, f"{self.seed}/{model_id}")
 
     def device_model(self, gpu_type: str) -> DeviceModel:
         """What a slice of a GPU of that type takes for a batch.

@@ -90,6 +90,15 @@ def settings_from(
     )
 
 
+def require_runnable(placement: Placement) -> None:
+    """ConfigError where a running cluster cannot carry the plan out."""
+    if any(planned.following for planned in placement.slices):
+        raise ConfigError(
+            "placement: its pipelines over several GPUs are only planned and simulated so far; a running cluster "
+            "needs a plan without, such as alpaserve: {group_size: 1}"
+        )
+
+
 def _check_fixed(config: ClusterConfig, placement: Placement) -> None:
     if config.batching.name != "fixed" or "batch" in config.batching.options:
         return

@@ -50,7 +50,7 @@ from roles.scheduler.planning.desired_state import ControllerSettings, controlle
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.replay_start import about_scheduler
-from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.scheduler.settings import SchedulerSettings, require_runnable, settings_from
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS = 2.0
@@ -388,6 +388,7 @@ def _carried_over(written: Written, ran: Begun) -> Begun | None:
 def _first_plan(written: Written) -> tuple[SchedulerSettings, ControllerSettings]:
     config = written.config
     placement = config.place()
+    require_runnable(placement)
     settings = settings_from(config, placement)
     base_dir = str(written.base_dir.absolute())
     return settings, controller_settings(config, written.document, base_dir, placement, settings)

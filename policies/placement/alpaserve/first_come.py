@@ -7,20 +7,8 @@ known, so nothing else can happen to it: one pass over the arrivals is the whole
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-GAPS_AT_ONE_MOMENT = 1e-9  # of a mean gap: a gamma draw of a tiny shape may be 0, and time must go on
-
-
-@dataclass(slots=True, frozen=True)
-class Asked:
-    """One model's requests: how many a second, how bursty (coefficient of variation of the gaps), and how long one may take."""
-
-    rate_rps: float
-    variation: float
-    slo_ms: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,23 +26,26 @@ class Played:
         return good / max(1, good + sum(self.refused))
 
 
-def arrivals(models: Sequence[Asked], count: int) -> list[tuple[float, int]]:
-    """About so many requests of all models, each by its rate: (moment in ms, model), ascending. The same at every call."""
-    total_rps = sum(model.rate_rps for model in models)
-    until_ms = 1000.0 * count / total_rps
-    return list(heapq.merge(*(_own(place, model, until_ms) for place, model in enumerate(models))))
+def arrivals(
+    rates_rps: Sequence[float], gaps: Sequence[Iterator[float]], count: int
+) -> list[tuple[float, int]]:
+    """About so many requests of all models, each by its rate and its gaps (in mean gaps): (moment in ms, model), ascending."""
+    until_ms = 1000.0 * count / sum(rates_rps)
+    models = enumerate(zip(rates_rps, gaps, strict=True))
+    return list(
+        heapq.merge(*(_own(place, 1000.0 / rate_rps, own, until_ms) for place, (rate_rps, own) in models))
+    )
 
 
-def _own(place: int, model: Asked, until_ms: float) -> list[tuple[float, int]]:
-    draw = random.Random(f"alpaserve/{place}")
-    mean_ms = 1000.0 / model.rate_rps
-    at_ms = draw.random() * mean_ms
+def _own(place: int, mean_ms: float, gaps: Iterator[float], until_ms: float) -> list[tuple[float, int]]:
+    """The first one comes after a gap, too."""
+    at_ms = 0.0
     found: list[tuple[float, int]] = []
-    shape = model.variation**-2 if model.variation > 0 else 0.0
-    while at_ms < until_ms:
+    for gap in gaps:
+        at_ms += mean_ms * gap
+        if at_ms >= until_ms:
+            break
         found.append((at_ms, place))
-        gap = draw.gammavariate(shape, 1.0 / shape) if shape else 1.0
-        at_ms += mean_ms * max(gap, GAPS_AT_ONE_MOMENT)
     return found
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.policy_options import Number, Schema
-from policies.placement.alpaserve.first_come import Asked, Played, arrivals, play
+from policies.placement.alpaserve.first_come import Played, arrivals, play
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -136,14 +137,12 @@ class _Search:
         self._profiles = profiles
         self._has_real_gpus = any(not gpu.is_emulated for group in groups for gpu in group.gpus)
         self._slos_ms = [model.slo_ms - conditions.delay_ms(1) for model in models]
-        asked = [
-            Asked(rate_of(model), conditions.burstiness.get(model.model_id, 1.0), slo_ms)
-            for model, slo_ms in zip(models, self._slos_ms, strict=True)
-        ]
         self._slots = max(1, sum(self._room(group) for group in groups))
         rounds = min(self._slots, ROUNDS_MAX)
         count = max(REQUESTS_MIN, min(REQUESTS_MAX, WORK_MAX // rounds))
-        self._arrived = arrivals(asked, count)
+        gaps = conditions.gaps or (lambda _: repeat(1.0))
+        rates_rps = [rate_of(model) for model in models]
+        self._arrived = arrivals(rates_rps, [gaps(model.model_id) for model in models], count)
 
     def best(self) -> _Selection:
         """The best of all selections on the way; of equals the last, which has most replicas."""

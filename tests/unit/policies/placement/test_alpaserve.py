@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
 from policies.placement import placement_policy
 from policies.placement.alpaserve import AlpaServe
-from policies.placement.alpaserve.first_come import Asked, arrivals, play
+from policies.placement.alpaserve.first_come import arrivals, play
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, slice_memory_bytes
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.request_checks import require_pipelines
 from profiles.model import TableProfile
+from roles.config.gaps import drawn_gaps
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
@@ -42,8 +44,13 @@ def case(
 
 def placed(of: Case, variation: float = 1.0, **options: object) -> Placement:
     models, gpus, profiles = of
-    conditions = Conditions(burstiness={model.model_id: variation for model in models})
+    conditions = Conditions(gaps=lambda model_id: gaps_of(variation, model_id))
     return AlpaServe(options, conditions).place(models, gpus, profiles)
+
+
+def gaps_of(variation: float, name: str) -> Iterator[float]:
+    """As a configuration draws them."""
+    return drawn_gaps("gamma" if variation else "uniform", variation**-2 if variation else 1.0, name)
 
 
 def group_sizes(plan: Placement) -> list[int]:
@@ -57,7 +64,7 @@ def test_its_simulation_serves_the_requests_that_ours_serves_first_come_first_se
     tmp_path: Path, stages: int, variation: float, slo_ms: float
 ) -> None:
     """Two routes to the same number: one pass over the arrivals, and scheduler and GPUs on a heap of events."""
-    came = arrivals([Asked(6.0, variation, slo_ms), Asked(3.0, variation, slo_ms)], 400)
+    came = arrivals([6.0, 3.0], [gaps_of(variation, "m0"), gaps_of(variation, "m1")], 400)
     times_ms = tuple(table[0] for table in BERT.stage_tables(stages))
     theirs = play(came, [slo_ms, slo_ms], [{0: times_ms, 1: times_ms}])
     trace = tmp_path / "trace.csv"
@@ -87,11 +94,11 @@ def test_its_simulation_serves_the_requests_that_ours_serves_first_come_first_se
 
 
 def test_requests_come_at_their_rates_and_are_as_bursty_as_asked_for() -> None:
-    came = arrivals([Asked(30.0, 1.0, 1.0), Asked(10.0, 4.0, 1.0)], 40_000)
+    came = arrivals([30.0, 10.0], [gaps_of(1.0, "m0"), gaps_of(4.0, "m1")], 40_000)
     assert came == sorted(came)
     for model, rate_rps, variation in ((0, 30.0, 1.0), (1, 10.0, 4.0)):
         own = [at_ms for at_ms, which in came if which == model]
-        gaps = [after - before for before, after in zip(own, own[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(own)]
         mean = sum(gaps) / len(gaps)
         spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
         assert mean == pytest.approx(1000 / rate_rps, rel=0.1)
@@ -108,18 +115,21 @@ def test_a_model_that_no_gpu_holds_is_served_by_a_group() -> None:
     plan = placed(of)
     assert group_sizes(plan) == [2, 2]  # a half is 4.5 GB of a GPU's 5.5
     assert plan.unplaced == ()
-    assert placed(case(count=2, gib=30.0)).unplaced[0].reason.startswith("memory: a stage of 1 needs 30.00 GB")
+    assert (
+        placed(case(count=2, gib=30.0)).unplaced[0].reason.startswith("memory: a stage of 1 needs 30.00 GB")
+    )
 
 
 def test_groups_stay_on_one_host_and_the_rest_of_a_host_makes_smaller_ones() -> None:
     models, _, profiles = case()
-    slots = [
-        GpuSlot(number, "v100", 6 * GIB, NodeId("ab"[number // 3]), number % 3) for number in range(6)
-    ]
+    slots = [GpuSlot(number, "v100", 6 * GIB, NodeId("ab"[number // 3]), number % 3) for number in range(6)]
     plan = placed((models, slots, profiles), group_size=2)
     assert [planned.gpus for planned in plan.slices] == [(0, 1), (3, 4)]
     both = placed((models, slots, profiles), variation=4.0)
-    assert [planned.gpus for planned in both.slices] in ([(0, 1), (2,), (3, 4), (5,)], [(n,) for n in range(6)])
+    assert [planned.gpus for planned in both.slices] in (
+        [(0, 1), (2,), (3, 4), (5,)],
+        [(n,) for n in range(6)],
+    )
 
 
 def test_what_cannot_be_is_said() -> None:
@@ -184,7 +194,9 @@ def test_burstiness_is_that_of_the_configuration() -> None:
         profile = {"table": {1: 99}, "stages": {2: [51, 52]}}
         models: Sequence[object] = [{"name": f"m{k}", "profile": profile, **model} for k in range(4)]
         nodes = [{"host": "a", "gpus": 2, "memory_gb": 6}]
-        config = parse_config({"models": models, "cluster": {"nodes": nodes}, "placement": "alpaserve"}, Path())
+        config = parse_config(
+            {"models": models, "cluster": {"nodes": nodes}, "placement": "alpaserve"}, Path()
+        )
         return config.place().expected_goodput_rps or 0.0
 
     bursty = expected_rps({"process": "gamma", "shape": 1 / 16})

@@ -126,3 +126,24 @@ def test_every_discipline_takes_new_slices_and_lets_old_ones_go(discipline: str)
     assert any(line.startswith("moved") for line in run.log), "\n".join(run.log)
     for model_id in (GROWS, STEADY):
         assert good(run, model_id, 45_000, 60_000) > 0.8, "\n".join(run.log)
+
+
+def test_a_pipeline_takes_the_place_of_single_gpus_while_all_are_served() -> None:
+    """At twice the rate neither model is served well enough by one GPU; AlpaServe then puts both on both GPUs."""
+    model = {"slo_ms": 150, "memory_mb": 2600, "profile": {"table": {1: 20}, "stages": {2: [10.5, 10.5]}}}
+    arrival = {"process": "gamma", "shape": 0.25}
+    names = ["grows", "steady"]
+    document = {
+        "models": [{"name": name, "rate_rps": 10, "arrival": arrival, **model} for name in names],
+        "cluster": {"nodes": [{"host": "a", "gpus": 2, "memory_gb": 12}]},
+        "placement": "alpaserve",
+    }
+    sources = (
+        ArrivalSource(GROWS, "poisson", ((0.0, 10.0), (STEP_AT_MS, 60.0))),
+        ArrivalSource(STEADY, "poisson", ((0.0, 10.0),)),
+    )
+    run = played(document, Workload(7, sources), Window(0.0, 100_000.0))
+    assert good(run, GROWS, 0.0, STEP_AT_MS) > 0.99
+    assert good(run, GROWS, 80_000.0, 100_000.0) > 0.97, "\n".join(run.log)
+    assert good(run, STEADY, 0.0, 100_000.0) > 0.97
+    assert any("planning" in line for line in run.log)
