@@ -33,8 +33,7 @@ from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 class ArrivalConfig:
     """How requests of a model come: `process` is poisson | gamma | uniform | trace.
 
-    `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it.
-    `trace_path`: the CSV file of a trace.
+    `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it. `trace_path`: a trace's CSV file.
     """
 
     process: str = "poisson"
@@ -310,14 +309,11 @@ class ClusterConfig:
         parts: list[Placement] = []
         for shard in range(self.shards):
             own = self.of_shard(shard)
-            gpus = own.gpus
+            number = [index_of[gpu.node_id, gpu.local_index] for gpu in own.gpus]
             placed = own.place(name, options)
             slices = tuple(
-                replace(planned, gpu=everywhere[0], following=everywhere[1:])
-                for planned in placed.slices
-                for everywhere in [
-                    tuple(index_of[gpus[gpu].node_id, gpus[gpu].local_index] for gpu in planned.gpus)
-                ]
+                replace(one, gpu=number[one.gpu], following=tuple(number[gpu] for gpu in one.following))
+                for one in placed.slices
             )
             parts.append(replace(placed, slices=slices))
         expected = [part.expected_goodput_rps for part in parts]
