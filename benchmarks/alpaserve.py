@@ -9,7 +9,7 @@ variation. A cell is the highest total rate, in requests/s, at which less than 1
 times the run time of the whole model (AlpaServe's measure; bisected to 3 %, virtual time).
 
 `batch 1`: first come first served without batches, as in its paper: `eager` with a largest batch of 1. `tenuto`: our default
-discipline with batches up to 8. What a batch takes is not among AlpaServe's figures; `BATCHED` is an assumption for a
+discipline, with batches up to 8 on whole models and of 1 on groups, as `placement: alpaserve` plans them. What a batch takes is not among AlpaServe's figures; `BATCHED` is an assumption for a
 model that nearly fills the GPU alone.
 """
 
@@ -59,7 +59,10 @@ def document(group: int, batching: str, slo_factor: float, variation: float) -> 
         {
             "gpu": first,
             "following": list(range(first + 1, first + group)),
-            "models": [{"model": f"bert-{k}"} for k in range(number * held, (number + 1) * held)],
+            "models": [
+                {"model": f"bert-{k}", "batch_max": None if group == 1 else 1}
+                for k in range(number * held, (number + 1) * held)
+            ],
         }
         for number, first in enumerate(range(0, GPUS, group))
     ]

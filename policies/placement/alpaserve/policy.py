@@ -8,6 +8,8 @@ For each size of groups replicas are chosen greedily (its algorithm 1 with the f
 then put the model of which most were refused on the least busy group that has memory for it, until none has. Of all selections on
 the way, for all sizes (its algorithm 2), the one that has most requests in time wins. Not done here: tensor parallelism within
 a group, and buckets of models of like run times with groups of their own.
+
+Groups run batches of one, as planned: behind a large batch a small one waits in every stage, where no discipline expects it.
 """
 
 from __future__ import annotations
@@ -172,6 +174,7 @@ class _Search:
                     self._models[place].model_id,
                     rate_rps=rate_of(self._models[place]) * served[place] / max(1, offered[place]),
                     predicted_ms=sum(self._stages_ms(place, gpus)),
+                    batch_max=1 if len(gpus) > 1 else None,  # see the module's docstring
                 )
                 for place in hosted
             )

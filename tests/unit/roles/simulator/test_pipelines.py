@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fabric.errors import ConfigError
-from policies.batching import 
+from policies.batching.registry import DISCIPLINES
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import workload_of
@@ -80,7 +80,7 @@ def test_what_cannot_get_through_in_time_is_given_up_before_it_starts(tmp_path: 
 
 
 @pytest.mark.parametrize("size_max", [1, 8])
-@pytest.mark.parametrize("name", sorted())
+@pytest.mark.parametrize("name", sorted(DISCIPLINES))
 def test_a_stage_has_one_batch_at_a_time_in_their_order_and_every_request_one_fate(
     tmp_path: Path, name: str, size_max: int
 ) -> None:
