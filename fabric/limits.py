@@ -71,7 +71,14 @@ FLOAT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "heartbeat_interval_ms": (1.0, DURATION_MAX_MS),
     "heartbeat_patience_ms": (1.0, DURATION_MAX_MS),
 }
-DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset({(ReplicaInfo, "exec_ms"), (ModelSpec, "exec_ms")})
+DIVISORS: Final[frozenset[tuple[type, str]]] = frozenset(
+    {
+        (ReplicaInfo, "exec_ms"),
+        (ReplicaInfo, "interval_ms"),
+        (ModelSpec, "exec_ms"),
+        (ModelSpec, "stages_ms"),
+    }
+)
 """Durations that are divided by, so that they may not be 0."""
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (GpuSharing, "mode"): ("starting", "mps", "time-sharing", "mig"),

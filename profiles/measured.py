@@ -83,6 +83,8 @@ class MeasuredProfile:
     """By batch size, on the whole device."""
     igniter: Mapping[str, Mapping[str, float]] | None = None
     """`hardware` and `coefficients` under the names of the shipped files."""
+    stages_ms: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """By the number of stages into which the model was cut: what each takes for one request, without what goes between them."""
 
     @property
     def error(self) -> float | None:
@@ -123,7 +125,7 @@ class MeasuredProfile:
             memory_by_batch=memory or None,
             usage=Usage(dict(self.requirements)),
             error=self.error,
-        )
+        ).with_cuts(self.stages_ms)
         if self.igniter is None:
             return table
         return EstimatedIgniterProfile(
@@ -131,7 +133,7 @@ class MeasuredProfile:
             read_coefficients(self.igniter["coefficients"]),
             self.source,
             table,
-        )
+        ).with_cuts(self.stages_ms)
 
     def document(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -143,6 +145,7 @@ class MeasuredProfile:
             "requirements": {str(size): asdict(needs) for size, needs in self.requirements.items()},
             "kernels": {str(size): [asdict(row) for row in rows] for size, rows in self.kernels.items()},
             "igniter": self.igniter,
+            "stages_ms": {str(count): list(stages_ms) for count, stages_ms in self.stages_ms.items()},
         }
 
 
@@ -161,6 +164,10 @@ def measured_from(document: Mapping[str, Any]) -> MeasuredProfile:
         {int(size): Requirements(**needs) for size, needs in document["requirements"].items()},
         {int(size): [_kernel_row(row) for row in rows] for size, rows in document["kernels"].items()},
         document["igniter"],
+        {
+            int(count): tuple(float(ms) for ms in stages_ms)
+            for count, stages_ms in document.get("stages_ms", {}).items()
+        },
     )
 
 

@@ -10,15 +10,18 @@ then the interference model's business (`profiles/interference/base.py`).
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from fabric.errors import ProfileError
 from profiles.requirements import Bandwidths, Requirements, Usage
 
 BATCH_SIZE_LIMIT = 4_096  # what one frontend has in a batch is one message, with a tensor a request at least
+STAGES_MAX = 64  # of a model that is cut: one a GPU
 BATCH_SIZE_MAX_DEFAULT = 512  # the contract's max_batch where a line does not say
 WHOLE_GPU_PERCENT = 100.0
 
@@ -47,7 +50,43 @@ class ModelProfile(ABC):
         self.batch_size_max = batch_size_max
         self.usage = usage or Usage()
         self._memory = _Points(memory_by_batch or {1: 0.0})
+        self.cuts: Mapping[int, tuple[float, ...]] = {}
+        """By number of stages: what each stage of the model, cut so, takes for one request, in ms."""
         self._tables: dict[float | None, tuple[float, ...]] = {}
+
+    def with_cuts(self, cuts: Mapping[int, Sequence[float]]) -> Self:
+        """The same, for a model that can be cut into stages; `cuts[k]` are the times of its k stages for one request, in ms.
+
+        Raises ProfileError where a cut is none.
+        """
+        for count, stages_ms in cuts.items():
+            if not 2 <= count <= STAGES_MAX:
+                raise ProfileError(f"a cut has 2 to {STAGES_MAX} stages, not {count}")
+            if len(stages_ms) != count:
+                raise ProfileError(
+                    f"the cut into {count} stages has {len(stages_ms)} times; it needs one a stage"
+                )
+            if not all(math.isfinite(ms) and ms > 0 for ms in stages_ms):
+                raise ProfileError(
+                    f"the cut into {count} stages has times that are not over 0: {list(stages_ms)}"
+                )
+        found = copy.copy(self)
+        found.cuts = {count: tuple(stages_ms) for count, stages_ms in sorted(cuts.items())}
+        return found
+
+    def stage_tables(self, stages: int) -> tuple[tuple[float, ...], ...]:
+        """l(b) of each stage at index b - 1, in ms; 1: of the whole model. All stages grow with the batch as the whole model does.
+
+        Raises ProfileError where the model is not cut so.
+        """
+        if stages == 1:
+            return (self.exec_table(),)
+        cut = self.cuts.get(stages)
+        if cut is None:
+            known = ", ".join(map(str, self.cuts)) or "none"
+            raise ProfileError(f"there is no cut into {stages} stages; known ones: {known} ({self.source})")
+        table = self.exec_table()
+        return tuple(tuple(alone_ms * ms / table[0] for ms in table) for alone_ms in cut)
 
     def exec_ms(
         self, batch_size: int, share_percent: float | None = None, *, extrapolate: bool = False

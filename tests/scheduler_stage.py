@@ -58,7 +58,6 @@ from fabric.messages import (
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.scheduler.build import scheduler_core
-from roles.scheduler.dispatch.batches import BATCHES_PER_SLICE
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
@@ -436,7 +435,7 @@ class Cluster:
     def handle(self, event: Heard | Lost | Tick) -> None:
         self.deliver(self.core.handle(event, self.now_ms))
         slices = self.core._fleet.slices.values()
-        assert all(len(record.flights) <= BATCHES_PER_SLICE for record in slices), "one runs, one waits"
+        assert all(len(record.flights) <= record.batches_max for record in slices), "one runs, one waits"
 
     def deliver(self, actions: Sequence[Send]) -> None:
         self._under_way.extend(actions)

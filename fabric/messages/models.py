@@ -71,6 +71,13 @@ class ModelSpec(Value, frozen=True):
     """A request may run more than once."""
     term: int = 0
     """As in `ModelInfo`, where a scheduler speaks of a model; 0 where a slice is to host it."""
+    stages_ms: Listed[Listed[float]] = ()
+    """On a slice of several GPUs, of each stage what `exec_ms` is of all together; `memory_bytes` is then of one GPU."""
+
+    @property
+    def interval_ms(self) -> tuple[float, ...]:
+        """When the next batch can start behind one of b, at index b - 1: the slowest stage's time. Empty: it is not cut."""
+        return tuple(max(times) for times in zip(*self.stages_ms, strict=True))
 
 
 class InterferenceOption(Value, frozen=True):
@@ -88,7 +95,7 @@ class InterferenceSpec(Value, frozen=True):
 
 
 class SliceSpec(Value, frozen=True):
-    """A slice that should exist: a share of one GPU (None: no limit) and the models on it.
+    """A slice that should exist: a share of one GPU (None: no limit), or a chain of GPUs, and the models on it.
 
     `interference` None: it feels no neighbours, or its device is real and they disturb it by themselves.
     """
@@ -99,6 +106,8 @@ class SliceSpec(Value, frozen=True):
     share_percent: float | None
     models: Listed[ModelSpec]
     interference: InterferenceSpec | None = None
+    following: Listed[int] = ()
+    """The node's GPUs of the second and following stages, where its models are cut; `gpu` has the first."""
 
     def is_same_but_models(self, other: SliceSpec) -> bool:
         """Whether a worker that serves one of the two can become the other: nothing but the models differs."""
@@ -117,6 +126,8 @@ class ReplicaInfo(Value, frozen=True):
     memory_bytes: int = 0
     reason: str = ""
     """Why `batch_size_max` is less than was asked for; empty: it is not, or larger batches take longer than the SLO."""
+    interval_ms: Listed[float] = ()
+    """When the next batch can start behind one of b, at index b - 1: the slowest stage's time; empty: when it has ended."""
 
 
 class LeftOut(Value, frozen=True):

@@ -34,6 +34,7 @@ class CurrentSlice(Value, frozen=True):
     share_percent: float | None
     hints: Listed[ReplicaHint]
     memory_bytes: int
+    following: Listed[int] = ()
 
 
 class KeptSlice(Value, frozen=True):

@@ -169,10 +169,10 @@ class Sharing(NamedTuple):
 
     gate: Gate
     alone_ms: float
-    slices: int
+    slices: float
 
 
-def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms: float) -> None:
+def share_out(models: Sequence[Sharing], slices: float, elapsed_ms: float, now_ms: float) -> None:
     """Take over what was counted since the last time, `elapsed_ms` ago, and open or close the gates of models that share `slices`."""
     is_closed = any(one.gate.buckets is not None for one in models)
     lost = sum(one.gate.lost for one in models)
@@ -193,7 +193,7 @@ def share_out(models: Sequence[Sharing], slices: int, elapsed_ms: float, now_ms:
         one.gate.open()
 
 
-def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: int) -> list[dict[int, float]]:
+def shares(models: Sequence[Sharing], costs_ms: Sequence[float], slices: float) -> list[dict[int, float]]:
     """How many requests a ms of each model, by priority, are admitted to `slices`; `costs_ms` of each request."""
     left = ADMITTED * slices
     floor = FLOOR * slices / len(models)

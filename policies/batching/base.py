@@ -64,6 +64,8 @@ class HostedModel:
     exec_ms: Sequence[float]
     batch_size_target: int | None = None  # the plan's batch hint, for disciplines with a fixed target
     weight: float = 1.0  # the plan's share of the model's rate, for weighted round-robin
+    interval_ms: Sequence[float] = ()
+    """Of a pipeline: when the next batch can start behind one of b, at index b - 1; empty: when it has ended, after l(b)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +94,13 @@ class Dispatch(Struct, frozen=True, gc=False):
     exec_ms: float
     waited_ms: float
     reason: str
+    interval_ms: float | None = None
+    """After so long its slice can start the next one; None: when this one has ended."""
+
+    @property
+    def occupied_ms(self) -> float:
+        """How long its slice starts nothing else."""
+        return self.exec_ms if self.interval_ms is None else self.interval_ms
 
 
 class Drop(Struct, frozen=True, gc=False):

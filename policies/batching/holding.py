@@ -102,7 +102,7 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
 def plan_holds(
     prospects: Sequence[Prospect],
     lost_shares: Sequence[float],
-    slices: int,
+    slices: float,
     mean: float,
     opening_ratio: float = 1.0,
     *,
@@ -151,7 +151,7 @@ def plan_holds(
 
 
 def plan_reserves(
-    prospects: Sequence[Prospect], slices: int, pools: Sequence[int], opening_ratio: float = 1.0
+    prospects: Sequence[Prospect], slices: float, pools: Sequence[float], opening_ratio: float = 1.0
 ) -> list[int]:
     """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
 

@@ -170,7 +170,7 @@ class PerSubcluster:
         """After each call to an inner discipline: its next moment, and when it now expects its slices to be free."""
         for decision in decisions:
             if type(decision) is Dispatch:
-                self._free_at_ms[decision.slice_id] = decision.start_at_ms + decision.exec_ms
+                self._free_at_ms[decision.slice_id] = decision.start_at_ms + decision.occupied_ms
         old_at_ms, wake_at_ms = self._wakes[shard], self._inner[shard].wake_at_ms
         if wake_at_ms is None:
             wake_at_ms = NEVER_MS

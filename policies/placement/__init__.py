@@ -9,6 +9,8 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.policy_options import Choice, Flag, Free, Number, Schema, checked_options, shown, suggestion
+from policies.placement.alpaserve import OPTIONS as ALPASERVE_OPTIONS
+from policies.placement.alpaserve import AlpaServe
 from policies.placement.common.base import PlacementPolicy
 from policies.placement.common.third_party import third_party_names, third_party_policy
 from policies.placement.exclusive import Exclusive
@@ -57,6 +59,7 @@ PLACEMENTS: Mapping[str, Registered] = {
         lambda options: Gslice(adjustments=options["adjustments"]),
     ),
     "gpulets": Registered({}, lambda _: Gpulets()),
+    "alpaserve": Registered(ALPASERVE_OPTIONS, AlpaServe),
     "given": Registered({"slices": Free()}, Given),
     "usher": Registered(USHER_OPTIONS, partial(Usher, "usher", "achieved_occupancy_percent")),
     "wao-usher": Registered(USHER_OPTIONS, partial(Usher, "wao-usher", "weighted_occupancy_percent")),

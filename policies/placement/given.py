@@ -4,7 +4,8 @@
       given: {slices: [{gpu: 0, share_percent: 40, models: [{model: resnet50, batch: 8}]}]}
 
 What cannot be (an unknown key, a GPU that does not exist) is a ConfigError; what is merely unwise (shares over
-100 %) is a violation in the plan, because a user may want to see what happens.
+100 %) is a violation in the plan, because a user may want to see what happens. `following: [1, 2]` beside `gpu: 0` makes a
+pipeline: each model is cut into as many stages as there are GPUs.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from policies.placement.common.base import (
     share_violations,
     slice_memory_bytes,
 )
-from policies.placement.common.request_checks import joined, require_gpus
+from policies.placement.common.request_checks import joined, require_gpus, require_pipelines
 from profiles.model import BATCH_SIZE_LIMIT
 
 _BATCH = Number(None, minimum=1, maximum=BATCH_SIZE_LIMIT, is_minimum_allowed=True, is_whole=True)
 _SLICE: Schema = {
     "gpu": Number(None, minimum=0, is_minimum_allowed=True, is_whole=True),
+    "following": Free(),
     "share_percent": Number(None, maximum=100),
     "models": Free(),
 }
@@ -67,33 +69,35 @@ class Given:
         by_id = {model.model_id: model for model in models}
         by_index = {gpu.index: gpu for gpu in gpus}
         self._check_names(by_id, by_index)
+        require_pipelines(self._slices, gpus)
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         memory_left = {gpu.index: gpu.memory_bytes for gpu in gpus}
         kept: list[PlannedSlice] = []
         reasons: dict[ModelId, list[str]] = {}
         for planned in self._slices:
-            gpu = by_index[planned.gpu]
+            gpu, stages = by_index[planned.gpu], len(planned.gpus)
             hosted: list[PlannedModel] = []
             inputs: list[PlacedModelInput] = []
             needed = 0
             for written in planned.models:
                 entry, model = written, by_id[written.model_id]
-                reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
-                with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles)
+                reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus, stages=stages)
+                with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles, stages)
                 if reason is None and with_it > memory_left[gpu.index]:
                     reason = (
                         f"memory: its slice on GPU {gpu.index} would need {in_gib(with_it)}, "
                         f"{in_gib(memory_left[gpu.index])} are left"
                     )
                 if reason is None:
-                    entry, reason = _predicted(entry, planned.share_percent, gpu, profiles)
+                    entry, reason = _predicted(entry, planned, gpu, profiles)
                 if reason is not None:
                     reasons.setdefault(entry.model_id, []).append(reason)
                     continue
                 hosted.append(entry)
                 inputs.append(model)
                 needed = with_it
-            memory_left[gpu.index] -= needed
+            for index in planned.gpus:
+                memory_left[index] -= needed
             if hosted:
                 kept.append(replace(planned, models=tuple(hosted)))
         placed = {entry.model_id for planned in kept for entry in planned.models}
@@ -107,8 +111,9 @@ class Given:
     def _check_names(self, models: Mapping[ModelId, PlacedModelInput], gpus: Mapping[int, GpuSlot]) -> None:
         for place, planned in enumerate(self._slices):
             where = f"placement.given.slices[{place}]"
-            if planned.gpu not in gpus:
-                raise ConfigError(f"{where}.gpu is {planned.gpu}; GPUs are numbered 0 to {len(gpus) - 1}")
+            for key, index in [("gpu", planned.gpu), *(("following", one) for one in planned.following)]:
+                if index not in gpus:
+                    raise ConfigError(f"{where}.{key} is {index}; GPUs are numbered 0 to {len(gpus) - 1}")
             for entry in planned.models:
                 if entry.model_id not in models:
                     hint = suggestion(entry.model_id, models)
@@ -116,14 +121,17 @@ class Given:
 
 
 def _predicted(
-    entry: PlannedModel, share_percent: float | None, gpu: GpuSlot, profiles: Profiles
+    entry: PlannedModel, planned: PlannedSlice, gpu: GpuSlot, profiles: Profiles
 ) -> tuple[PlannedModel, str | None]:
     """The entry with its solo run time at that share and batch, or why its profile says it cannot be."""
     profile = profiles.get((entry.model_id, gpu.gpu_type))
     if profile is None:
         return entry, None
     try:
-        exec_ms = profile.exec_ms(entry.batch or 1, share_percent)
+        if planned.following:
+            exec_ms = sum(table[(entry.batch or 1) - 1] for table in profile.stage_tables(len(planned.gpus)))
+        else:
+            exec_ms = profile.exec_ms(entry.batch or 1, planned.share_percent)
     except ProfileError as error:
         return entry, str(error)
     return replace(entry, predicted_ms=exec_ms if entry.batch else None), None
@@ -145,8 +153,18 @@ def _read_slices(value: Any, where: str) -> tuple[PlannedSlice, ...]:
         names = [model.model_id for model in models]
         if len(set(names)) < len(names):
             raise ConfigError(f"{here}.models lists a model twice; a slice hosts each model once")
-        slices.append(PlannedSlice(options["gpu"], options.get("share_percent"), models))
+        following = _read_following(options.get("following", ()), f"{here}.following")
+        slices.append(PlannedSlice(options["gpu"], options.get("share_percent"), models, following))
     return tuple(slices)
+
+
+def _read_following(value: Any, where: str) -> tuple[int, ...]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not all(type(gpu) is int and gpu >= 0 for gpu in value):
+        raise ConfigError(
+            f"{where} is {shown(value)}; it must list the GPUs of the other stages, such as [1, 2]"
+        )
+    return tuple(value)
 
 
 def _read_model(value: Any, where: str) -> PlannedModel:

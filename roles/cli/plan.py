@@ -78,7 +78,7 @@ def _print_plan(config: ClusterConfig, placement: Placement) -> None:
     last = None
     for planned in sorted(placement.slices, key=lambda one: one.gpu):
         gpu = gpus[planned.gpu]
-        host = f"{gpu.index} {gpu.gpu_type}" if gpu.index != last else ""
+        host = f"{'>'.join(map(str, planned.gpus))} {gpu.gpu_type}" if gpu.index != last else ""
         share = "-" if planned.share_percent is None else f"{planned.share_percent:g}"
         for model in planned.models:
             numbers = (model.rate_rps, model.duty_ms, model.predicted_ms)

@@ -17,7 +17,7 @@ from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
 from fabric.policy_options import shown
 from profiles.measured import MeasuredProfile
-from profiles.model import BATCH_SIZE_LIMIT
+from profiles.model import BATCH_SIZE_LIMIT, STAGES_MAX
 from profiles.profilers.plan import powers_of_two
 from profiles.store import write_measured
 from roles.cli.console import plain_console
@@ -55,6 +55,7 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 @click.option("--max-batch", type=IntRange(1, BATCH_SIZE_LIMIT), default=BATCH_MAX_DEFAULT, show_default=True)
 @click.option("--shares", help="MPS shares in percent, such as 20,50; the whole GPU is always measured.")
 @click.option("--igniter", is_flag=True, help="Also iGniter's configurations, groups and coefficients.")
+@click.option("--stages", help="Also what the stages take when the model is cut into so many, such as 2,4.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the weights, instead of the file's.")
 @click.option(
     "--gpu-type", help="The word for this device in workload files.  [default: cpu, or the GPU's name]"
@@ -104,6 +105,7 @@ def profile(
     max_batch: int,
     shares: str | None,
     igniter: bool,  # noqa: FBT001  click's flag
+    stages: str | None,
     dtype: str | None,
     gpu_type: str | None,
     seconds: float,
@@ -132,8 +134,10 @@ def profile(
     painter = painters() if plot_path is not None else None
     sizes = [_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch)
     if is_estimate:
-        if gpu is None or shares or igniter:
-            raise click.UsageError("--estimate needs --gpu TYPE, and knows neither --shares nor --igniter")
+        if gpu is None or shares or igniter or stages:
+            raise click.UsageError(
+                "--estimate needs --gpu TYPE, and knows neither --shares nor --igniter nor --stages"
+            )
         measured = _estimated(model, _loader(model, file, dtype), gpu, sizes, records)
         _write_out(measured, out, painter, plot_path, as_json=as_json)
         return
@@ -148,6 +152,7 @@ def profile(
         threads=threads,
         for_igniter=igniter,
         limit_s=limit_s,
+        stages=[_stages(word) for word in stages.split(",")] if stages else (),
     )
     with progress(f"profiling {model} on {device}") as advance:
         measured = Session(ask, advance, lambda words: click.echo(f"tenuto: {words}", err=True)).measure()
@@ -252,6 +257,14 @@ def _whole(word: str) -> int:
     return whole(number, "--batches", 1, BATCH_SIZE_LIMIT)
 
 
+def _stages(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and 2 <= int(word) <= STAGES_MAX):
+        raise ConfigError(
+            f"--stages: {shown(word)} is no number of stages (a whole number from 2 to {STAGES_MAX})"
+        )
+    return int(word)
+
+
 def _number(word: str) -> float:
     try:
         number = float(word)
@@ -266,6 +279,8 @@ def _print(measured: MeasuredProfile) -> None:
     estimate = "ESTIMATE, not measured: " if measured.error is not None else ""
     console.print(f"{estimate}{subject.model} on {subject.gpu or subject.device}, torch {subject.torch}")
     console.print(points_table(measured))
+    for count, stages_ms in measured.stages_ms.items():
+        console.print(f"cut into {count} stages: {', '.join(f'{ms:.3f}' for ms in stages_ms)} ms")
 
 
 def points_table(measured: MeasuredProfile) -> Table:

@@ -6,7 +6,7 @@ and popularity already applied; times are in ms, memory is in bytes, names are i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy,
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.config.gaps import drawn_gaps
 from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
@@ -32,8 +33,7 @@ from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 class ArrivalConfig:
     """How requests of a model come: `process` is poisson | gamma | uniform | trace.
 
-    `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it.
-    `trace_path`: the CSV file of a trace.
+    `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it. `trace_path`: a trace's CSV file.
     """
 
     process: str = "poisson"
@@ -310,11 +310,11 @@ class ClusterConfig:
         parts: list[Placement] = []
         for shard in range(self.shards):
             own = self.of_shard(shard)
-            gpus = own.gpus
+            number = [index_of[gpu.node_id, gpu.local_index] for gpu in own.gpus]
             placed = own.place(name, options)
             slices = tuple(
-                replace(planned, gpu=index_of[gpus[planned.gpu].node_id, gpus[planned.gpu].local_index])
-                for planned in placed.slices
+                replace(one, gpu=number[one.gpu], following=tuple(number[gpu] for gpu in one.following))
+                for one in placed.slices
             )
             parts.append(replace(placed, slices=slices))
         expected = [part.expected_goodput_rps for part in parts]
@@ -345,7 +345,12 @@ class ClusterConfig:
             network.control_ms,
             network.data_ms_per_item,
             network.result_ms,
+            gaps=self._gaps,
         )
+
+    def _gaps(self, model_id: ModelId) -> Iterator[float]:
+        arrival = self.model(model_id).arrival
+        return drawn_gaps(arrival.process, arrival.shape, f"{self.seed}/{model_id}")
 
     def device_model(self, gpu_type: str) -> DeviceModel:
         """What a slice of a GPU of that type takes for a batch.

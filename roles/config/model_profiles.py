@@ -7,7 +7,14 @@ from pathlib import Path
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.policy_options import shown
-from profiles.model import BATCH_SIZE_LIMIT, BATCH_SIZE_MAX_DEFAULT, LinearProfile, ModelProfile, table_of
+from profiles.model import (
+    BATCH_SIZE_LIMIT,
+    BATCH_SIZE_MAX_DEFAULT,
+    STAGES_MAX,
+    LinearProfile,
+    ModelProfile,
+    table_of,
+)
 from profiles.store import read_profile, shipped_profile
 from roles.config.checks import DURATION_MS_MAX, finite, whole
 from roles.config.sections import ProfileSection
@@ -24,6 +31,8 @@ def read_profiles(
     if section.by_type is None:
         return _profile(section, where, base_dir), {}
     _one_kind(section, where)
+    if section.stages is not None:
+        raise ConfigError(f"{where}.stages: belongs inside by_type, to a type's profile")
     if not section.by_type:
         raise ConfigError(f"{where}.by_type: is empty; it must name at least one GPU type")
     by_type: dict[str, ModelProfile] = {}
@@ -50,7 +59,27 @@ def _profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfil
             f"{where}: batches take from {shown(ends_ms[0])} to {shown(ends_ms[1])} ms; "
             f"they must take from {RUN_MS_MIN:f} ms to {shown(DURATION_MS_MAX)} ms"
         )
-    return profile
+    return profile if section.stages is None else _cut(profile, section.stages, f"{where}.stages")
+
+
+def _cut(profile: ModelProfile, stages: Mapping[str | int, Sequence[float]], where: str) -> ModelProfile:
+    """The profile with what the file says of the stages of the model when it is cut."""
+    cuts: dict[int, Sequence[float]] = {}
+    for key, stages_ms in stages.items():
+        text = str(key)
+        if not (text.isascii() and text.isdigit() and 2 <= int(text) <= STAGES_MAX):
+            raise ConfigError(
+                f"{where}: {shown(key)} is not a number of stages (a whole number from 2 to {STAGES_MAX})"
+            )
+        if int(text) in cuts:
+            raise ConfigError(f"{where}: {text} stages are there twice")
+        for place, ms in enumerate(stages_ms):
+            finite(ms, f"{where}.{text}[{place}]", at_least=RUN_MS_MIN, at_most=DURATION_MS_MAX)
+        cuts[int(text)] = stages_ms
+    try:
+        return profile.with_cuts(cuts)
+    except ProfileError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _written_profile(section: ProfileSection, where: str, base_dir: Path) -> ModelProfile:

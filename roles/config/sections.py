@@ -31,7 +31,7 @@ class ArrivalSection(Section, frozen=True):
 
 
 class ProfileSection(Section, frozen=True):
-    """`models[].profile`: exactly one of a line, `ref`, `table` and `by_type`."""
+    """`models[].profile`: exactly one of a line, `ref`, `table` and `by_type`; `stages`: ms of each stage of a cut, by their number."""
 
     alpha_ms: float | None = None
     beta_ms: float | None = None
@@ -39,6 +39,7 @@ class ProfileSection(Section, frozen=True):
     ref: str | None = None
     table: dict[str | int, float] | None = None
     by_type: dict[str, ProfileSection] | None = None
+    stages: dict[str | int, tuple[float, ...]] | None = None
 
 
 class LoaderSection(Section, frozen=True):

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId
+from fabric.messages import ModelSpec
 from policies.placement.common.base import largest_batch
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ClusterConfig
@@ -177,9 +178,9 @@ def bound_rps(question: Question) -> float:
             continue
         fraction = demand * rate_rps / question.total_rps
         each_ms = [
-            exec_ms[size - 1] / size
-            for exec_ms in _tables(settings, model_id)
-            for size in (max(1, largest_batch(exec_ms, slo_ms)),)
+            (model.interval_ms or model.exec_ms)[size - 1] / size
+            for model in _hosted(settings, model_id)
+            for size in (max(1, largest_batch(model.exec_ms, slo_ms)),)
         ]
         work_ms += fraction * min(each_ms)
         bound = min(bound, sum(1000 / ms for ms in each_ms) / fraction)
@@ -249,11 +250,9 @@ def _wanted(
                 yield seed, rate_rps
 
 
-def _tables(settings: SchedulerSettings, model_id: ModelId) -> list[Sequence[float]]:
-    """l(b) of the model on each slice that hosts it."""
-    return [
-        model.exec_ms for _, spec in settings.slices for model in spec.models if model.model_id == model_id
-    ]
+def _hosted(settings: SchedulerSettings, model_id: ModelId) -> list[ModelSpec]:
+    """The model on each slice that hosts it."""
+    return [model for _, spec in settings.slices for model in spec.models if model.model_id == model_id]
 
 
 def _unserved_models(
@@ -265,7 +264,7 @@ def _unserved_models(
     found: list[tuple[ModelId, str]] = []
     asked_by_stages = {stage.model_id for one in config.applications for stage in one.graph.stages}
     for model, source in zip(config.models, workload.sources, strict=True):
-        fastest_ms = min((exec_ms[0] for exec_ms in _tables(settings, model.model_id)), default=math.inf)
+        fastest_ms = min((one.exec_ms[0] for one in _hosted(settings, model.model_id)), default=math.inf)
         if source.expected(window.from_ms, window.until_ms) <= 0:
             if model.model_id not in asked_by_stages:
                 found.append((model.model_id, RATE_IS_0))
@@ -277,7 +276,7 @@ def _unserved_models(
                 reason += f" and {overhead_ms:g} ms of network"
             found.append((model.model_id, reason))
     for one, source in zip(config.applications, workload.applications, strict=True):
-        without = [stage.model_id for stage in one.graph.stages if not _tables(settings, stage.model_id)]
+        without = [stage.model_id for stage in one.graph.stages if not _hosted(settings, stage.model_id)]
         if source.expected(window.from_ms, window.until_ms) <= 0:
             found.append((ModelId(one.name), RATE_IS_0))
         elif without:

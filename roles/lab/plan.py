@@ -76,6 +76,7 @@ def rounded(value: float | None) -> float | None:
 
 def _slice_json(planned: PlannedSlice) -> dict[str, object]:
     return {
+        **({"following": list(planned.following)} if planned.following else {}),
         "share_percent": rounded(planned.share_percent),
         "models": [
             {

@@ -76,6 +76,11 @@ class _Measuring:
             except OUT_OF_MEMORY:
                 self._say(event="no_memory", batch_size=batch_size)
                 break
+        for count, found in self._model.stages_ms(self._request["stages"], self._clock):
+            if isinstance(found, str):
+                self._say(event="no_cut", stages=count, reason=found)
+            else:
+                self._say(event="cut", stages=count, stages_ms=found)
         self._say(event="end")
 
     def _measure(self, batch_size: int) -> None:

@@ -37,6 +37,8 @@ class MeasuringRequest:
     threads: int = 1
     is_group: bool = False
     limit_ms: float = 300_000.0
+    stages: Sequence[int] = ()
+    """Numbers of stages into which it is cut and measured as well."""
 
     def document(self) -> str:
         """One line of JSON."""

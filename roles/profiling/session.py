@@ -48,6 +48,7 @@ class Ask:
     threads: int = 1
     for_igniter: bool = False
     limit_s: float = 300.0
+    stages: Sequence[int] = ()
 
     @property
     def gpu(self) -> int | None:
@@ -64,6 +65,7 @@ class _Seen:
     kernels: dict[int, list[KernelRow]] = field(default_factory=dict)
     gaps: LaunchGaps | None = None
     sm_count: int = 0
+    cuts: dict[int, tuple[float, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -164,6 +166,7 @@ class Session:
             self._ask.for_ms,
             self._ask.threads,
             limit_ms=self._ask.limit_s * 1e3,
+            stages=self._ask.stages if run.share_percent == WHOLE_GPU_PERCENT else (),
         )
         with self._instruments.start(request, self._environment(environment, run.share_percent)) as process:
             while (said := process.answer())["event"] != "end":
@@ -180,6 +183,10 @@ class Session:
                         )
                     case "no_memory":
                         self._miss(f"batches of {said['batch_size']} and more: out of memory")
+                    case "cut":
+                        self._seen.cuts[said["stages"]] = tuple(said["stages_ms"])
+                    case "no_cut":
+                        self._miss(f"the cut into {said['stages']} stages: {said['reason']}")
 
     def _take_point(self, share: float, process: Measuring) -> None:
         with Sampling(self._sensors) as sampled:
@@ -317,6 +324,7 @@ class Session:
             seen.requirements,
             seen.kernels,
             igniter,
+            seen.cuts,
         )
 
     def _miss(self, what: str) -> None:

@@ -38,6 +38,7 @@ from policies.batching.base import NEVER_MS, RequestRun
 from roles.scheduler.dispatch.corrections import SpeedCorrection
 from roles.scheduler.dispatch.start_times import StartTimes
 
+BATCHES_PER_SLICE = 2
 LEFT_OUT_CHARS_MAX = 1_000  # of a report: the reasons of many models would not fit
 
 
@@ -71,6 +72,10 @@ class Flight:
     waited_ms: float = 0.0
     reason: str = ""
     """Why it left then."""
+    start_at_ms: float = 0.0
+    """When it should start, as was thought when it was sent."""
+    occupied_ms: float = 0.0
+    """How long its slice starts nothing else."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +117,11 @@ class SliceRecord:
     def takes_batches(self) -> bool:
         """Whether it is ready, and will be."""
         return self.is_ready and not self.is_draining and not self.is_leaving
+
+    @property
+    def batches_max(self) -> int:
+        """How many it may hold: one waits, and one runs on each of its GPUs."""
+        return BATCHES_PER_SLICE + len(self.spec.following)
 
     @property
     def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:

@@ -205,9 +205,10 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
         raise RemoteProtocolError(f"{slice_id} hosts nothing of what is planned there", OTHER_PLAN)
     for replica in replicas:
         size = replica.batch_size_max
-        if len(replica.exec_ms) != size:
-            what = f"{len(replica.exec_ms)} run times of model {replica.model_id} for batches up to {size}"
-            raise RemoteProtocolError(what, OUT_OF_RANGE)
+        for times_ms in (replica.exec_ms, replica.interval_ms or replica.exec_ms):
+            if len(times_ms) != size:
+                what = f"{len(times_ms)} run times of model {replica.model_id} for batches up to {size}"
+                raise RemoteProtocolError(what, OUT_OF_RANGE)
         # A model that it is to let go it may still have; the core does not look at those.
         if size > planned.get(replica.model_id, size):
             what = (

@@ -11,6 +11,7 @@ from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec, replaced
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
+from policies.placement.common.request_checks import require_pipelines
 from profiles.device_model import DeviceModel
 from roles.config.cluster import ClusterConfig, ModelConfig
 from roles.runtime.core import SCHEDULER_ID
@@ -56,6 +57,7 @@ def settings_from(
     """
     placement = placement or config.place()
     _check_fixed(config, placement)
+    require_pipelines(placement.slices, config.gpus)
     unrated = {m.model_id for planned in placement.slices for m in planned.models if not m.rate_rps}
     gpus = {gpu.index: gpu for gpu in config.gpus}
     devices = {gpu_type: config.device_model(gpu_type) for gpu_type in config.gpu_types}
@@ -88,6 +90,15 @@ def settings_from(
     )
 
 
+def require_runnable(placement: Placement) -> None:
+    """ConfigError where a running cluster cannot carry the plan out."""
+    if any(planned.following for planned in placement.slices):
+        raise ConfigError(
+            "placement: its pipelines over several GPUs are only planned and simulated so far; a running cluster "
+            "needs a plan without, such as alpaserve: {group_size: 1}"
+        )
+
+
 def _check_fixed(config: ClusterConfig, placement: Placement) -> None:
     if config.batching.name != "fixed" or "batch" in config.batching.options:
         return
@@ -113,25 +124,31 @@ def slice_spec(
     config: ClusterConfig, planned: PlannedSlice, gpu: GpuSlot, device: DeviceModel, slice_id: SliceId
 ) -> SliceSpec:
     """A planned slice as its agent is told. Raises ConfigError as `settings_from` does."""
+    stages = len(planned.gpus)
     models = tuple(
         _bounded(
-            _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent),
+            _model_spec(config.model(model.model_id), gpu, device.exec_table, planned.share_percent, stages),
             model.batch_max,
         )
         for model in planned.models
     )
+    first = gpu.index - gpu.local_index  # of the node, whose GPUs are numbered through
+    following = tuple(other - first for other in planned.following)
     named, interference = config.interference, None
     if gpu.is_emulated and named.name != "none":
         options = tuple(InterferenceOption(option, value) for option, value in named.options.items())
         interference = InterferenceSpec(named.name, options)
-    return SliceSpec(slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference)
+    return SliceSpec(
+        slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference, following
+    )
 
 
 def _bounded(spec: ModelSpec, batch_max: int | None) -> ModelSpec:
     """The model as a slice runs it whose plan holds for batches up to that size only."""
     if batch_max is None or batch_max >= spec.batch_size_max:
         return spec
-    return replaced(spec, batch_size_max=batch_max, exec_ms=spec.exec_ms[:batch_max])
+    stages_ms = tuple(table[:batch_max] for table in spec.stages_ms)
+    return replaced(spec, batch_size_max=batch_max, exec_ms=spec.exec_ms[:batch_max], stages_ms=stages_ms)
 
 
 def _model_spec(
@@ -139,8 +156,9 @@ def _model_spec(
     gpu: GpuSlot | None = None,
     exec_table: Callable[[ModelId, float | None], tuple[float, ...]] | None = None,
     share_percent: float | None = None,
+    stages: int = 1,
 ) -> ModelSpec:
-    """The model as one GPU hosts it; `gpu` None: as the scheduler knows it before anything hosts it."""
+    """The model as one GPU hosts it, or so many; `gpu` None: as the scheduler knows it before anything hosts it."""
     profile = None if gpu is None else model.find_profile(gpu.gpu_type)
     if gpu is not None and gpu.is_emulated and profile is None:
         raise ConfigError(
@@ -148,15 +166,27 @@ def _model_spec(
         )
     if gpu is not None and not gpu.is_emulated and model.loader is None:
         raise ConfigError(f"model {model.name} has no loader: a {gpu.device} device cannot load it")
+    stages_ms: tuple[tuple[float, ...], ...] = ()
+    exec_ms: tuple[float, ...] = ()
+    if profile is not None and exec_table is not None:
+        if stages > 1:
+            stages_ms = profile.stage_tables(stages)
+            exec_ms = tuple(sum(times) for times in zip(*stages_ms, strict=True))
+        else:
+            exec_ms = exec_table(model.model_id, share_percent)
+    memory_bytes = (
+        (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1))
+    )
     return ModelSpec(
         model.model_id,
         model.slo_ms,
         BATCH_SIZE_UNPROFILED if profile is None else profile.batch_size_max,
         model.loader,
-        () if profile is None or exec_table is None else exec_table(model.model_id, share_percent),
-        (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1)),
+        exec_ms,
+        -(-memory_bytes // stages),
         "" if profile is None else profile.ref,
         model.run_limit_ms,
         model.is_idempotent,
         model.term if gpu is None else 0,
+        stages_ms,
     )

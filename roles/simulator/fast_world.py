@@ -55,6 +55,7 @@ from roles.simulator.applications import TASKS_FROM, ApplicationPlay
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.network import KnownReturn
+from roles.simulator.pipeline import SimulatedPipeline
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.outcomes import BatchRecord
 
@@ -382,11 +383,14 @@ class FastWorld:
         for spec in message.slices:
             slice_ = self._slices.get(spec.slice_id)
             if slice_ is None:
-                gpu = self._gpus[node_id, spec.gpu]
+                gpus = [self._gpus[node_id, gpu] for gpu in (spec.gpu, *spec.following)]
                 self._started += 1
                 worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
-                slice_ = SimulatedSlice(spec, node_id, worker, gpu, self)
-                gpu.slices.append(slice_)
+                if spec.following:
+                    slice_ = SimulatedPipeline(spec, node_id, worker, gpus, self)
+                else:
+                    slice_ = SimulatedSlice(spec, node_id, worker, gpus[0], self)
+                gpus[0].slices.append(slice_)
                 self._slices[spec.slice_id] = slice_
                 self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)
                 self._load_in(load_ms, slice_, spec.models, now_ms)
@@ -415,6 +419,7 @@ class FastWorld:
                 model.batch_size_max,
                 tuple(slice_.alone_ms[model.model_id]),
                 memory_bytes=model.memory_bytes,
+                interval_ms=model.interval_ms,
             )
             for model in spec.models
             if model.model_id in slice_.loaded
@@ -508,5 +513,6 @@ class FastWorld:
                 job.sent_at_ms,
                 started_at_ms,
                 finished_at_ms,
+                job.stages,
             )
         )

@@ -43,6 +43,8 @@ class SimulatedJob:
     ran: int = 0
     started_at_ms: float = 0.0
     finished_at_ms: float = 0.0
+    stages: tuple[tuple[int, float, float], ...] = ()
+    """In a pipeline: each stage's GPU, and from when until when it has the batch."""
 
     @property
     def begins_at_ms(self) -> float:
@@ -202,6 +204,13 @@ class SimulatedSlice:
             return
         job.started_at_ms = now_ms
         self._job = job
+        self._run(job, now_ms)
+        for waiting in self._waiting:
+            self._keep(waiting)
+
+    def _run(self, job: SimulatedJob, now_ms: float) -> None:
+        """The device has it: say when it will be free, and see to the end."""
+        run = job.run
         if len(self.gpu.slices) == 1:
             exec_ms = self.alone_ms[run.model_id][job.ran - 1]
         else:
@@ -209,8 +218,6 @@ class SimulatedSlice:
             exec_ms = self.gpu.device.exec_ms(self.running, self.gpu.neighbours(self))
         self.free_at_ms = now_ms + exec_ms
         self._world.schedule(self.free_at_ms, self._finish, job)
-        for waiting in self._waiting:
-            self._keep(waiting)
 
     def _finish(self, job: SimulatedJob, now_ms: float) -> None:
         if self._job is not job:
@@ -229,6 +236,9 @@ class SimulatedSlice:
         elif job.ran:
             in_at_ms = min(all_in_at_ms, started_at_ms)
             queued_ms, exec_ms = started_at_ms - in_at_ms, now_ms - started_at_ms
+            if job.stages:  # what it waited between them says nothing about the model
+                run_ms = sum(end_at_ms - start_at_ms for _, start_at_ms, end_at_ms in job.stages)
+                queued_ms, exec_ms = queued_ms + exec_ms - run_ms, run_ms
         else:
             in_at_ms = min(all_in_at_ms, now_ms)
             queued_ms = exec_ms = 0.0

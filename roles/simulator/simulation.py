@@ -104,6 +104,10 @@ def simulate(
     applications = application_play(config, workload, until_ms)
     if is_full and applications is not None:
         raise ConfigError("applications: only the fast simulation plays them so far")
+    if is_full and any(spec.following for _, spec in settings.slices):
+        raise ConfigError(
+            "placement: it has pipelines over several GPUs, which only the fast simulation plays so far"
+        )
     world = (
         FullWorld(cores, hardware, traffic)
         if is_full
@@ -170,7 +174,10 @@ def merged_runs(config: ClusterConfig, window: Window, runs: Sequence[SimulatedR
         sum(run.outcome.used_gpus for run in runs),
     )
     batches = [
-        batch._replace(gpu=numbers[shard][batch.gpu])
+        batch._replace(
+            gpu=numbers[shard][batch.gpu],
+            stages=tuple((numbers[shard][gpu], start, end) for gpu, start, end in batch.stages),
+        )
         for shard, run in enumerate(runs)
         for batch in run.batches
     ]

@@ -24,7 +24,10 @@ _DECIMALS = 6  # of everything reported: a nanosecond, a millionth
 
 
 class BatchRecord(NamedTuple):
-    """One batch. `batch_size` is 0 where it was cut off before its end; `gpu` counts through the cluster."""
+    """One batch. `batch_size` is 0 where it was cut off before its end; `gpu` counts through the cluster.
+
+    `stages`, of a pipeline: each one's GPU, and from when until when it had the batch.
+    """
 
     model_id: ModelId
     batch_size: int
@@ -34,6 +37,12 @@ class BatchRecord(NamedTuple):
     sent_at_ms: float
     started_at_ms: float
     finished_at_ms: float
+    stages: tuple[tuple[int, float, float], ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, float, float], ...]:
+        """Which GPU it kept busy, and from when until when."""
+        return self.stages or ((self.gpu, self.started_at_ms, self.finished_at_ms),)
 
 
 @dataclass(slots=True, frozen=True)
@@ -241,15 +250,16 @@ def busy_gpus(batches: Sequence[BatchRecord], gpus: int, window: Window) -> tupl
     used = [False] * gpus
     whole: list[list[tuple[float, float]]] = [[] for _ in range(gpus)]
     for batch in batches:
-        start_at_ms = max(batch.started_at_ms, window.from_ms)
-        end_at_ms = min(batch.finished_at_ms, window.until_ms)
-        if start_at_ms >= end_at_ms:
-            continue
-        used[batch.gpu] = True
-        if batch.share_percent is None:
-            whole[batch.gpu].append((start_at_ms, end_at_ms))
-        else:
-            busy_ms[batch.gpu] += (end_at_ms - start_at_ms) * batch.share_percent / 100
+        for gpu, began_at_ms, ended_at_ms in batch.spans:
+            start_at_ms = max(began_at_ms, window.from_ms)
+            end_at_ms = min(ended_at_ms, window.until_ms)
+            if start_at_ms >= end_at_ms:
+                continue
+            used[gpu] = True
+            if batch.share_percent is None:
+                whole[gpu].append((start_at_ms, end_at_ms))
+            else:
+                busy_ms[gpu] += (end_at_ms - start_at_ms) * batch.share_percent / 100
     span_ms = window.until_ms - window.from_ms
     fractions = (
         min(1.0, (ms + _union_ms(spans)) / span_ms) for ms, spans in zip(busy_ms, whole, strict=True)

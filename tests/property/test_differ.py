@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 from hypothesis import given
@@ -27,7 +28,7 @@ def memory_of(planned: PlannedSlice) -> int:
 
 
 @st.composite
-def slices(draw: st.DrawFn, size_max: int = 6) -> list[PlannedSlice]:
+def slices(draw: st.DrawFn, size_max: int = 6, stages_max: int = 1) -> list[PlannedSlice]:
     names = st.sampled_from("abc").map(ModelId)
     one = st.builds(
         PlannedSlice,
@@ -35,7 +36,19 @@ def slices(draw: st.DrawFn, size_max: int = 6) -> list[PlannedSlice]:
         st.sampled_from((None, 25.0, 50.0)),
         st.sets(names, min_size=1, max_size=2).map(lambda of: tuple(map(PlannedModel, sorted(of)))),
     )
-    return draw(st.lists(one, max_size=size_max))
+    drawn = draw(st.lists(one, max_size=size_max))
+    if stages_max == 1:
+        return drawn
+    stages = st.lists(st.integers(0, GPUS - 1), max_size=stages_max - 1, unique=True)
+    return [
+        replace(planned, following=tuple(gpu for gpu in draw(stages) if gpu != planned.gpu))
+        for planned in drawn
+    ]
+
+
+def any_slices() -> st.SearchStrategy[list[PlannedSlice]]:
+    """Slices of one GPU, and some over several."""
+    return st.one_of(slices(), slices(stages_max=3))
 
 
 def named(placed: Sequence[PlannedSlice]) -> dict[SliceId, PlannedSlice]:
@@ -76,14 +89,17 @@ def renamed(placed: Sequence[PlannedSlice], names: Sequence[int]) -> list[Planne
     return [PlannedSlice(names[one.gpu], one.share_percent, one.models) for one in placed]
 
 
-@given(slices(), slices())
+@given(any_slices(), any_slices())
 def test_the_moves_give_the_new_placement(old: list[PlannedSlice], new: list[PlannedSlice]) -> None:
     current = named(old)
+    if any(planned.following for planned in (*old, *new)):
+        assert shape(after(reorganised(current, new, gpus(), memory_of), current)) == shape(new)
+        return
     assert shape(after(reorganised(current, new, gpus(), memory_of, may_swap=False), current)) == shape(new)
     assert by_gpu(after(reorganised(current, new, gpus(), memory_of), current)) == by_gpu(new)
 
 
-@given(slices(), slices())
+@given(any_slices(), any_slices())
 def test_what_stays_is_in_no_move(old: list[PlannedSlice], new: list[PlannedSlice]) -> None:
     current = named(old)
     found = reorganised(current, new, gpus(), memory_of)
@@ -166,7 +182,7 @@ def test_the_same_placement_needs_nothing(old: list[PlannedSlice]) -> None:
     assert reorganised(named(old), old, gpus(), memory_of).moves == ()
 
 
-@given(slices(), slices(), st.lists(st.integers(1, 6), min_size=GPUS, max_size=GPUS))
+@given(any_slices(), any_slices(), st.lists(st.integers(1, 6), min_size=GPUS, max_size=GPUS))
 def test_moves_in_their_waves_never_need_more_memory_than_there_is(
     old: list[PlannedSlice], new: list[PlannedSlice], sizes: list[int]
 ) -> None:
@@ -175,7 +191,7 @@ def test_moves_in_their_waves_never_need_more_memory_than_there_is(
     def fits(placed: Sequence[PlannedSlice]) -> bool:
         used: Counter[int] = Counter()
         for planned in placed:
-            used[planned.gpu] += memory_of(planned)
+            used.update(dict.fromkeys(planned.gpus, memory_of(planned)))
         return all(used[gpu] <= size for gpu, size in enumerate(sizes))
 
     if not fits(old) or not fits(new):
@@ -191,7 +207,7 @@ def test_moves_in_their_waves_never_need_more_memory_than_there_is(
         running.update({id(start): start.planned for start in first})
         for change in (change for move in moves for change in move.changes):
             both = {*change.planned.models, *running[change.slice_id].models}
-            running[change.slice_id] = PlannedSlice(change.planned.gpu, None, tuple(both))
+            running[change.slice_id] = replace(change.planned, models=tuple(both))
         assert fits(list(running.values()))
         for start in late:
             for slice_id in start.after:

@@ -258,6 +258,7 @@ class Baseline(Timed[Timer], ABC):
         exec_ms = slice_.tables[state.model_id][size]
         start_at_ms = exec_at_ms(now_ms, state.lead_ms(size), now_ms, slice_.free_at_ms)
         runs = line.queue.pop(size)
+        intervals_ms = slice_.hosted[state.model_id].interval_ms
         dispatch = Dispatch(
             slice_.slice_id,
             state.model_id,
@@ -268,9 +269,10 @@ class Baseline(Timed[Timer], ABC):
             exec_ms,
             max(0.0, now_ms - arrived_at_ms),
             reason,
+            intervals_ms[size - 1] if intervals_ms else None,
         )
         out.append(dispatch)
-        self._free_from(slice_, start_at_ms + exec_ms, now_ms)
+        self._free_from(slice_, start_at_ms + dispatch.occupied_ms, now_ms)
         return dispatch
 
     def _free_from(self, slice_: BaselineSlice, free_at_ms: float, now_ms: float) -> None:

@@ -91,7 +91,8 @@ class Group:
     """Models that share slices, directly or through others."""
 
     model_ids: list[ModelId]
-    slices: int = 0
+    slices: float = 0.0
+    """Batches that they run at a time: a pipeline counts as several."""
     pools: list[Pool[Candidate]] = field(default_factory=list)
     wait_losses: WaitLosses = field(default_factory=WaitLosses)
 
@@ -215,7 +216,7 @@ class Tenuto(Central):
             is_short = any(counts.gate.buckets is not None for counts in all_counts)
             holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio, is_short=is_short)
             reserves = plan_reserves(
-                prospects, group.slices, [pool.size for pool in group.pools], opening_ratio
+                prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio
             )
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:
@@ -234,7 +235,7 @@ class Tenuto(Central):
         models = []
         for model_id in group.model_ids:
             state = self._models[model_id]
-            slices = sum(pool.size for candidate in state.candidates for pool in candidate.pools)
+            slices = sum(pool.at_once for candidate in state.candidates for pool in candidate.pools)
             models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
         share_out(models, group.slices, elapsed_ms, now_ms)
         for model_id in group.model_ids:
@@ -272,7 +273,7 @@ class Tenuto(Central):
                     merged.slices += group.slices
                     merged.pools.extend(group.pools)
                     self._group_of.update(dict.fromkeys(group.model_ids, merged))
-            merged.slices += pool.size
+            merged.slices += pool.at_once
             merged.pools.append(pool)
         for model_id, counts in self._counts.items():
             if model_id not in self._group_of:

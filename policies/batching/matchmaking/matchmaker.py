@@ -378,7 +378,8 @@ class Matchmaker(Timed[Target]):
         else:
             runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
         assert slice_.pool is not None
-        slice_.pool.free_from(slice_, start_at_ms + exec_ms)
+        interval_ms = slice_.interval_ms(state.model.model_id, size) if slice_.intervals else None
+        slice_.pool.free_from(slice_, start_at_ms + (exec_ms if interval_ms is None else interval_ms))
         self._reset(state, now_ms)
         out.append(
             Dispatch(
@@ -391,6 +392,7 @@ class Matchmaker(Timed[Target]):
                 exec_ms,
                 waited_ms,
                 reason,
+                interval_ms,
             )
         )
 

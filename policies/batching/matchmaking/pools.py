@@ -7,6 +7,7 @@ will be, and which candidates wait for one. All heaps delete lazily: what is out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -32,10 +33,22 @@ _GONE_MAX = 16  # more than the slices that are there, and the heaps are worth c
 class Slice:
     """What is known of one slice. `tables`: the run times of the models it hosts, its own ones.
 
+    Of a pipeline `intervals` say when it can start the next batch (`HostedModel`), and `at_once` how many it runs at a time.
+
     `order` is unique: the rank the slice was given, then the order of coming.
     """
 
-    __slots__ = ("free_at_ms", "is_idle", "is_listed", "order", "pool", "slice_id", "tables")
+    __slots__ = (
+        "at_once",
+        "free_at_ms",
+        "intervals",
+        "is_idle",
+        "is_listed",
+        "order",
+        "pool",
+        "slice_id",
+        "tables",
+    )
 
     def __init__(
         self, slice_id: SliceId, order: int, tables: dict[ModelId, Table], free_at_ms: float
@@ -43,10 +56,17 @@ class Slice:
         self.slice_id = slice_id
         self.order = order
         self.tables = tables
+        self.intervals: dict[ModelId, Sequence[float]] = {}
+        self.at_once = 1.0
         self.free_at_ms = free_at_ms
         self.is_idle = False
         self.is_listed = False  # among its pool's idle ones, idle or not: one entry is enough
         self.pool: Pool[Any] | None = None
+
+    def interval_ms(self, model_id: ModelId, batch_size: int) -> float | None:
+        """When the next batch can start behind that one; None: when that one has ended."""
+        times_ms = self.intervals.get(model_id)
+        return times_ms[batch_size - 1] if times_ms else None
 
 
 class Pool(Generic[WaiterT]):
@@ -55,7 +75,7 @@ class Pool(Generic[WaiterT]):
     `armed_at_ms`: when the slice timer that counts will fire. `lead_max_ms`: at least the delay of every
     candidate that waits, so that a batch can be sent so much before the slice is free. `early` are candidates
     that may go but need not yet; they get a slice only while more than `reserve` are idle. `idle`: how many were,
-    when `find` was last asked.
+    when `find` was last asked. `at_once`: how many batches all its slices run at a time.
     """
 
     __slots__ = (
@@ -65,6 +85,7 @@ class Pool(Generic[WaiterT]):
         "_serial",
         "_waiting_max",
         "armed_at_ms",
+        "at_once",
         "classes",
         "early",
         "idle",
@@ -79,6 +100,7 @@ class Pool(Generic[WaiterT]):
         self.classes = classes
         self.is_lowest = is_lowest
         self.size = 0
+        self.at_once = 0.0
         self.armed_at_ms = NEVER_MS
         self.lead_max_ms = 0.0
         self.waiting: list[tuple[float, int, int, int, WaiterT]] = []
@@ -95,6 +117,7 @@ class Pool(Generic[WaiterT]):
         """The slice belongs to this pool from now on."""
         slice_.pool = self
         self.size += 1
+        self.at_once += slice_.at_once
         self.free_from(slice_, slice_.free_at_ms)
 
     def leave(self, slice_: Slice) -> None:
@@ -104,6 +127,7 @@ class Pool(Generic[WaiterT]):
         self.idle -= slice_.is_idle
         slice_.is_idle = False
         self.size -= 1
+        self.at_once -= slice_.at_once
         self._gone += 1
         if self._gone > self.size + _GONE_MAX:
             self._gone = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import BatchSlice, HostedModel
@@ -48,6 +48,8 @@ class SlicePools:
             if tables is not None:
                 assert old.pool is not None
                 old.tables = tables
+                if old.intervals:
+                    old.intervals = _intervals(given.hosted)
                 old.pool.free_from(old, free_at_ms)
                 return set()
         touched = self.drop(given.slice_id)
@@ -58,6 +60,8 @@ class SlicePools:
             touched |= {class_.model_id for class_ in classes}
         self._serial += 1
         slice_ = Slice(given.slice_id, (given.order << 32) + self._serial, tables, free_at_ms)
+        slice_.intervals = _intervals(given.hosted)
+        slice_.at_once = _at_once(given.hosted)
         self.slices[given.slice_id] = slice_
         self._kind_of[given.slice_id] = id(given.hosted)
         self._slices_of[id(given.hosted)] += 1
@@ -124,6 +128,16 @@ def _tables_if_it_may_stay(old: Slice, given: BatchSlice) -> dict[ModelId, Table
                 return None
         tables[model.model_id] = bound if table == bound else table
     return tables
+
+
+def _intervals(hosted: Iterable[HostedModel]) -> dict[ModelId, Sequence[float]]:
+    return {model.model_id: model.interval_ms for model in hosted if model.interval_ms}
+
+
+def _at_once(hosted: Sequence[HostedModel]) -> float:
+    """Batches that run on a slice at a time, by its models' single requests: as many as start while one runs."""
+    found = [model.exec_ms[0] / model.interval_ms[0] if model.interval_ms else 1.0 for model in hosted]
+    return sum(found) / len(found)
 
 
 def _model_ids(hosted: Iterable[HostedModel]) -> set[ModelId]:

@@ -70,11 +70,21 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
-    """A share of one GPU (`gpu` is its cluster-wide index; share None: no limit) and its models."""
+    """A share of one GPU (`gpu` is its cluster-wide index; share None: no limit) and its models.
+
+    With `following` it is a pipeline: each model is cut into as many stages as there are GPUs, the first on `gpu`, the others
+    on these. All are of one node, and carry no other slice.
+    """
 
     gpu: int
     share_percent: float | None
     models: tuple[PlannedModel, ...]
+    following: tuple[int, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """All its GPUs, in the order of the stages."""
+        return (self.gpu, *self.following)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,7 @@ class Placement:
     @property
     def gpus_used(self) -> tuple[int, ...]:
         """The indices of the GPUs that carry a slice, ascending."""
-        return tuple(sorted({planned.gpu for planned in self.slices}))
+        return tuple(sorted({gpu for planned in self.slices for gpu in planned.gpus}))
 
 
 class PlacementPolicy(Protocol):
@@ -144,9 +154,9 @@ class PlacementPolicy(Protocol):
 
 
 def cannot_host(
-    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool
+    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool, stages: int = 1
 ) -> str | None:
-    """Why that GPU can never serve the model by itself, or None.
+    """Why that GPU can never serve the model by itself (or so many of them a stage each), or None.
 
     Real devices need a loader, emulated ones a profile. A model with a loader does not go to an emulated
     device while the cluster has real ones: its answers would be made up there.
@@ -158,7 +168,9 @@ def cannot_host(
     profile = profiles.get((model.model_id, gpu.gpu_type))
     if profile is None:
         return f"it has no profile for GPU type {gpu.gpu_type}"
-    fastest_ms = profile.exec_ms(1)
+    if stages > 1 and stages not in profile.cuts:
+        return f"its profile has no cut into {stages} stages"
+    fastest_ms = sum(table[0] for table in profile.stage_tables(stages))
     if fastest_ms > model.slo_ms:
         return f"its SLO of {model.slo_ms:g} ms is below the {fastest_ms:g} ms of a single request"
     return None
@@ -176,8 +188,10 @@ def largest_batch(exec_ms: Sequence[float], limit_ms: float) -> int:
     return low
 
 
-def slice_memory_bytes(models: Iterable[PlacedModelInput], gpu_type: str, profiles: Profiles) -> int:
-    """Memory of one slice with these models: one runs at a time, all stay loaded.
+def slice_memory_bytes(
+    models: Iterable[PlacedModelInput], gpu_type: str, profiles: Profiles, stages: int = 1
+) -> int:
+    """Memory of one slice with these models, on each of its GPUs: one runs at a time, all stay loaded.
 
     What a model needs at batch 1 stays; what its largest batch within the SLO needs on top is shared by all
     models of the slice, so the largest such surplus counts once. A given memory has no surplus.
@@ -192,7 +206,7 @@ def slice_memory_bytes(models: Iterable[PlacedModelInput], gpu_type: str, profil
             resident += idle
             batch_size = max(1, largest_batch(profile.exec_table(), model.slo_ms))
             surplus = max(surplus, profile.memory_bytes(batch_size) - idle)
-    return resident + surplus
+    return -(-(resident + surplus) // stages)  # a cut is balanced, so each stage has its part
 
 
 def share_violations(slices: Iterable[PlannedSlice]) -> tuple[str, ...]:

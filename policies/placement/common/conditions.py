@@ -6,10 +6,11 @@ that plans for queueing and neighbours says so by having `under`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlacementPolicy
 from profiles.interference import Interference
 
@@ -22,7 +23,8 @@ class Conditions:
 
     `has_fixed_batches`: the runtime keeps to the plan's batch sizes and waits `max_wait_ms` at most to fill one
     (thesis section 4.3.3); else it defers (Symphony). Delays are one way. `judge`: what a plan really
-    brings, in requests per second, where somebody can say; it must answer the same each time.
+    brings, in requests per second, where somebody can say; it must answer the same each time. `gaps`: from one
+    request of a model to the next, in mean gaps, without end and the same at each call; None: nobody can say.
     """
 
     interference: Mapping[str, Interference] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Conditions:
     data_ms_per_item: float = 0.0
     result_ms: float = 0.0
     judge: Callable[[Placement], float] | None = None
+    gaps: Callable[[ModelId], Iterator[float]] | None = None
 
     def delay_ms(self, batch_size: int) -> float:
         """What of a request's SLO the way takes: announced, granted, sent in, sent out."""

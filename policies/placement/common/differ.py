@@ -32,7 +32,7 @@ MemoryOf = Callable[[PlannedSlice], int]
 
 Hosted = frozenset[tuple[ModelId, int | None]]
 """Models with the bounds on their batches."""
-Key = tuple[int, float | None, Hosted]
+Key = tuple[tuple[int, ...], float | None, Hosted]
 Content = Counter[tuple[float | None, Hosted]]
 """Slices of one GPU: shares, and what is hosted."""
 
@@ -88,7 +88,10 @@ def reorganised(
 
     `memory_of` a planned slice in bytes. A GPU of `current` that is not in `gpus` is gone: its slices end.
     """
-    placed = _swapped(current, list(target), gpus) if may_swap else list(target)
+    placed = list(target)
+    # A GPU of a pipeline cannot take another one's part alone.
+    if may_swap and not any(planned.following for planned in (*placed, *current.values())):
+        placed = _swapped(current, placed, gpus)
     left: dict[Key, list[SliceId]] = defaultdict(list)
     for slice_id, planned in current.items():
         left[key_of(planned)].append(slice_id)
@@ -112,7 +115,7 @@ def reorganised(
 def key_of(planned: PlannedSlice) -> Key:
     """What cannot be changed while a slice runs. No limit and a limit of 100 % are the same."""
     share = None if planned.share_percent == WHOLE_PERCENT else planned.share_percent
-    return planned.gpu, share, frozenset((model.model_id, model.batch_max) for model in planned.models)
+    return planned.gpus, share, frozenset((model.model_id, model.batch_max) for model in planned.models)
 
 
 # ---------------------------------------------------------------- changes in place
@@ -122,10 +125,10 @@ def _in_place(
     starts: Sequence[PlannedSlice], ends: Sequence[SliceId], current: Mapping[SliceId, PlannedSlice]
 ) -> list[SliceChange]:
     """The ends that can become starts while they serve, so that the most replicas stay."""
-    wanted: dict[tuple[int, float | None], list[PlannedSlice]] = defaultdict(list)
+    wanted: dict[tuple[tuple[int, ...], float | None], list[PlannedSlice]] = defaultdict(list)
     for planned in starts:
         wanted[key_of(planned)[:2]].append(planned)
-    running: dict[tuple[int, float | None], list[SliceId]] = defaultdict(list)
+    running: dict[tuple[tuple[int, ...], float | None], list[SliceId]] = defaultdict(list)
     for slice_id in ends:
         running[key_of(current[slice_id])[:2]].append(slice_id)
     changes = []
@@ -308,8 +311,7 @@ def _in_waves(
 ) -> tuple[Move, ...]:
     free = {gpu.index: gpu.memory_bytes for gpu in gpus}
     for planned in current.values():
-        if planned.gpu in free:
-            free[planned.gpu] -= memory_of(planned)
+        _add(free, planned, -memory_of(planned))
 
     def loaded_by(change: SliceChange) -> int:
         stays = _models_on(current[change.slice_id])
@@ -324,9 +326,9 @@ def _in_waves(
         for move in waiting:
             needed: Counter[int] = Counter()
             for start in move.starts:
-                needed[start.planned.gpu] += memory_of(start.planned)
+                needed.update(dict.fromkeys(start.planned.gpus, memory_of(start.planned)))
             for change in move.changes:
-                needed[change.planned.gpu] += loaded_by(change)
+                needed.update(dict.fromkeys(change.planned.gpus, loaded_by(change)))
             if all(size <= free[gpu] for gpu, size in needed.items()):
                 now.append(move)
                 for gpu, size in needed.items():
@@ -336,17 +338,23 @@ def _in_waves(
             tight = _with_its_blockers(waiting, current, free, memory_of)
             now = [_stopping_first(tight, current, dict(free), memory_of)]
             for start in tight.starts:
-                free[start.planned.gpu] -= memory_of(start.planned)
+                _add(free, start.planned, -memory_of(start.planned))
         for move in now:
             ordered.append(replace(move, wave=wave))
             for slice_id in move.ends:
-                if current[slice_id].gpu in free:
-                    free[current[slice_id].gpu] += memory_of(current[slice_id])
+                _add(free, current[slice_id], memory_of(current[slice_id]))
             for change in move.changes:
                 freed = memory_of(current[change.slice_id]) + loaded_by(change) - memory_of(change.planned)
-                free[change.planned.gpu] += freed
+                _add(free, change.planned, freed)
         wave += 1
     return tuple(ordered)
+
+
+def _add(free: dict[int, int], planned: PlannedSlice, size: int) -> None:
+    """So much more is free on each GPU of a slice that is still there."""
+    for gpu in planned.gpus:
+        if gpu in free:
+            free[gpu] += size
 
 
 def _with_its_blockers(
@@ -355,15 +363,16 @@ def _with_its_blockers(
     """Take the first waiting move out, joined with those whose ends have the memory that it needs."""
     tight = _without_changes(waiting.pop(0))
     while True:
-        room = Counter(dict(free))
+        room = dict(free)
         for slice_id in tight.ends:
-            room[current[slice_id].gpu] += memory_of(current[slice_id])
+            _add(room, current[slice_id], memory_of(current[slice_id]))
         for start in tight.starts:
-            room[start.planned.gpu] -= memory_of(start.planned)
-        short = {start.planned.gpu for start in tight.starts if room[start.planned.gpu] < 0}
-        found = next(
-            (one for one in waiting if any(current[slice_id].gpu in short for slice_id in _ended(one))), None
+            _add(room, start.planned, -memory_of(start.planned))
+        short = {gpu for start in tight.starts for gpu in start.planned.gpus if room[gpu] < 0}
+        blocking = (
+            one for one in waiting if any(short.intersection(current[ended].gpus) for ended in _ended(one))
         )
+        found = next(blocking, None)
         if found is None:
             return tight
         waiting.remove(found)
@@ -389,15 +398,19 @@ def _stopping_first(
     Starts that fit come first, so that their models are served meanwhile. A start that does not fit even then
     waits for all of the ends there: whether it is too large is for its worker to say.
     """
-    ends = {gpu: [one for one in move.ends if current[one].gpu == gpu] for gpu in free}
+    ends = list(move.ends)
     starts: list[SliceStart] = []
     stopped: dict[int, list[SliceId]] = defaultdict(list)
     for start in sorted(move.starts, key=lambda one: memory_of(one.planned)):
-        gpu, size = start.planned.gpu, memory_of(start.planned)
-        while size > free[gpu] and ends[gpu]:
-            over = ends[gpu].pop(0)
-            stopped[gpu].append(over)
-            free[gpu] += memory_of(current[over])
-        free[gpu] -= size
-        starts.append(replace(start, after=tuple(stopped[gpu])))
+        size = memory_of(start.planned)
+        for gpu in start.planned.gpus:
+            while size > free[gpu] and (there := [one for one in ends if gpu in current[one].gpus]):
+                over = there[0]
+                ends.remove(over)
+                _add(free, current[over], memory_of(current[over]))
+                for place in current[over].gpus:
+                    stopped[place].append(over)
+        _add(free, start.planned, -size)
+        after = dict.fromkeys(over for gpu in start.planned.gpus for over in stopped[gpu])
+        starts.append(replace(start, after=tuple(after)))
     return replace(move, starts=tuple(starts))

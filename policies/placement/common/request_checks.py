@@ -7,16 +7,44 @@ concerns the request as a whole (no GPU, a missing price where prices must be co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fabric.errors import ConfigError
-from policies.placement.common.base import GpuSlot, PlacedModelInput, Unplaced
+from policies.placement.common.base import GpuSlot, PlacedModelInput, PlannedSlice, Unplaced
+from policies.placement.common.gpu_kinds import gpu_kind
 
 
 def require_gpus(gpus: Sequence[GpuSlot]) -> None:
     """ConfigError where there is nothing to place on."""
     if not gpus:
         raise ConfigError("placement: there is no GPU to place on")
+
+
+def require_pipelines(slices: Iterable[PlannedSlice], gpus: Sequence[GpuSlot]) -> None:
+    """ConfigError where a pipeline cannot be: its GPUs are of one host and type, and carry no other slice.
+
+    It has no share either: a stage has its whole GPU.
+    """
+    slot_of = {gpu.index: gpu for gpu in gpus}
+    planned = list(slices)
+    slices_on = Counter(gpu for one in planned for gpu in one.gpus)
+    for one in planned:
+        if not one.following:
+            continue
+        where = f"placement: the pipeline on GPUs {', '.join(map(str, one.gpus))}"
+        hosts = sorted({str(slot_of[gpu].node_id) for gpu in one.gpus})
+        if len(hosts) > 1:
+            raise ConfigError(f"{where} is on hosts {' and '.join(hosts)}; all its stages must be on one")
+        if len({gpu_kind(slot_of[gpu]) for gpu in one.gpus}) > 1:
+            raise ConfigError(f"{where} has GPUs that differ; all its stages must be on equal ones")
+        shared = [gpu for gpu in one.gpus if slices_on[gpu] > 1]
+        if shared:
+            raise ConfigError(
+                f"{where} shares GPU {shared[0]} with another slice or stage; each stage needs a GPU of its own"
+            )
+        if one.share_percent is not None:
+            raise ConfigError(f"{where} has a share of {one.share_percent:g} %; a stage has its whole GPU")
 
 
 def require_prices(gpus: Iterable[GpuSlot], why: str) -> None:

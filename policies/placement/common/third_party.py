@@ -92,10 +92,9 @@ class _ThirdParty:
         known_gpus = {gpu.index for gpu in gpus}
         known_models = {model.model_id for model in models}
         for planned in placed.slices:
-            if planned.gpu not in known_gpus:
-                raise ConfigError(
-                    f"placement.{self._name}: planned for GPU {planned.gpu}, which is not there"
-                )
+            unknown = [gpu for gpu in planned.gpus if gpu not in known_gpus]
+            if unknown:
+                raise ConfigError(f"placement.{self._name}: planned for GPU {unknown[0]}, which is not there")
             for model in planned.models:
                 if model.model_id not in known_models:
                     raise ConfigError(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, TensorInfo
+
+NO_PIPELINES: Final = "it is a pipeline over several GPUs, which are only planned and simulated so far"
 
 
 @dataclass(slots=True, frozen=True)

@@ -24,6 +24,7 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
 from roles.gpu_worker.executors.base import (
+    NO_PIPELINES,
     ExecutorEvent,
     Job,
     JobRan,
@@ -61,6 +62,9 @@ class EmulatedExecutor:
 
     def load(self, spec: SliceSpec) -> None:
         """Ready at once, but for models that say too little about their run times."""
+        if spec.following:
+            self._ready.append(LoadFailed(spec.slice_id, NO_PIPELINES))
+            return
         replicas = []
         left_out = []
         for model in spec.models:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
+from roles.gpu_worker.executors.cut import CutError, Traced
 from roles.gpu_worker.executors.loaders import LoadedModel, load_model
 
 Run = Callable[[], Mapping[str, Tensor]]
@@ -55,6 +57,17 @@ class ProfiledModel:
                 flat = value.detach().cpu().contiguous().flatten()
                 found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
         return found.hexdigest()
+
+    def stages_ms(self, counts: Sequence[int], clock: Clock) -> Iterator[tuple[int, list[float] | str]]:
+        """For each number of stages into which it is cut, what they take for one request in ms; or why it cannot be cut so."""
+        example = {key: value.to(self._device) for key, value in self._loaded.example.items()}
+        traced: Traced | None = None
+        for count in counts:
+            try:
+                traced = traced or Traced(self._loaded.model, example)
+                yield count, traced.times_ms(traced.cut(traced.balanced(count, clock)), clock)
+            except CutError as error:
+                yield count, str(error)
 
     def graph(self, batch_size: int) -> OperatorGraph:
         """The operators of one batch, by shapes alone. Raises ProfileError for a model that looks at values."""

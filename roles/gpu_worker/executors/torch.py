@@ -12,7 +12,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
-from roles.gpu_worker.executors.base import Job, JobRan
+from roles.gpu_worker.executors.base import NO_PIPELINES, Job, JobRan
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import LoaderError, load_model
 
@@ -121,6 +121,8 @@ class TorchDevice:
         return False
 
     def _device(self, spec: SliceSpec) -> torch.device:
+        if spec.following:
+            raise ConfigError(NO_PIPELINES)
         if spec.device == "cpu":
             return torch.device("cpu")
         if not torch.cuda.is_available():

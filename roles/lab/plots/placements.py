@@ -29,7 +29,7 @@ def plot_placement(path: Path, placement: Placement, gpus: Sequence[GpuSlot], po
     colours = {model_id: f"C{number % 10}" for number, model_id in enumerate(names)}
     for column, gpu in enumerate(shown):
         bottom = 0.0
-        own = [planned for planned in placement.slices if planned.gpu == gpu.index]
+        own = [planned for planned in placement.slices if gpu.index in planned.gpus]
         for planned, height in zip(own, _heights(own), strict=True):
             _draw_slice(axes, column, bottom, height, planned, colours)
             bottom += height

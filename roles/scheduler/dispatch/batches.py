@@ -2,7 +2,8 @@
 
 A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
 second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
-third, so a worker that hangs costs two batches and not a queue of them. A discipline may decide more at one moment, as
+third, so a worker that hangs costs two batches and not a queue of them. A pipeline over several GPUs runs one more on each of the
+others. A discipline may decide more at one moment, as
 a batch whose inputs take longer fits behind one that will have ended by then: what has no place is queued again. A `Done`
 that never comes from a worker that is alive is given up `OVERDUE_AFTER_MS` after its time.
 """
@@ -26,7 +27,6 @@ from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.measured_rates import new_tallies
 
-BATCHES_PER_SLICE = 2
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 
 _NOTHING: Sequence[Send] = ()
@@ -179,7 +179,7 @@ class Batches:
         frontend_ids = self._fleet.frontend_ids
         record = self._fleet.slices[slice_id]
         flights = record.flights
-        if len(flights) >= BATCHES_PER_SLICE:  # decided together with the one that took the last place
+        if len(flights) >= record.batches_max:  # decided together with the one that took the last place
             self._again.append((model_id, dispatch.runs))
             return _NO_DECISIONS
         worker, incarnation = record.worker, record.incarnation
@@ -218,6 +218,8 @@ class Batches:
             dispatch.runs,
             dispatch.waited_ms,
             dispatch.reason,
+            dispatch.start_at_ms,
+            dispatch.occupied_ms,
         )
         flights.append(flight)
         record.batches += 1
@@ -245,7 +247,7 @@ class Batches:
         end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
         heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id))
         self.overdue_at_ms = self._overdue[0][0]
-        if len(flights) < BATCHES_PER_SLICE:
+        if len(flights) < record.batches_max:
             return _NO_DECISIONS
         return self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
 
@@ -318,7 +320,9 @@ class Batches:
         # All that was neither the run nor the wait for it: of the grant, the inputs, and the end's telling.
         way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         for other in flights:
-            free_at_ms += other.exec_ms
+            free_at_ms += other.occupied_ms
+        if flights and record.spec.following:
+            free_at_ms = _pipeline_free_at_ms(flights[-1], free_at_ms)
         if free_at_ms < now_ms:
             free_at_ms = now_ms
         if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
@@ -400,9 +404,17 @@ class Batches:
 
 def free_from_ms(record: SliceRecord, now_ms: float) -> float:
     """When a slice may be given another batch, as far as that is known now."""
-    if len(record.flights) >= BATCHES_PER_SLICE:
+    flights = record.flights
+    if len(flights) >= record.batches_max:
         return NEVER_MS
-    return now_ms + sum(flight.exec_ms for flight in record.flights)
+    if flights and record.spec.following:
+        return max(now_ms, flights[-1].start_at_ms + flights[-1].occupied_ms)
+    return now_ms + sum(flight.exec_ms for flight in flights)
+
+
+def _pipeline_free_at_ms(last: Flight, ends_at_ms: float) -> float:
+    """When a pipeline can start another batch, if its last one ends then: that one has left its first stage long before."""
+    return max(ends_at_ms - last.exec_ms, last.start_at_ms) + last.occupied_ms
 
 
 def dropped(

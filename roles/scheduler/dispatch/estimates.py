@@ -69,7 +69,7 @@ class Estimates:
             hosted = self._hosted.get(record.hosting, ())
             if not hosted:
                 hosted = tuple(
-                    HostedModel(one.model_id, one.exec_ms)
+                    HostedModel(one.model_id, one.exec_ms, interval_ms=one.interval_ms)
                     for one in record.replicas
                     if one.model_id in self._slo_ms
                 )
@@ -109,4 +109,5 @@ def _hosted_model(
     speed = record.speeds.get(replica.model_id)
     factor = 1.0 if speed is None else speed.factor
     exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
-    return HostedModel(replica.model_id, exec_ms, *targets.get(replica.model_id, (None, 1.0)))
+    interval_ms = tuple(ms * factor for ms in replica.interval_ms)
+    return HostedModel(replica.model_id, exec_ms, *targets.get(replica.model_id, (None, 1.0)), interval_ms)

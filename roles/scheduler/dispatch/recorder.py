@@ -99,7 +99,9 @@ class BatchRecorder:
         if message.exec_ms:
             self.busy_ms[spec.slice_id, flight.model_id] += message.exec_ms
             share = 1.0 if spec.share_percent is None else spec.share_percent / 100
-            self.gpu_busy_ms[record.node_id, spec.gpu] += message.exec_ms * share
+            gpus = (spec.gpu, *spec.following)  # stages take about equally long
+            for gpu in gpus:
+                self.gpu_busy_ms[record.node_id, gpu] += message.exec_ms * share / len(gpus)
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
         """What an operator asks for, newest first: batches of all models, as they compete."""

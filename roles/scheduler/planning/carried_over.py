@@ -102,7 +102,9 @@ def _is_as_ever(spec: SliceSpec, gpu: GpuSlot, config: ClusterConfig) -> bool:
     kept = [model for model in spec.models if model.model_id in names]
     models = tuple(PlannedModel(model.model_id, batch_max=model.batch_size_max) for model in kept)
     try:
-        planned = PlannedSlice(gpu.index, spec.share_percent, models)
+        first = gpu.index - gpu.local_index
+        following = tuple(first + local_index for local_index in spec.following)
+        planned = PlannedSlice(gpu.index, spec.share_percent, models, following)
         wanted = slice_spec(config, planned, gpu, config.device_model(gpu.gpu_type), spec.slice_id)
     except ConfigError:
         return False

@@ -369,6 +369,7 @@ class Controller:
                 record.spec.share_percent,
                 record.hints,
                 sum(model.memory_bytes for model in record.spec.models),
+                record.spec.following,
             )
             for slice_id, record in self._fleet.slices.items()
         )

@@ -112,9 +112,9 @@ def _made(asked: PlanAsked) -> PlanMade:
         raise ConfigError("no GPU is left to plan with")
     index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in config.gpus}
     current = {
-        one.slice_id: _planned(one, index_of[one.node_id, one.gpu])
+        one.slice_id: _planned(one, [index_of[one.node_id, gpu] for gpu in (one.gpu, *one.following)])
         for one in asked.current
-        if (one.node_id, one.gpu) in index_of
+        if all((one.node_id, gpu) in index_of for gpu in (one.gpu, *one.following))
     }
     unplaced: tuple[Unplaced, ...] = ()
     if not asked.grown:
@@ -146,14 +146,14 @@ def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:
     return replace(config, models=models)
 
 
-def _planned(one: CurrentSlice, gpu: int) -> PlannedSlice:
+def _planned(one: CurrentSlice, gpus: Sequence[int]) -> PlannedSlice:
     models = tuple(
         PlannedModel(
             hint.model_id, hint.batch, hint.rate_rps, None, hint.predicted_ms, batch_max=hint.batch_max
         )
         for hint in one.hints
     )
-    return PlannedSlice(gpu, one.share_percent, models)
+    return PlannedSlice(gpus[0], one.share_percent, models, tuple(gpus[1:]))
 
 
 def _memory_of(
@@ -170,7 +170,9 @@ def _memory_of(
 
     def memory_of(planned: PlannedSlice) -> int:
         known = [models[model.model_id] for model in planned.models if model.model_id in models]
-        size = slice_memory_bytes(known, type_of[planned.gpu], profiles) if planned.gpu in type_of else 0
+        size = 0
+        if planned.gpu in type_of:
+            size = slice_memory_bytes(known, type_of[planned.gpu], profiles, len(planned.gpus))
         return size if len(known) == len(planned.models) else max(size, told.get(key_of(planned), 0))
 
     return memory_of

@@ -34,7 +34,8 @@ class GpuPresence:
         """Take note; True when GPUs went or came."""
         by_gpu: dict[GpuRef, list[SliceRecord]] = defaultdict(list)
         for record in fleet.slices.values():
-            by_gpu[GpuRef(record.node_id, record.spec.gpu)].append(record)
+            for gpu in (record.spec.gpu, *record.spec.following):
+                by_gpu[GpuRef(record.node_id, gpu)].append(record)
         absent = frozenset(
             gpu for gpu in self._gpus if self._is_absent(gpu, by_gpu.get(gpu, ()), fleet, now_ms)
         )

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
 from roles.config.read_config import ClusterConfig, parse_config
 from roles.scheduler.settings import settings_from
+from roles.scheduler.shell import SchedulerShell, Written
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
@@ -171,3 +173,17 @@ def test_slices_that_slow_each_other_down_a_little_still_meet_their_slos(batchin
         taken_ms.setdefault((batch.model_id, batch.batch_size), set()).add(run_ms)
     assert max(len(times) for times in taken_ms.values()) > 1, "neighbours are felt"
     assert run.outcome.worst_bad_rate < 0.01
+
+
+def test_a_running_cluster_refuses_a_plan_with_pipelines(tmp_path: Path) -> None:
+    profile = {"table": {1: 20}, "stages": {2: [11, 11]}}
+    pipeline = {**on(0, of("a"), of("b")), "following": [1]}
+    document = {
+        "models": [{"name": name, "slo_ms": 100, "rate_rps": 5, "profile": profile} for name in "ab"],
+        "cluster": {"gpus": 3},
+        "placement": {"given": {"slices": [{key: one for key, one in pipeline.items() if one is not None}]}},
+    }
+    cluster = parse_config(document, tmp_path)
+    assert settings_from(cluster).slices[0][1].following == (1,)
+    with pytest.raises(ConfigError, match="pipelines over several GPUs are only planned and simulated"):
+        SchedulerShell(Written(cluster, document, tmp_path), tmp_path)

@@ -126,3 +126,23 @@ def test_every_discipline_takes_new_slices_and_lets_old_ones_go(discipline: str)
     assert any(line.startswith("moved") for line in run.log), "\n".join(run.log)
     for model_id in (GROWS, STEADY):
         assert good(run, model_id, 45_000, 60_000) > 0.8, "\n".join(run.log)
+
+
+def test_a_pipeline_takes_the_place_of_single_gpus_where_one_of_them_is_too_little() -> None:
+    """A GPU holds one model and serves 50 requests/s of it: at 60 both models are cut over both GPUs."""
+    model = {"slo_ms": 150, "memory_mb": 2600, "profile": {"table": {1: 20}, "stages": {2: [10.5, 10.5]}}}
+    document = {
+        "models": [{"name": name, "rate_rps": 10, **model} for name in ("grows", "steady")],
+        "cluster": {"nodes": [{"host": "a", "gpus": 2, "memory_gb": 4}]},
+        "placement": "alpaserve",
+    }
+    sources = (
+        ArrivalSource(GROWS, "poisson", ((0.0, 10.0), (STEP_AT_MS, 60.0))),
+        ArrivalSource(STEADY, "poisson", ((0.0, 10.0),)),
+    )
+    run = played(document, Workload(7, sources), Window(0.0, 100_000.0))
+    assert not any(batch.stages for batch in run.batches if batch.started_at_ms < STEP_AT_MS)
+    assert all(batch.stages for batch in run.batches if batch.started_at_ms > 80_000.0)
+    assert good(run, GROWS, 0.0, STEP_AT_MS) > 0.99
+    assert good(run, GROWS, 80_000.0, 100_000.0) > 0.99, "\n".join(run.log)
+    assert good(run, STEADY, 80_000.0, 100_000.0) > 0.99
