@@ -244,7 +244,7 @@ def judged(load: Load, record: LoadRecord, *, is_cut: bool) -> Verdict:
         late_p50_ms=nearest_rank(late_ms, 0.5) or 0.0,
         late_p99_ms=nearest_rank(late_ms, 0.99) or 0.0,
         is_cut=is_cut,
-        errors=dict(record.errors),
+        errors=dict(record.errors_of()),
         stages_ms={stage: float(columns[stage][answered].mean()) for stage in STAGES} if has_ledger else {},
         batch_mean=float(1 / np.mean(1 / columns["batch_size"][answered])) if has_ledger else None,
     )

@@ -59,11 +59,19 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadRecord:
-    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by code."""
+    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by model's place and code."""
 
     rows: NDArray[np.float64]
     slices: tuple[str, ...] = ()
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def errors_of(self, place: int | None = None) -> Counter[str]:
+        """By code; of all models, or the one at that place."""
+        found: Counter[str] = Counter()
+        for (own, code), count in self.errors.items():
+            if place is None or own == place:
+                found[code] += count
+        return found
 
 
 @dataclass(slots=True)
@@ -142,7 +150,7 @@ class Recorder:
     def __init__(self, model_ids: Sequence[ModelId]) -> None:
         self._places = {model_id: float(place) for place, model_id in enumerate(model_ids)}
         self._slices: dict[str, float] = {}
-        self._errors: Counter[str] = Counter()
+        self._errors: Counter[tuple[int, str]] = Counter()
         self._rows = array("d")
 
     def note(self, played: PlayedRequest) -> None:
@@ -151,7 +159,8 @@ class Recorder:
         head = (self._places[ModelId(planned.model)], planned.at_ms, played.late_ms)
         if result is None:
             error = played.error
-            self._errors[error.code if isinstance(error, RequestError) else "PeerLost"] += 1
+            code = error.code if isinstance(error, RequestError) else "PeerLost"
+            self._errors[int(head[0]), code] += 1
             self._rows.extend(head)
             self._rows.extend((math.nan,) * (len(COLUMNS) - len(head)))
             return

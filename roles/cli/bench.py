@@ -15,6 +15,7 @@ from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
+from roles.cli.cluster_tables import brief
 from roles.cli.console import plain_console
 from roles.cli.infer import running_frontends
 from roles.cli.options import (
@@ -119,17 +120,41 @@ def bench(
 def _print(run: LoadRun) -> None:
     print_outcome(run.outcome, f"{run.outcome.duration_s:g} s of load")
     console = plain_console()
-    table = Table(title="where the time went", box=SIMPLE_HEAD)
+    console.print(_stages_of_all(run))
+    if len(run.config.models) > 1:
+        console.print(_stages_by_model(run))
+    for model in run.config.models:
+        errors = ", ".join(f"{code} {count}" for code, count in run.errors(model.model_id).most_common())
+        if errors:
+            console.print(f"{model.model_id}: {errors}")
+    verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
+    console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
+
+
+def _stages_of_all(run: LoadRun) -> Table:
+    table = Table(title="where the time went, ms", box=SIMPLE_HEAD)
     table.add_column("stage")
-    for name in ("mean ms", "p50 ms", "p99 ms"):
-        table.add_column(name, justify="right")
+    for name in ("mean", "p50", "p99"):
+        table.add_column(name, justify="right", no_wrap=True)
     for stage, spent_ms in run.breakdown_ms().items():
         table.add_row(
             stage.removesuffix("_ms"),
             *("-" if value is None else f"{value:.3f}" for value in spent_ms.values()),
         )
-    console.print(table)
-    for code, count in run.record.errors.most_common():
-        console.print(f"{code}: {count}")
-    verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
-    console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
+    return table
+
+
+def _stages_by_model(run: LoadRun) -> Table:
+    """A row a model; stages that took no time anywhere are left out, so that it fits."""
+    of_all = run.breakdown_ms()
+    stages = [stage for stage, spent_ms in of_all.items() if spent_ms["p99"]]
+    table = Table(title="each model: mean, p99 ms", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold")
+    for stage in stages:
+        table.add_column(stage.removesuffix("_ms"), justify="right", no_wrap=True)
+    for model in run.config.models:
+        breakdown = run.breakdown_ms(model.model_id)
+        for name in ("mean", "p99"):
+            cells = (brief(breakdown[stage][name]) for stage in stages)
+            table.add_row(model.model_id if name == "mean" else f"  {name}", *cells)
+    return table

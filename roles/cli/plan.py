@@ -16,9 +16,10 @@ from rich.text import Text
 from policies.placement.common.base import Decision, Placement
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option
+from roles.cli.overrides import override_options
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
-from roles.config.read_config import load_config
+from roles.config.read_config import Overrides, load_config
 from roles.lab.plan import cost_per_hour, missed_slos, plan_json
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
 
@@ -35,16 +36,24 @@ from roles.runtime.exit_codes import EXIT_SLO_MISSED
     "--why", is_flag=True, help="Each decision with the values that led to it and the options rejected."
 )
 @plot_option
+@override_options
 @click.option(
     "--check", is_flag=True, help="Exit 4 if a model is unplaced or its expected latency is over its SLO."
 )
 @json_option
 def plan(
-    *, file: Path, policy: str | None, why: bool, plot_path: Path | None, check: bool, as_json: bool
+    *,
+    file: Path,
+    policy: str | None,
+    why: bool,
+    plot_path: Path | None,
+    overrides: Overrides,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Place the models of FILE on its cluster and show the plan."""
     plots = None if plot_path is None else painters()
-    config = load_config(file)
+    config = load_config(file, overrides)
     if policy is not None:
         choices = placement_choices(policy, config.placement, "--placement")
         if len(choices) > 1:
