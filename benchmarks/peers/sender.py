@@ -19,13 +19,13 @@ from typing import Final, Self
 
 import numpy as np
 
-from benchmarks.peers.connections import HttpClient, HttpTarget
 from fabric.client import Client
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId
 from fabric.link import Tensor
 from policies.scaling import BAD_RATE_ALLOWED
+from roles.benchmark.http_connections import HttpClient, HttpTarget
 from roles.benchmark.player import PlannedRequest, PlayedRequest, Submits, play, run_precisely
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
 from roles.benchmark.verdict import LATE_MS_MAX

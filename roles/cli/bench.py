@@ -9,10 +9,11 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fabric.errors import ConfigError
 from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.scaling import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
-from roles.benchmark.share import LoadPlan
+from roles.benchmark.share import GATEWAY_SCHEMES, LoadPlan
 from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
 from roles.cli.cluster_tables import brief
@@ -44,7 +45,16 @@ from roles.workload.outcomes import Window
 
 @click.command()
 @file_argument
-@click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
+@click.option(
+    "--target",
+    help="A frontend's tcp:// or ipc:// address, or a gateway's http://, https://, grpc:// or grpcs:// (default: the frontends of this host).",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="TENUTO_TOKEN_FILE",
+    help="For a gateway that asks for one: its first line (or $TENUTO_TOKEN_FILE).",
+)
 @via_option
 @key_option
 @duration_option
@@ -68,6 +78,7 @@ def bench(
     *,
     file: Path,
     target: str | None,
+    token_file: Path | None,
     key_file: Path | None,
     duration_s: float,
     warmup_s: float,
@@ -82,8 +93,10 @@ def bench(
     Latency counts from the moment a request was meant to leave. Exit 4 when a model's bad rate is 1 % or more, or 1
     when it is, and the senders themselves were so late that it may be their doing.
     """
-    if target is not None and not target.startswith(("tcp://", "ipc://")):
-        raise click.UsageError(f"--target is {target!r}; it must begin with tcp:// or ipc://")
+    if target is not None and not target.startswith(("tcp://", "ipc://", *GATEWAY_SCHEMES)):
+        raise click.UsageError(
+            f"--target is {target!r}; it must begin with tcp://, ipc://, http://, https://, grpc:// or grpcs://"
+        )
     plots = None if plot_path is None else painters()
     config = check_live(load_config(file))
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
@@ -97,6 +110,7 @@ def bench(
         processes or default_processes(config),
         payload_bytes,
         key_file=key_file,
+        token=_token_in(token_file),
     )
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step)
@@ -115,6 +129,18 @@ def bench(
         sys.exit(EXIT_FAILURE)
     if run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED:
         sys.exit(EXIT_SLO_MISSED)
+
+
+def _token_in(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file: {path} cannot be read: {error}") from error
+    if not words:
+        raise ConfigError(f"--token-file: {path} is empty")
+    return words[0]
 
 
 def _print(run: LoadRun) -> None:
