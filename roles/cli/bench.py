@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fabric.errors import ConfigError
 from fabric.frames import PAYLOAD_BYTES_MAX
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import GATEWAY_SCHEMES, LoadPlan
 from roles.benchmark.targets import default_processes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from policies.graphs import GRAPH_DEADLINES
 from policies.placement import PLACEMENTS
 from profiles.interference import INTERFERENCE_NAMES
