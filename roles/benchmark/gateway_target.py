@@ -19,7 +19,7 @@ from fabric.client import InferResult
 from fabric.errors import ConfigError, FabricError, PeerLost, RequestError
 from fabric.ids import ModelId, SliceId
 from fabric.link import Tensor
-from fabric.messages import Ledger, ModelInfo, TensorInfo
+from fabric.messages import Ledger, ModelInfo, TensorInfo, replaced
 from fabric.tensors import dtype_name
 from roles.benchmark.http_connections import OK, HttpAnswer, HttpClient, HttpTarget
 from roles.gateway.tensors import datatype_of, to_raw
@@ -45,9 +45,9 @@ class GatewayError(RequestError):
 
 
 class GatewayClient(HttpClient):
-    """Submits to one gateway. `token`: a bearer token, where it asks for one. Raises ConfigError for an address that is none."""
+    """Submits to one gateway, requests of at most that budget. `token`: a bearer token, where it asks for one. Raises ConfigError for an address that is none."""
 
-    def __init__(self, address: str, token: str = "") -> None:
+    def __init__(self, address: str, token: str = "", budget_ms_max: float = 0.0) -> None:
         parts = urlsplit(address)
         if parts.scheme not in HTTP_SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
             raise ConfigError(f"{address} is no gateway's address; write it like http://127.0.0.1:8000")
@@ -58,6 +58,8 @@ class GatewayClient(HttpClient):
         self._address, self._host, self._port = address, parts.hostname, port
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._head = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
+        # The gateway answers by a request's deadline; this is for one that does not.
+        self.limit_s = budget_ms_max / 1e3 + ANSWER_SPARE_S
         super().__init__(HttpTarget({"": [(port, b"")]}, parts.hostname, self._tls))
 
     async def models(self, names: Iterable[ModelId]) -> dict[ModelId, ModelInfo]:
@@ -73,8 +75,6 @@ class GatewayClient(HttpClient):
                 found[ModelId(one["name"])] = ModelInfo(ModelId(one["name"]), one["slo_ms"], inputs)
         except (KeyError, TypeError) as error:
             raise PeerLost(f"{self._address} is no gateway of Tenuto's: /v1/models has no {error}") from error
-        # Whoever waits longer than the longest SLO has lost in any case.
-        self.limit_s = max([one.slo_ms / 1e3 for one in found.values()], default=0.0) + ANSWER_SPARE_S
         return found
 
     def _asked(self, path: str) -> Any:
@@ -132,11 +132,11 @@ class GatewayClient(HttpClient):
         return InferResult({}, ledger_of(answer.fields.get(b"server-timing", b"").decode("latin-1"), took_ms))
 
 
-def gateway_client(address: str, token: str) -> GatewayClient | RpcClient:
+def gateway_client(address: str, token: str, budget_ms_max: float) -> GatewayClient | RpcClient:
     """By HTTP or gRPC, as the address says. Raises ConfigError for one that is none, or without the extra for gRPC."""
     scheme, _, rest = address.partition("://")
     if scheme not in RPC_SCHEMES:
-        return GatewayClient(address, token)
+        return GatewayClient(address, token, budget_ms_max)
     if not re.fullmatch(r"[^/]+:[0-9]{1,5}", rest):
         raise ConfigError(f"{address} is no gateway's address; write it like grpc://127.0.0.1:8001")
     try:
@@ -155,10 +155,11 @@ def ledger_of(timing: str, took_ms: float) -> Ledger:
     beyond_ms = max(0.0, took_ms - spent.pop("total", took_ms))
     stages = {f"{name}_ms": ms for name, ms in spent.items() if f"{name}_ms" in Ledger.__struct_fields__}
     stages["network_ms"] = stages.get("network_ms", 0.0) + beyond_ms
+    ledger = replaced(Ledger(total_ms=took_ms), **stages)
     if batch is None:
-        return Ledger(total_ms=took_ms, **stages)
+        return ledger
     size, slice_id, reason = batch.groups()
-    return Ledger(total_ms=took_ms, batch_size=int(size), slice_id=SliceId(slice_id), reason=reason, **stages)
+    return replaced(ledger, batch_size=int(size), slice_id=SliceId(slice_id), reason=reason)
 
 
 def _error_of(status: int, document: object) -> GatewayError:

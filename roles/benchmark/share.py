@@ -122,7 +122,8 @@ async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadReco
 
 def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:
     if plan.targets[0].startswith(GATEWAY_SCHEMES):
-        return gateway_client(plan.targets[0], plan.token)
+        longest_ms = max(model.slo_ms for model in plan.config.models)
+        return gateway_client(plan.targets[0], plan.token, longest_ms)
     return Client(plan.targets, ClientOptions(key_file=plan.key_file))
 
 

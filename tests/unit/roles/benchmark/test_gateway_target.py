@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from fabric.client import InferResult
 from fabric.errors import ConfigError
 from fabric.ids import SliceId
-from fabric.messages import Ledger
+from fabric.link import Tensor
+from fabric.messages import Ledger, replaced
 from roles.benchmark.gateway_target import GatewayClient, GatewayError, gateway_client, ledger_of
 from roles.benchmark.http_connections import HttpAnswer
+from roles.benchmark.share import STAGES
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.http.messages import Request
 from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer
@@ -23,7 +25,10 @@ from roles.gateway.timing import server_timing
 
 
 def test_a_request_is_what_a_gateway_reads() -> None:
-    inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([7], np.int64)}
+    inputs: dict[str, Tensor] = {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "y": np.array([7], np.int64),
+    }
     client = GatewayClient("http://127.0.0.1:8000", "a-token-of-some-length")
     port, raw = client.written("a model/1", inputs, 24.5)
     reader = HttpReader(HttpLimits(), BodyBudget(1 << 20), lambda head: None, 0.0)
@@ -44,7 +49,10 @@ stage = st.floats(0, 1e4).map(lambda value: round(value, 3))
 @given(st.lists(stage, min_size=8, max_size=8), st.integers(1, 512), st.floats(0, 1e3))
 def test_the_ledger_comes_back_with_what_http_took(stages: list[float], size: int, beyond_ms: float) -> None:
     total_ms = sum(stages)
-    sent = Ledger(*stages, total_ms, size, SliceId("a-b/gpu0/1"), "frontrun")
+    named = dict(zip(STAGES, stages, strict=True))
+    sent = replaced(
+        Ledger(total_ms=total_ms, batch_size=size, slice_id=SliceId("a-b/gpu0/1"), reason="frontrun"), **named
+    )
     found = ledger_of(server_timing([sent]), total_ms + beyond_ms)
     assert (found.batch_size, found.slice_id, found.reason) == (size, "a-b/gpu0/1", "frontrun")
     assert found.gpu_ms == pytest.approx(sent.gpu_ms, abs=1e-3)
@@ -74,4 +82,4 @@ def test_what_went_wrong_has_the_gateways_code() -> None:
 )
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError):
-        gateway_client(address, "")
+        gateway_client(address, "", 100.0)
