@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import FrontendId, Incarnation, PeerId, SliceId
 from fabric.messages import (
@@ -31,8 +32,7 @@ from roles.runtime.process_events import StopAsked
 ToScheduler = FrontendHello | Arrivals | Withdraw | Left
 
 
-@dataclass(slots=True, frozen=True)
-class FrontendSettings:
+class FrontendSettings(Struct, frozen=True, gc=False):
     """Who a frontend is and what it takes on. `addresses` are where it pulls outputs, `memory` whose it can read."""
 
     frontend_id: FrontendId
@@ -49,8 +49,7 @@ class FrontendSettings:
 # ---------------------------------------------------------------- events
 
 
-@dataclass(slots=True, frozen=True)
-class Asked:
+class Asked(Struct, frozen=True, gc=False):
     """A client's request came; its tensors are kept under `payload` and described by `specs`."""
 
     peer: PeerId
@@ -61,16 +60,14 @@ class Asked:
     size_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
-class ClientSaid:
+class ClientSaid(Struct, frozen=True, gc=False):
     """Any other message of a client, whether it may say that or not."""
 
     peer: PeerId
     message: AnyMessage
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerSaid:
+class SchedulerSaid(Struct, frozen=True, gc=False):
     """A message of the scheduler with that number, whether it may say that or not; `epoch`: of its header."""
 
     message: AnyMessage
@@ -79,8 +76,7 @@ class SchedulerSaid:
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Computed:
+class Computed(Struct, frozen=True, gc=False):
     """A worker's outputs came; kept under `payload`, described by `specs`."""
 
     message: Outputs
@@ -88,22 +84,19 @@ class Computed:
     specs: Sequence[TensorSpec]
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerSaid:
+class WorkerSaid(Struct, frozen=True, gc=False):
     """Any other message of a worker: that requests ran into an error, or what it may not say."""
 
     message: AnyMessage
 
 
-@dataclass(slots=True, frozen=True)
-class Preprocessed:
+class Preprocessed(Struct, frozen=True, gc=False):
     """The tensors under `payload` are now what the model takes."""
 
     payload: Handle
 
 
-@dataclass(slots=True, frozen=True)
-class PreprocessFailed:
+class PreprocessFailed(Struct, frozen=True, gc=False):
     """They cannot be: `code` is a request error's wire code."""
 
     payload: Handle
@@ -111,29 +104,25 @@ class PreprocessFailed:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class TurnEnded:
+class TurnEnded(Struct, frozen=True, gc=False):
     """The shell has handed over what one turn of its loop brought. Fed while `has_gathered`."""
 
 
-@dataclass(slots=True, frozen=True)
-class Unannounced:
+class Unannounced(Struct, frozen=True, gc=False):
     """A scheduler's queue did not take this, or there is no connection to it."""
 
     message: Arrivals | Left
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Unpushed:
+class Unpushed(Struct, frozen=True, gc=False):
     """The slice's queue did not take these; or they can never be sent so, for a `reason`."""
 
     message: Inputs
     reason: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerLost:
+class SchedulerLost(Struct, frozen=True, gc=False):
     """Its connection is closed, or nothing has been heard of it for too long."""
 
     scheduler: int = 0
@@ -160,8 +149,7 @@ FrontendEvent = (
 # ---------------------------------------------------------------- actions
 
 
-@dataclass(slots=True, frozen=True)
-class Reply:
+class Reply(Struct, frozen=True, gc=False):
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
@@ -170,15 +158,13 @@ class Reply:
     row: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Report:
+class Report(Struct, frozen=True, gc=False):
     """To whoever asked for the status: the core's counters, to which the shell adds its links'."""
 
     peer: PeerId
 
 
-@dataclass(slots=True, frozen=True)
-class Tell:
+class Tell(Struct, frozen=True, gc=False):
     """To a shard's active scheduler, a `FrontendHello` to all of the shard.
 
     `Arrivals` and `Left` that cannot be sent come back as `Unannounced`; the rest is counted and dropped.
@@ -188,16 +174,14 @@ class Tell:
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class UseScheduler:
+class UseScheduler(Struct, frozen=True, gc=False):
     """That one is the shard's active scheduler from now on."""
 
     scheduler: int
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class PushInputs:
+class PushInputs(Struct, frozen=True, gc=False):
     """To a slice: the tensors of `payloads`, request after request, each in the order of `names` if given."""
 
     message: Inputs
@@ -205,8 +189,7 @@ class PushInputs:
     names: Sequence[str]
 
 
-@dataclass(slots=True, frozen=True)
-class OpenSlice:
+class OpenSlice(Struct, frozen=True, gc=False):
     """A slice is there and may be granted: be ready to push to it."""
 
     slice_id: SliceId
@@ -214,24 +197,21 @@ class OpenSlice:
     addresses: Sequence[str]
 
 
-@dataclass(slots=True, frozen=True)
-class DropSlice:
+class DropSlice(Struct, frozen=True, gc=False):
     """That incarnation of a slice is gone: close its connection at once, with whatever waits in it."""
 
     slice_id: SliceId
     incarnation: Incarnation
 
 
-@dataclass(slots=True, frozen=True)
-class Preprocess:
+class Preprocess(Struct, frozen=True, gc=False):
     """Turn the encoded picture under `payload` into the model's input, on a thread of its own."""
 
     payload: Handle
     image: ImagePreprocess
 
 
-@dataclass(slots=True, frozen=True)
-class Release:
+class Release(Struct, frozen=True, gc=False):
     """These tensors are wanted no more."""
 
     payload: Handle
