@@ -3,7 +3,7 @@
     python benchmarks/gateway.py [--seconds 4] [--in-flight 32] [--repeat 3] [--json FILE]
 
 A cluster of this host with four emulated devices that are not what ends the load, and one process that asks, closed loop: by the SDK, and
-by HTTP as tritonclient does (binary tensors), small ones and 0.6 MB. The sender of HTTP is raw sockets (`peers/connections.py`), so that no client of
+by HTTP as tritonclient does (binary tensors), small ones and 0.6 MB. The sender of HTTP is raw sockets (`roles/benchmark/http_connections.py`), so that no client of
 a peer is in the figures. CPU a request is of the processes between it and the device; the sender's own is told beside it.
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 from figures import Figures, Line, add_json_option, tell
-from peers.connections import HttpClient, HttpTarget
 from stage import CpuMeter, Stage, by_kind, cluster
 
 from fabric.client import Client
+from roles.benchmark.http_connections import HttpClient, HttpTarget
 from roles.gateway.tensors import to_raw
 from roles.runtime.process import read_run_file
 

@@ -30,6 +30,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
@@ -328,3 +329,16 @@ CONTROL_KINDS: Final = frozenset({FRONTEND, NODE, OPERATOR, SCHEDULER})
 """Who speaks to a scheduler."""
 CLIENT_KINDS: Final = frozenset({CLIENT, OPERATOR})
 """Who speaks to a frontend."""
+
+
+def library_version() -> tuple[str, bool]:
+    """Of libzmq, and whether it can speak CURVE."""
+    return zmq.zmq_version(), zmq.has("curve")
+
+
+def key_pair_ms() -> float:
+    """How long it takes to make one: mostly one multiplication on the curve, of which a handshake needs several."""
+    clock = MonotonicClock()
+    began_ms = clock.now_ms()
+    zmq.curve_keypair()
+    return clock.now_ms() - began_ms

@@ -47,7 +47,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
         "gpu_worker",
         "node_agent",
     ),
-    "benchmark": ("runtime", "config", "workload", "scheduler"),
+    "benchmark": ("runtime", "config", "workload", "scheduler", "gateway"),
     "observability": ("runtime", "config", "workload", "scheduler", "simulator"),
     "page": ("runtime", "observability"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),

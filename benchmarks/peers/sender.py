@@ -19,13 +19,13 @@ from typing import Final, Self
 
 import numpy as np
 
-from benchmarks.peers.connections import HttpClient, HttpTarget
 from fabric.client import Client
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId
 from fabric.link import Tensor
 from policies.slo import BAD_RATE_ALLOWED
+from roles.benchmark.http_connections import HttpClient, HttpTarget
 from roles.benchmark.player import PlannedRequest, PlayedRequest, Submits, play, run_precisely
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
 from roles.benchmark.verdict import LATE_MS_MAX
@@ -244,7 +244,7 @@ def judged(load: Load, record: LoadRecord, *, is_cut: bool) -> Verdict:
         late_p50_ms=nearest_rank(late_ms, 0.5) or 0.0,
         late_p99_ms=nearest_rank(late_ms, 0.99) or 0.0,
         is_cut=is_cut,
-        errors=dict(record.errors),
+        errors=dict(record.errors_of()),
         stages_ms={stage: float(columns[stage][answered].mean()) for stage in STAGES} if has_ledger else {},
         batch_mean=float(1 / np.mean(1 / columns["batch_size"][answered])) if has_ledger else None,
     )

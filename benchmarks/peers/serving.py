@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, PEERS, Case, Peer, Setting
-from benchmarks.peers.connections import HttpTarget
 from benchmarks.peers.sender import SdkTarget
 from fabric.errors import FabricError
+from roles.benchmark.http_connections import HttpTarget
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 
 SERVERS = Path(__file__).parent / "servers"

@@ -11,7 +11,8 @@ import click
 
 from deploy.k8s.manifests import ManifestFile, manifests
 from deploy.k8s.material import gather
-from deploy.k8s.wanted import APP, checked_image, checked_namespace, wanted_of
+from deploy.k8s.names import APP
+from deploy.k8s.wanted import checked_image, checked_namespace, wanted_of
 from deploy.ssh.carried import Source
 from fabric.errors import ConfigError
 from fabric.keys import naming_path

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from deploy.k8s.material import Material
+from deploy.k8s.names import AGENT_NAME, APP, FRONTEND_NAME, GATEWAY_NAME, SCHEDULER_NAME
 from deploy.k8s.network import policies, services
 from deploy.k8s.pods import (
     CONFIG_NAME,
@@ -19,7 +20,7 @@ from deploy.k8s.pods import (
     labels,
     scheduler_pod,
 )
-from deploy.k8s.wanted import AGENT_NAME, APP, FRONTEND_NAME, SCHEDULER_NAME, AgentGroup, Wanted
+from deploy.k8s.wanted import AgentGroup, Wanted
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, key_file
 from roles.config.documents import as_yaml
 from roles.config.hosts import FRONTENDS_MAX
@@ -88,6 +89,8 @@ def _secrets(wanted: Wanted, material: Material) -> list[Plain]:
         FRONTEND_NAME: (FRONTEND_NAME, [key_file(FRONTEND)]),
         **{group.name: (AGENT_NAME, group.key_files) for group in wanted.agents},
     }
+    if wanted.gateway is not None:
+        files = {**files, GATEWAY_NAME: (FRONTEND_NAME, list(wanted.gateway.files))}
     return [
         _object(wanted, "Secret", "v1", name, labels(component))
         | {"type": "Opaque", "data": {one: base64.b64encode(material.keys[one]).decode() for one in names}}

@@ -18,7 +18,10 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """`config`: by path in the folder. `keys`: by file, with `key_ids` that tell one from the next and are no secret."""
+    """`config`: by path in the folder. `keys`: by file, with `key_ids` that tell one from the next and are no secret.
+
+    A gateway's tokens and certificates are among the keys, by the key of `cluster.gateway` that names each.
+    """
 
     config: Mapping[str, bytes]
     trusted: bytes
@@ -52,6 +55,9 @@ def gather(wanted: Wanted) -> Material:
             Keyring.of_folder(wanted.keys, principal).own.public.encode()
         ).hexdigest()[:12]
         keys[name] = _content(wanted.keys / name)
+    for name, path in ({} if wanted.gateway is None else wanted.gateway.files).items():
+        keys[name] = _content(path)
+        key_ids[name] = hashlib.sha256(keys[name]).hexdigest()[:12]
     return Material(config, _content(wanted.keys / TRUSTED_FILE), keys, key_ids)
 
 

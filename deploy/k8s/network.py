@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from deploy.k8s.names import AGENT_NAME, APP, FRONTEND_NAME, SCHEDULER_NAME
 from deploy.k8s.pods import Plain, labels
-from deploy.k8s.wanted import AGENT_NAME, APP, FRONTEND_NAME, SCHEDULER_NAME, Wanted
+from deploy.k8s.wanted import Wanted
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
 
 OPERATOR_LABEL: Final = f"{APP}/operator"
@@ -41,10 +42,15 @@ def services(wanted: Wanted) -> list[Plain]:
             wanted,
             {
                 "selector": labels(FRONTEND_NAME),
-                "ports": [_port("client", CLIENT_PORT)],
+                "ports": [_port(name, port) for name, port in _doors(wanted).items()],
             },
         ),
     ]
+
+
+def _doors(wanted: Wanted) -> dict[str, int]:
+    """Where clients come in: the frontend's and its gateway's."""
+    return {"client": CLIENT_PORT, **({} if wanted.gateway is None else wanted.gateway.ports)}
 
 
 def policies(wanted: Wanted) -> list[Plain]:
@@ -64,7 +70,7 @@ def policies(wanted: Wanted) -> list[Plain]:
         _policy(
             FRONTEND_NAME,
             wanted,
-            [{"ports": [_tcp(CLIENT_PORT)]}, {"from": [agent]}, measured],
+            [{"ports": [_tcp(port) for port in _doors(wanted).values()]}, {"from": [agent]}, measured],
             [to_scheduler, {"to": [agent]}, _DNS],
         ),
         _policy(

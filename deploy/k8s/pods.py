@@ -12,18 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from deploy.k8s.gateway import (
+    GATEWAY_RUN_DIR,
+    SECRET_DIR,
+    STOP_S,
+    GatewayWanted,
+    gateway_command,
+    key_script,
+)
 from deploy.k8s.material import Material
-from deploy.k8s.wanted import (
+from deploy.k8s.names import (
     AGENT_NAME,
     APP,
     CONFIG_FILE,
     FRONTEND_NAME,
+    GATEWAY_NAME,
     KEYS_DIR,
     RUN_DIR,
     SCHEDULER_NAME,
-    AgentGroup,
-    Wanted,
 )
+from deploy.k8s.wanted import AgentGroup, Wanted
 from deploy.local.role_plans import AGENT_STOP_MS, FRONTEND_STOP_MS, SCHEDULER_STOP_MS
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, key_file, principal_of_node
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
@@ -105,15 +113,48 @@ def frontend_pod(wanted: Wanted, material: Material) -> Plain:
         requests={"cpu": "1", "memory": "1Gi"},
         limits={"memory": "3Gi"},  # it keeps up to 1 GiB of requests that wait
         stop_ms=FRONTEND_STOP_MS,
-        unrouted_s=UNROUTED_S,
+        # A gateway ends first: what it still answers is asked of this frontend.
+        unrouted_s=UNROUTED_S + (0 if wanted.gateway is None else STOP_S),
     )
-    return _template(
-        role,
-        wanted,
-        material,
-        [_spread(FRONTEND_NAME) | {"matchLabelKeys": ["pod-template-hash"]}],
-        _RUN_OF_POD,
+    spread = _spread(FRONTEND_NAME) | {"matchLabelKeys": ["pod-template-hash"]}
+    template = _template(role, wanted, material, [spread], _RUN_OF_POD)
+    if wanted.gateway is not None:
+        _add_gateway(template["spec"], wanted, wanted.gateway)
+        ids = " ".join(material.key_ids[name] for name in wanted.gateway.files)
+        template["metadata"]["annotations"][f"{APP}/tokens"] = hashlib.sha256(ids.encode()).hexdigest()[:12]
+    return template
+
+
+def _add_gateway(spec: Plain, wanted: Wanted, gateway: GatewayWanted) -> None:
+    """One more container beside the frontend's, with the same folders."""
+    of_frontend = spec["containers"][0]
+    env = [one for one in of_frontend["env"] if one["name"] != "TENUTO_RUN_DIR"]
+    container = {
+        **of_frontend,
+        "name": GATEWAY_NAME.removeprefix(f"{APP}-"),
+        "command": gateway_command(gateway, CONFIG_FILE),
+        "env": [*env, {"name": "TENUTO_RUN_DIR", "value": GATEWAY_RUN_DIR}],
+        "ports": [{"name": name, "containerPort": port} for name, port in gateway.ports.items()],
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(UNROUTED_S)]}}},
+    }
+    spec["containers"].append(container)
+    spec["initContainers"].append(
+        {
+            "name": "tokens",
+            "image": wanted.image,
+            "command": ["sh", "-c", key_script(gateway)],
+            "resources": _small(),
+            "securityContext": _closed(),
+            "volumeMounts": [
+                {"name": "tokens", "mountPath": SECRET_DIR, "readOnly": True},
+                {"name": "keys", "mountPath": KEYS_DIR},
+                {"name": "run", "mountPath": RUN_DIR.rpartition("/")[0]},
+            ],
+        }
     )
+    secret = {"secretName": GATEWAY_NAME, "defaultMode": 0o440}
+    spec["volumes"].append({"name": "tokens", "secret": secret})
 
 
 def agent_pod(wanted: Wanted, material: Material, group: AgentGroup) -> Plain:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.k8s.gateway import GatewayWanted, gateway_wanted
+from deploy.k8s.names import AGENT_NAME, APP, CONFIG_FILE, FRONTEND_NAME, KEYS_DIR, RUN_DIR, SCHEDULER_NAME
 from deploy.ssh.carried import Source, take_along
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
@@ -21,13 +23,6 @@ from fabric.keys import key_file, principal_of_node
 from fabric.policy_options import shown
 from roles.config.cluster import ClusterConfig, NodeConfig
 
-APP: Final = "tenuto"
-SCHEDULER_NAME: Final = f"{APP}-scheduler"
-FRONTEND_NAME: Final = f"{APP}-frontend"
-AGENT_NAME: Final = f"{APP}-node-agent"
-KEYS_DIR: Final = "/run/tenuto-keys"
-RUN_DIR: Final = "/run/tenuto/run"
-CONFIG_FILE: Final = "cluster.json"
 INTERFACE: Final = "eth0"
 """The interface of a pod's own address, by the convention of all runtimes."""
 METRICS_PORT: Final = 8002
@@ -69,6 +64,7 @@ class Wanted:
     files: Mapping[str, Path | bytes]
     metrics_port: int = METRICS_PORT
     needs_hub: bool = False
+    gateway: GatewayWanted | None = None
     remarks: tuple[str, ...] = ()
 
 
@@ -104,8 +100,15 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         remarks.append(f"{image} has no tag: after a push, pods of one cluster may run different versions")
     if any(node.workers_outlive_agent for node in config.nodes):
         remarks.append("workers_outlive_agent: a container ends with its agent, and so do the workers in it")
-    if config.gateway.is_wanted:
-        remarks.append("listen.http, listen.grpc: the manifests have no gateway; their clients use the SDK")
+    gateway = gateway_wanted(config.gateway)
+    if config.gateway.is_wanted and gateway is None:
+        remarks.append(
+            "listen.http, listen.grpc: others reach a pod, and cluster.gateway has no token_file: the manifests have no gateway"
+        )
+    if gateway is not None and config.gateway.is_model_control:
+        remarks.append(
+            "cluster.gateway.model_control: no scheduler is beside a gateway in its pod: it is off"
+        )
     loaders = [model.get("loader") or {} for model in source.document["models"]]
     return Wanted(
         namespace=namespace,
@@ -115,7 +118,8 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         agents=_groups(config.nodes),
         env=config.deploy.env,
         keys=config.security.keys,
-        files=_files(source, namespace),
+        files=_files(source, namespace, gateway),
+        gateway=gateway,
         metrics_port=_port(config.listen.metrics) or METRICS_PORT,
         needs_hub=any(loader.get("from_hub") for loader in loaders),
         remarks=tuple(remarks),
@@ -175,7 +179,7 @@ def _groups(nodes: Sequence[NodeConfig]) -> tuple[AgentGroup, ...]:
     )
 
 
-def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
+def _files(source: Source, namespace: str, gateway: GatewayWanted | None) -> dict[str, Path | bytes]:
     """The configuration as every role reads it, and what it names."""
     files: dict[str, Path | bytes] = {}
     config = source.config
@@ -195,6 +199,9 @@ def _files(source: Source, namespace: str) -> dict[str, Path | bytes]:
     document["deploy"] = {"interface": INTERFACE}
     document["security"] = {"keys": KEYS_DIR}
     document["listen"] = {}
+    written = document["cluster"].pop("gateway", None)
+    if gateway is not None:
+        document["cluster"]["gateway"] = gateway.section(written or {})
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     return files
 

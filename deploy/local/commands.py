@@ -16,6 +16,7 @@ from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
 from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, remark, run_dir_flag
+from roles.cli.restart import tell_processes
 from roles.config.read_config import load_config
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
@@ -91,11 +92,15 @@ def up(
 
 
 @click.command()
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be ended.")
 @run_dir_flag
-def down(run_dir_option: Path | None) -> None:
+def down(*, is_dry: bool, run_dir_option: Path | None) -> None:
     """End the cluster that `tenuto up` runs on this host."""
     home = chosen_run_dir(run_dir_option)
     try:
+        if is_dry:
+            tell_processes(home.path, "end")
+            return
         stop_running(home.path)
     finally:
         home.remove()

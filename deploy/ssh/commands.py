@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.table import Table
@@ -28,6 +28,11 @@ def deploy() -> None:
     """Run a cluster on the hosts that a file names, through ssh."""
 
 
+dry_run_option = click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Only say what would be done on which host."
+)
+
+
 @deploy.command()
 @file_argument
 @json_option
@@ -36,12 +41,7 @@ def plan(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 
     Exit 6 when some hosts cannot be done, 5 when none can be reached, 1 when the scheduler's cannot be done.
     """
-    found = Deployment.of(file).plan()
-    if as_json:
-        echo_json(plain_plan(found))
-    else:
-        print_plan(found)
-    sys.exit(exit_code_of(found))
+    _tell(Deployment.of(file).plan(), as_json=as_json)
 
 
 @deploy.command()
@@ -53,23 +53,25 @@ def plan(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     metavar="HOST",
     help="It is not in FILE any more and cannot be reached: leave it as it is; may be repeated.",
 )
+@dry_run_option
 @json_option
-def up(file: Path, forgotten: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001  click's flag
+def up(file: Path, forgotten: tuple[str, ...], is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """Make the hosts' cluster what FILE says: carry, install, start, wait until it serves.
 
     What is so already is left alone. A host that FILE does not have any more is drained, ended and cleared. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
     """
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan(forgotten), as_json=as_json)
+    _change(deployment, deployment.plan(forgotten), as_json=as_json, is_dry=is_dry)
 
 
 @deploy.command()
 @file_argument
+@dry_run_option
 @json_option
-def upgrade(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+def upgrade(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """As `up`, but roles start again one after the other: a node is drained first, and each has to serve before the next ends."""
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan(), as_json=as_json, is_rolling=True)
+    _change(deployment, deployment.plan(), as_json=as_json, is_dry=is_dry, is_rolling=True)
 
 
 @deploy.command()
@@ -84,29 +86,34 @@ def upgrade(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     metavar="ROLE",
     help="Only this one, such as frontend-0; may be repeated.",
 )
+@dry_run_option
 @json_option
-def restart(file: Path, rolling: bool, roles: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001  click's flags
+def restart(file: Path, rolling: bool, roles: tuple[str, ...], is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Start the roles again, as they run: agents, schedulers, frontends."""
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_rolling=rolling)
+    _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_dry=is_dry, is_rolling=rolling)
 
 
 @deploy.command()
 @file_argument
+@dry_run_option
 @json_option
-def rollback(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+def rollback(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """Start every role with the version and the configuration that ran before the last change."""
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan_rollback(), as_json=as_json)
+    _change(deployment, deployment.plan_rollback(), as_json=as_json, is_dry=is_dry)
 
 
 @deploy.command()
 @file_argument
+@dry_run_option
 @json_option
-def down(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
+def down(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """End the cluster, and remove from its hosts all that was made there: units, environments, configurations, keys, logs."""
     deployment = Deployment.of(file)
     found = deployment.plan_down()
+    if is_dry:
+        _tell(found, as_json=as_json)
     result = deployment.tear_down(found, _speaker(found))
     if as_json:
         echo_json(_done(found, result))
@@ -116,8 +123,21 @@ def down(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     sys.exit(code if code == EXIT_UNREACHABLE else result.exit_code)
 
 
-def _change(deployment: Deployment, found: Plan, *, as_json: bool, is_rolling: bool = False) -> None:
-    """Do a plan, say how it went, and exit."""
+def _tell(found: Plan, *, as_json: bool) -> NoReturn:
+    """Say it, and exit."""
+    if as_json:
+        echo_json(plain_plan(found))
+    else:
+        print_plan(found)
+    sys.exit(exit_code_of(found))
+
+
+def _change(
+    deployment: Deployment, found: Plan, *, as_json: bool, is_dry: bool, is_rolling: bool = False
+) -> None:
+    """Do a plan, say how it went, and exit; a dry run only says it."""
+    if is_dry:
+        _tell(found, as_json=as_json)
     result = deployment.carry_out(found, _speaker(found), is_rolling=is_rolling)
     if as_json:
         echo_json(_done(found, result))

@@ -116,6 +116,7 @@ class ModelsAdd(Message, frozen=True, tag=62):
 
     request_no: int
     document: str
+    dry_run: bool = False
 
 
 class ModelsRemove(Message, frozen=True, tag=63):
@@ -128,6 +129,7 @@ class ModelsRemove(Message, frozen=True, tag=63):
     model_ids: Listed[ModelId]
     when_left: bool = False
     term: int | None = None
+    dry_run: bool = False
 
 
 class ModelSet(Message, frozen=True, tag=64):
@@ -138,6 +140,7 @@ class ModelSet(Message, frozen=True, tag=64):
     slo_ms: float | None = None
     rate_rps: float | None = None
     term: int | None = None
+    dry_run: bool = False
 
 
 class DrainAsked(Message, frozen=True, tag=65):
@@ -147,6 +150,7 @@ class DrainAsked(Message, frozen=True, tag=65):
     node_id: NodeId
     gpu: int | None = None
     is_back: bool = False
+    dry_run: bool = False
 
 
 class SectionAsked(Message, frozen=True, tag=69):
@@ -157,7 +161,7 @@ class SectionAsked(Message, frozen=True, tag=69):
 
 
 PlanChange = ModelsAdd | ModelsRemove | ModelSet | DrainAsked
-"""What an operator may ask for while everything serves."""
+"""What an operator may ask for while everything serves. With `dry_run` it is planned, answered as if it were done, and not done."""
 PlanRequest = PlanChange | SectionAsked
 """All that he may ask the active scheduler besides how it is; each is answered with a `Changed`."""
 

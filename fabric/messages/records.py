@@ -43,13 +43,15 @@ class RequestRecord(Value, frozen=True):
 class RequestsRemembered(Message, frozen=True, tag=81):
     """Frontend -> operator. `arrivals`: of the model that was asked for, how many came in each `bin_ms` of the last minute, the last bin is of now.
 
-    `bad`: how many of it were late or refused in that minute, through no fault of their client's.
+    `bad`: how many of it were late or refused in that minute, through no fault of their client's. `newest_bin`: the number of the last bin,
+    counted from the zero of the frontend's clock, so that what is asked later can be joined to it.
     """
 
     requests: Listed[RequestRecord]
     arrivals: Listed[int] = ()
     bin_ms: float = 0.0
     bad: int = 0
+    newest_bin: int = 0
 
 
 class FiguresAsked(Message, frozen=True, tag=84):

@@ -12,6 +12,7 @@ from multiprocessing.synchronize import Barrier
 from operator import attrgetter
 from pathlib import Path
 from threading import BrokenBarrierError
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,13 @@ from fabric.errors import PeerLost, RequestError
 from fabric.ids import ModelId
 from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo
+from roles.benchmark.gateway_target import HTTP_SCHEMES, RPC_SCHEMES, GatewayClient, gateway_client
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.config.cluster import ClusterConfig
 from roles.workload.arrivals import Workload
+
+if TYPE_CHECKING:
+    from roles.gateway.rpc.client import RpcClient
 
 START_AHEAD_MS = 200.0  # between the last sender's readiness and the first request
 READY_LIMIT_S = 60.0
@@ -32,6 +37,8 @@ FREE_LENGTH = 16  # of an input's axis that may have any length
 
 STAGES = tuple(name for name in Ledger.__struct_fields__ if name.endswith("_ms") and name != "total_ms")
 """The ledger's stages, in the order in which a request goes through them."""
+
+GATEWAY_SCHEMES = tuple(f"{scheme}://" for scheme in (*HTTP_SCHEMES, *RPC_SCHEMES))
 
 _stages_of = attrgetter(*STAGES)
 
@@ -41,7 +48,7 @@ COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "sl
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What all senders of a run share. `targets`: one address of each frontend; each sender uses all of them.
+    """What all senders of a run share. `targets`: one address of each frontend, of which each sender uses all; or a gateway's.
 
     `key_file`: for targets by TCP that ask for a key. `payload_bytes`: of a request to a model that declares no inputs. `gather_ms`: requests leave together at its
     multiples (0: each at its own moment).
@@ -55,15 +62,25 @@ class LoadPlan:
     payload_bytes: int
     gather_ms: float = 0.0
     key_file: Path | None = None
+    token: str = ""
+    """For a gateway that asks for one."""
 
 
 @dataclass(slots=True)
 class LoadRecord:
-    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by code."""
+    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by model's place and code."""
 
     rows: NDArray[np.float64]
     slices: tuple[str, ...] = ()
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def errors_of(self, place: int | None = None) -> Counter[str]:
+        """By code; of all models, or the one at that place."""
+        found: Counter[str] = Counter()
+        for (own, code), count in self.errors.items():
+            if place is None or own == place:
+                found[code] += count
+        return found
 
 
 @dataclass(slots=True)
@@ -92,13 +109,22 @@ def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
 async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
     recorder = Recorder([model.model_id for model in plan.config.models])
-    options = ClientOptions(key_file=plan.key_file)
-    async with Client(plan.targets, options) as client:
-        infos = {info.model_id: info for info in await client.models()}
+    async with _client_of(plan) as client:
+        if isinstance(client, Client):
+            infos = {info.model_id: info for info in await client.models()}
+        else:
+            infos = await client.models(model.model_id for model in plan.config.models)
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
         await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
     return recorder.record()
+
+
+def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:
+    if plan.targets[0].startswith(GATEWAY_SCHEMES):
+        longest_ms = max(model.slo_ms for model in plan.config.models)
+        return gateway_client(plan.targets[0], plan.token, longest_ms)
+    return Client(plan.targets, ClientOptions(key_file=plan.key_file))
 
 
 def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
@@ -142,7 +168,7 @@ class Recorder:
     def __init__(self, model_ids: Sequence[ModelId]) -> None:
         self._places = {model_id: float(place) for place, model_id in enumerate(model_ids)}
         self._slices: dict[str, float] = {}
-        self._errors: Counter[str] = Counter()
+        self._errors: Counter[tuple[int, str]] = Counter()
         self._rows = array("d")
 
     def note(self, played: PlayedRequest) -> None:
@@ -151,14 +177,17 @@ class Recorder:
         head = (self._places[ModelId(planned.model)], planned.at_ms, played.late_ms)
         if result is None:
             error = played.error
-            self._errors[error.code if isinstance(error, RequestError) else "PeerLost"] += 1
+            code = error.code if isinstance(error, RequestError) else "PeerLost"
+            self._errors[int(head[0]), code] += 1
             self._rows.extend(head)
             self._rows.extend((math.nan,) * (len(COLUMNS) - len(head)))
             return
         ledger = result.ledger
         slice_no = self._slices.setdefault(ledger.slice_id, float(len(self._slices)))
         stages = _stages_of(ledger)
-        self._rows.extend((*head, played.latency_ms, float(ledger.batch_size), slice_no, *stages))
+        # Who does not tell its batches (a gateway may be anybody's) has none.
+        batch_size = float(ledger.batch_size or math.nan)
+        self._rows.extend((*head, played.latency_ms, batch_size, slice_no, *stages))
 
     def record(self) -> LoadRecord:
         """All that was noted so far."""

@@ -32,9 +32,19 @@ class LoadRun:
     outcome: Outcome
     record: LoadRecord
 
-    def column(self, name: str) -> NDArray[np.float64]:
-        """One column of the requests that count: those whose intended arrival lies in the window."""
-        return _inside(self.record.rows, self.window)[:, _COLUMN[name]]
+    def column(self, name: str, model_id: ModelId | None = None) -> NDArray[np.float64]:
+        """One column of the requests that count: those whose intended arrival lies in the window; of one model, or of all."""
+        rows = _inside(self.record.rows, self.window)
+        if model_id is not None:
+            rows = rows[rows[:, _COLUMN["model"]] == self._place(model_id)]
+        return rows[:, _COLUMN[name]]
+
+    def errors(self, model_id: ModelId | None = None) -> Counter[str]:
+        """By code, of one model or of all; those of the whole run."""
+        return self.record.errors_of(None if model_id is None else self._place(model_id))
+
+    def _place(self, model_id: ModelId) -> int:
+        return [model.model_id for model in self.config.models].index(model_id)
 
     @property
     def sender_late_p99_ms(self) -> float:
@@ -60,7 +70,7 @@ class LoadRun:
         return not self.is_valid and self.outcome.worst_bad_rate >= BAD_RATE_ALLOWED
 
     def as_json(self) -> dict[str, object]:
-        """The contract of `bench --json`: as `simulate`, plus the stages and the senders' own lateness."""
+        """The contract of `bench --json`: as `simulate`, plus the stages, of all models and of each, and the senders' own lateness."""
         latency_ms = np.sort(_known(self.column("latency_ms")))
         late_ms = np.sort(self.column("late_ms"))
         return {
@@ -72,14 +82,22 @@ class LoadRun:
                 "late_allowed_ms": self.late_allowed_ms,
                 "is_valid": self.is_valid,
             },
-            "errors": dict(self.record.errors),
+            "errors": dict(self.errors()),
+            "by_model": {model.model_id: self._of_model(model.model_id) for model in self.config.models},
         }
 
-    def breakdown_ms(self) -> dict[str, dict[str, float | None]]:
-        """By stage of the ledger: mean, p50 and p99 over the answered requests that count."""
+    def _of_model(self, model_id: ModelId) -> dict[str, object]:
+        return {
+            "latency_ms": _percentiles(np.sort(_known(self.column("latency_ms", model_id)))),
+            "breakdown_ms": self.breakdown_ms(model_id),
+            "errors": dict(self.errors(model_id)),
+        }
+
+    def breakdown_ms(self, model_id: ModelId | None = None) -> dict[str, dict[str, float | None]]:
+        """By stage of the ledger: mean, p50 and p99 over the answered requests that count, of one model or of all."""
         breakdown: dict[str, dict[str, float | None]] = {}
         for stage in STAGES:
-            spent_ms = np.sort(_known(self.column(stage)))
+            spent_ms = np.sort(_known(self.column(stage, model_id)))
             breakdown[stage] = {
                 "mean": round(float(spent_ms.mean()), 6) if spent_ms.size else None,
                 "p50": nearest_rank(spent_ms, 0.5),
@@ -98,7 +116,7 @@ def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
     """One record; each sender has numbered the slices it heard of by itself."""
     names = sorted({name for record in records for name in record.slices})
     numbers = {name: float(number) for number, name in enumerate(names)}
-    errors: Counter[str] = Counter()
+    errors: Counter[tuple[int, str]] = Counter()
     blocks = []
     for record in records:
         rows = record.rows.copy()

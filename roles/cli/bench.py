@@ -9,12 +9,14 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fabric.errors import ConfigError
 from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
-from roles.benchmark.share import LoadPlan
+from roles.benchmark.share import GATEWAY_SCHEMES, LoadPlan
 from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
+from roles.cli.cluster_tables import brief
 from roles.cli.console import plain_console
 from roles.cli.infer import running_frontends
 from roles.cli.options import (
@@ -43,7 +45,16 @@ from roles.workload.outcomes import Window
 
 @click.command()
 @file_argument
-@click.option("--target", help="A frontend's tcp:// or ipc:// address (default: the cluster of this host).")
+@click.option(
+    "--target",
+    help="A frontend's tcp:// or ipc:// address, or a gateway's http://, https://, grpc:// or grpcs:// (default: the frontends of this host).",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="TENUTO_TOKEN_FILE",
+    help="For a gateway that asks for one: its first line (or $TENUTO_TOKEN_FILE).",
+)
 @via_option
 @key_option
 @duration_option
@@ -67,6 +78,7 @@ def bench(
     *,
     file: Path,
     target: str | None,
+    token_file: Path | None,
     key_file: Path | None,
     duration_s: float,
     warmup_s: float,
@@ -81,8 +93,10 @@ def bench(
     Latency counts from the moment a request was meant to leave. Exit 4 when a model's bad rate is 1 % or more, or 1
     when it is, and the senders themselves were so late that it may be their doing.
     """
-    if target is not None and not target.startswith(("tcp://", "ipc://")):
-        raise click.UsageError(f"--target is {target!r}; it must begin with tcp:// or ipc://")
+    if target is not None and not target.startswith(("tcp://", "ipc://", *GATEWAY_SCHEMES)):
+        raise click.UsageError(
+            f"--target is {target!r}; it must begin with tcp://, ipc://, http://, https://, grpc:// or grpcs://"
+        )
     plots = None if plot_path is None else painters()
     config = check_live(load_config(file))
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
@@ -96,6 +110,7 @@ def bench(
         processes or default_processes(config),
         payload_bytes,
         key_file=key_file,
+        token=_token_in(token_file),
     )
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step)
@@ -116,20 +131,56 @@ def bench(
         sys.exit(EXIT_SLO_MISSED)
 
 
+def _token_in(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file: {path} cannot be read: {error}") from error
+    if not words:
+        raise ConfigError(f"--token-file: {path} is empty")
+    return words[0]
+
+
 def _print(run: LoadRun) -> None:
     print_outcome(run.outcome, f"{run.outcome.duration_s:g} s of load")
     console = plain_console()
-    table = Table(title="where the time went", box=SIMPLE_HEAD)
+    console.print(_stages_of_all(run))
+    if len(run.config.models) > 1:
+        console.print(_stages_by_model(run))
+    for model in run.config.models:
+        errors = ", ".join(f"{code} {count}" for code, count in run.errors(model.model_id).most_common())
+        if errors:
+            console.print(f"{model.model_id}: {errors}")
+    verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
+    console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
+
+
+def _stages_of_all(run: LoadRun) -> Table:
+    table = Table(title="where the time went, ms", box=SIMPLE_HEAD)
     table.add_column("stage")
-    for name in ("mean ms", "p50 ms", "p99 ms"):
-        table.add_column(name, justify="right")
+    for name in ("mean", "p50", "p99"):
+        table.add_column(name, justify="right", no_wrap=True)
     for stage, spent_ms in run.breakdown_ms().items():
         table.add_row(
             stage.removesuffix("_ms"),
             *("-" if value is None else f"{value:.3f}" for value in spent_ms.values()),
         )
-    console.print(table)
-    for code, count in run.record.errors.most_common():
-        console.print(f"{code}: {count}")
-    verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
-    console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
+    return table
+
+
+def _stages_by_model(run: LoadRun) -> Table:
+    """A row a model; stages that took no time anywhere are left out, so that it fits."""
+    of_all = run.breakdown_ms()
+    stages = [stage for stage, spent_ms in of_all.items() if spent_ms["p99"]]
+    table = Table(title="each model: mean, p99 ms", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold")
+    for stage in stages:
+        table.add_column(stage.removesuffix("_ms"), justify="right", no_wrap=True)
+    for model in run.config.models:
+        breakdown = run.breakdown_ms(model.model_id)
+        for name in ("mean", "p99"):
+            cells = (brief(breakdown[stage][name]) for stage in stages)
+            table.add_row(model.model_id if name == "mean" else f"  {name}", *cells)
+    return table

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fabric.ids import ModelId
 from fabric.messages import GpuReport, SliceReport, StatusListed
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport
 

@@ -12,9 +12,8 @@ from fabric.ids import gateway_id
 from roles.cli.options import IntRange, file_argument, key_option, run_dir_flag
 from roles.cli.role_commands import here_option, role_process
 from roles.cli.whereabouts import Whereabouts
-from roles.config.documents import read_document
 from roles.config.gateway import check_listener
-from roles.config.read_config import parse_config
+from roles.config.read_config import load_document
 from roles.runtime.host_address import host_named_here
 
 GATEWAYS_MAX = 64
@@ -62,8 +61,7 @@ def gateway(
         raise ConfigError(
             f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"
         ) from error
-    document = read_document(file)
-    config = parse_config(document, file.parent, source=str(file))
+    document, config = load_document(file)
     own = config.gateway
     for value, option in ((http, "--http"), (grpc, "--grpc")):
         if value is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "bench": "roles.cli.bench:bench",
     "compare": "roles.cli.compare:compare",
+    "completion": "roles.cli.completion:completion",
     "config": "roles.cli.config:config",
     "dashboards": "roles.cli.dashboards:dashboards",
     "deploy": "deploy.ssh.commands:deploy",
@@ -52,6 +54,7 @@ COMMANDS = {
     "plan": "roles.cli.plan:plan",
     "replay": "roles.cli.replay:replay",
     "profile": "roles.cli.profile:profile",
+    "record": "roles.cli.record:record",
     "reproduce": "roles.cli.reproduce:reproduce",
     "scheduler": "roles.cli.role_commands:scheduler",
     "simulate": "roles.cli.simulate:simulate",
@@ -77,6 +80,11 @@ class LazyGroup(WholeHelpGroup):
         """Ours and those of the entry-point group ``tenuto.commands``."""
         del ctx
         return sorted([*COMMANDS, *(point.name for point in _others())])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and options; no command is imported for it."""
+        names = [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; None for a name nobody has."""

@@ -35,6 +35,7 @@ from roles.cli.plan_changes import (
     Change,
     Cluster,
     carry_out,
+    dry_run_option,
     known_shard,
     of_cluster,
     plain_answer,
@@ -49,7 +50,7 @@ from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.live_figures import live_figures
-from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
+from roles.runtime.model_move import STEPS_MAX, Ask, Refuse, next_step
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, having, roomiest, shards_of
 from roles.runtime.shard_reports import combined, merged
@@ -78,8 +79,11 @@ def list_(*, cluster: Cluster, as_json: bool) -> None:
 @click.argument("source", metavar="FILE|YAML")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--shard", type=IntRange(0, SHARDS_MAX - 1), help="Which shard is to serve them.")
+@dry_run_option
 @of_cluster
-def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: Cluster, as_json: bool) -> None:
+def add(
+    *, source: str, names: tuple[str, ...], shard: int | None, cluster: Cluster, is_dry: bool, as_json: bool
+) -> None:
     """Serve the models of FILE too (all of them, or those NAMEd): one section, a list, or a file with `models`.
 
     Instead of a file, a section as YAML or JSON: '{name: resnet50, slo_ms: 50, profile: {ref: …}}'. Where neither --shard
@@ -97,13 +101,14 @@ def add(*, source: str, names: tuple[str, ...], shard: int | None, cluster: Clus
             parts.setdefault(coming[-1], []).append(section)
         return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
 
-    carry_out(added, cluster, as_json=as_json)
+    carry_out(added, cluster, as_json=as_json, is_dry=is_dry)
 
 
 @models.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@dry_run_option
 @of_cluster
-def remove(*, names: tuple[str, ...], cluster: Cluster, as_json: bool) -> None:
+def remove(*, names: tuple[str, ...], cluster: Cluster, is_dry: bool, as_json: bool) -> None:
     """Serve these models no more: their requests are refused at once, their slices end."""
 
     def removed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
@@ -113,7 +118,7 @@ def remove(*, names: tuple[str, ...], cluster: Cluster, as_json: bool) -> None:
                 parts.setdefault(own, []).append(ModelId(name))
         return {own: partial(_models_remove, tuple(ids)) for own, ids in parts.items()}
 
-    carry_out(removed, cluster, as_json=as_json)
+    carry_out(removed, cluster, as_json=as_json, is_dry=is_dry)
 
 
 @models.command()
@@ -121,8 +126,9 @@ def remove(*, names: tuple[str, ...], cluster: Cluster, as_json: bool) -> None:
 @click.option(
     "--to", "target", type=IntRange(0, SHARDS_MAX - 1), required=True, help="The shard to serve it."
 )
+@dry_run_option
 @of_cluster
-def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
+def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: bool) -> None:
     """Let another shard serve a model: it is loaded there, requests go there, and only then is it ended where it was.
 
     No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
@@ -137,6 +143,9 @@ def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
             step = next_step(ModelId(name), target, statuses, section, new_request_no())
             if isinstance(step, Refuse):
                 raise ConfigError(step.reason)
+            if is_dry:
+                _tell_move(name, step, target)
+                return
             if step is None:
                 silent = set(range(shards_of(statuses[target]))) - set(statuses)
                 if silent and not is_removed and not cluster.address:  # addresses may be of some shards only
@@ -156,12 +165,21 @@ def move(*, name: str, target: int, cluster: Cluster, as_json: bool) -> None:
     show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
 
 
+def _tell_move(name: str, step: Ask | None, target: int) -> None:
+    where = f"{name} to shard {target}"
+    told = f"{where} is moved already" if step is None else f"nothing was done; this would move {where}"
+    click.echo(told, err=True)
+
+
 @models.command("set")
 @click.argument("name")
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
+@dry_run_option
 @of_cluster
-def set_(*, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cluster, as_json: bool) -> None:
+def set_(
+    *, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cluster, is_dry: bool, as_json: bool
+) -> None:
     """Change a model's SLO or the rate to plan for."""
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
@@ -172,19 +190,24 @@ def set_(*, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cl
             for own in having(ModelId(name), schedulers)
         }
 
-    carry_out(changed, cluster, as_json=as_json)
+    carry_out(changed, cluster, as_json=as_json, is_dry=is_dry)
 
 
 @click.command()
 @click.argument("where", metavar="NODE|NODE/gpuN|ROLE")
 @click.option("--back", "is_back", is_flag=True, help="Use it again.")
+@dry_run_option
 @of_cluster
-def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None:
+def drain(*, where: str, is_back: bool, cluster: Cluster, is_dry: bool, as_json: bool) -> None:
     """Move everything off a node or one of its GPUs, and keep it empty; or end a ROLE when it has finished, and keep it down.
 
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
     if cluster.address is None and _is_role(where, cluster):
+        if is_dry:
+            verb = "start" if is_back else "drain and end"
+            click.echo(f"nothing was done; this would {verb} the role {where}", err=True)
+            return
         _drain_role(where, cluster, is_back=is_back, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
@@ -202,7 +225,7 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, as_json: bool) -> None
             own: lambda no: DrainAsked(no, node_id, local, is_back) for own in having or [*schedulers][:1]
         }
 
-    carry_out(drained, cluster, as_json=as_json)
+    carry_out(drained, cluster, as_json=as_json, is_dry=is_dry)
 
 
 def _is_role(where: str, cluster: Cluster) -> bool:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from policies.placement.common.base import Decision, Placement
 from roles.cli.console import plain_console
 from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option
+from roles.cli.overrides import override_options
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
-from roles.config.read_config import load_config
+from roles.config.read_config import Overrides, load_config
 from roles.lab.plan import cost_per_hour, missed_slos, plan_json
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
 
@@ -32,19 +32,29 @@ from roles.runtime.exit_codes import EXIT_SLO_MISSED
     help="Instead of the file's: a name, or '{name: {option: value}}'.",
 )
 @click.option(
-    "--why", is_flag=True, help="Each decision with the values that led to it and the options rejected."
+    "--why",
+    is_flag=True,
+    help="Also what was decided, what would have been next best, and what that lacked; with --json the numbers too.",
 )
 @plot_option
+@override_options
 @click.option(
     "--check", is_flag=True, help="Exit 4 if a model is unplaced or its expected latency is over its SLO."
 )
 @json_option
 def plan(
-    *, file: Path, policy: str | None, why: bool, plot_path: Path | None, check: bool, as_json: bool
+    *,
+    file: Path,
+    policy: str | None,
+    why: bool,
+    plot_path: Path | None,
+    overrides: Overrides,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Place the models of FILE on its cluster and show the plan."""
     plots = None if plot_path is None else painters()
-    config = load_config(file)
+    config = load_config(file, overrides)
     if policy is not None:
         choices = placement_choices(policy, config.placement, "--placement")
         if len(choices) > 1:
@@ -53,7 +63,8 @@ def plan(
     name = config.placement.name
     placement = config.place()
     if plot_path is not None and plots is not None:
-        plots.plot_placement(plot_path, placement, config.gpus, name)
+        models = [model.model_id for model in config.models]
+        plots.plot_placement(plot_path, placement, config.gpus, name, models)
     if as_json:
         echo_json(plan_json(config, name, placement, with_why=why))
     else:
@@ -139,17 +150,17 @@ def _print_why(placement: Placement) -> None:
     if not placement.decisions:
         console.print("why: this policy takes no decisions of its own, or records none")
     for decision in placement.decisions:
-        words = f": {decision.chosen}{_metrics(decision.metrics)}"
-        console.print(Text.assemble((decision.subject, "bold"), words))
-        _print_rejected(console, decision)
+        console.print(Text.assemble((f"{decision.subject}: ", "bold"), story_of(decision)))
+    if any(decision.metrics or decision.rejected for decision in placement.decisions):
+        console.print("The numbers behind it: --why --json", style="dim")
 
 
-def _print_rejected(console: Console, decision: Decision) -> None:
-    for one in decision.rejected:
-        console.print(f"  not {one.option}: {one.reason}{_metrics(one.metrics)}", style="dim")
-
-
-def _metrics(metrics: Mapping[str, float]) -> str:
-    if not metrics:
-        return ""
-    return f" ({', '.join(f'{name} {value:.4g}' for name, value in metrics.items())})"
+def story_of(decision: Decision) -> str:
+    """What was chosen, what would have been next, and what that lacked; the others are only counted."""
+    told = f"{decision.chosen}."
+    if decision.rejected:
+        nearest, *others = decision.rejected
+        told += f" Next best was {nearest.option}, but {nearest.reason}."
+        if others:
+            told += f" {len(others)} more {'was' if len(others) == 1 else 'were'} worse."
+    return told

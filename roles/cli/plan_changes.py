@@ -14,7 +14,7 @@ import click
 
 from fabric.errors import ConfigError, FabricError
 from fabric.keys import Keyring
-from fabric.messages import Changed, PlanChange
+from fabric.messages import Changed, PlanChange, replaced
 from roles.cli.options import (
     chosen_run_dir,
     echo_json,
@@ -71,6 +71,11 @@ def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     return commanding
 
 
+dry_run_option = click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Only say what would be done: it is planned, and not done."
+)
+
+
 @contextmanager
 def schedulers_of(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], Keyring | None]]:
     """The active scheduler of each shard, and the key for them. Those at given addresses stand for their own shards alone."""
@@ -107,25 +112,28 @@ def carry_out(
     cluster: Cluster,
     *,
     as_json: bool,
+    is_dry: bool = False,
 ) -> None:
-    """Ask each shard for its part of a change, one after the other, and say what became of all."""
+    """Ask each shard for its part of a change, one after the other, and say what became of all, or would."""
     with schedulers_of(cluster) as (schedulers, keyring):
         answers = [
             ask_change(
-                schedulers[known_shard(own, schedulers)].addresses, change(new_request_no()), keyring=keyring
+                schedulers[known_shard(own, schedulers)].addresses,
+                replaced(change(new_request_no()), dry_run=is_dry),
+                keyring=keyring,
             )
             for own, change in asked(schedulers).items()
         ]
-    show(combined(answers), as_json=as_json)
+    show(combined(answers), as_json=as_json, is_dry=is_dry)
 
 
-def show(answer: Changed, *, as_json: bool) -> None:
+def show(answer: Changed, *, as_json: bool, is_dry: bool = False) -> None:
     """Print it. Raises, or ends the command, unless all went well."""
     if as_json:
-        echo_json(plain_answer(answer))
+        echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
     elif answer.status in ("ok", "partial"):
         click.echo(
-            f"{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
+            f"{'nothing was done; this would be: ' if is_dry else ''}{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
             f" {answer.kept} not touched",
             err=True,
         )

@@ -15,7 +15,14 @@ from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.runtime.core import SCHEDULER
-from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, having, look
+from roles.runtime.running_cluster import (
+    ActiveScheduler,
+    ClusterReport,
+    ProcessReport,
+    active_schedulers,
+    having,
+    look,
+)
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 5_000.0
@@ -88,6 +95,18 @@ def newest_bad_of_all(
         else:
             found += requests_seen(answer, MonotonicClock().now_ms())
     return [one for one in found if one.is_bad], silent
+
+
+def arrivals_of(
+    process: ProcessReport, model_id: ModelId, keyring: Keyring | None = None
+) -> RequestsRemembered:
+    """What a frontend counted of a model's requests in the last minute. Raises PeerLost."""
+    # No record has so low a number: the counts are wanted alone.
+    asked = RecordsAsked(model_id, 0)
+    server = PeerId(process.role_id)
+    return ask_role(
+        process.addresses["client"], asked, RequestsRemembered, LOOK_MS, server=server, keyring=keyring
+    )
 
 
 def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float | None) -> None:

@@ -12,13 +12,15 @@ from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_fl
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed
+from roles.runtime.running_cluster import processes_in
 
 
 @click.command()
 @click.option("--rolling", is_flag=True, required=True, help="One role at a time; clients notice nothing.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be restarted.")
 @run_dir_flag
 @json_option
-def restart(*, rolling: bool, run_dir_option: Path | None, as_json: bool) -> None:
+def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """Restart every process of this host's cluster: node agents, frontends, then the scheduler.
 
     Each ends when it has finished what it has, and the next one waits until it is as healthy as before. Exit 1 at the
@@ -26,6 +28,12 @@ def restart(*, rolling: bool, run_dir_option: Path | None, as_json: bool) -> Non
     """
     assert rolling, "required"
     home = chosen_run_dir(run_dir_option)
+    if is_dry:
+        try:
+            tell_processes(home.path, "restart", as_json=as_json)
+        finally:
+            home.remove()
+        return
     try:
         answer = ask_supervisor(home.path, RestartRoles(new_request_no()))
     finally:
@@ -42,6 +50,17 @@ def restart(*, rolling: bool, run_dir_option: Path | None, as_json: bool) -> Non
     else:
         click.echo(f"{answer.started} roles restarted", err=True)
     raise_refusal(answer)
+
+
+def tell_processes(run_dir: Path, verb: str, *, as_json: bool = False) -> None:
+    """What would happen to the processes that `tenuto up` keeps there. Raises PeerLost where none runs."""
+    if not run_dir.is_dir() or not is_claimed(run_dir):
+        raise PeerLost(f"no cluster runs in {run_dir}")
+    roles = [process.role_id for process in processes_in(run_dir) if process.alive]
+    if as_json:
+        echo_json({"dry_run": True, "roles": roles})
+    else:
+        click.echo(f"nothing was done; this would {verb} {', '.join(roles)}", err=True)
 
 
 def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:

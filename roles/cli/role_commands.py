@@ -18,10 +18,9 @@ from roles.cli.whereabouts import (
     index_of_frontend,
     index_of_scheduler,
 )
-from roles.config.documents import read_document
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
-from roles.config.read_config import load_config, parse_config
+from roles.config.read_config import load_config, load_document
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -86,8 +85,8 @@ def scheduler(
     from roles.scheduler.planning.written import Written  # noqa: PLC0415  likewise
     from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
 
-    document = read_document(file)
-    written = Written(parse_config(document, file.parent, source=str(file)), document, file.parent)
+    document, config = load_document(file)
+    written = Written(config, document, file.parent)
     number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
     if standby and not written.config.places.schedulers[number].is_standby:
         raise click.UsageError(

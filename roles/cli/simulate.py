@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -23,9 +25,10 @@ from roles.cli.options import (
     seed_option,
     warmup_option,
 )
+from roles.cli.overrides import override_options, recorded
 from roles.cli.progress import progress
-from roles.config.documents import read_document
-from roles.config.read_config import parse_config
+from roles.config.overrides import Override
+from roles.config.read_config import Overrides, load_document
 from roles.lab.batch_trace import write_trace
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
 from roles.simulator.load_sweep import play_loads
@@ -59,6 +62,12 @@ from roles.workload.outcomes import Outcome, Window
     is_flag=True,
     help="With the real frontends, node agents and workers too, much slower; without jitter the fates are the same (docs/replay.md).",
 )
+@click.option(
+    "--arrivals",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A trace (CSV with at_ms,model), such as `tenuto record` writes: every model's requests come as in it.",
+)
+@override_options
 @click.option("--check", is_flag=True, help="Exit 4 if a model is unplaced or its bad rate is 1 % or more.")
 @json_option
 def simulate(
@@ -71,13 +80,18 @@ def simulate(
     trace_path: Path | None,
     is_replanned: bool,
     is_full: bool,
+    arrivals: Path | None,
+    overrides: Overrides,
     check: bool,
     as_json: bool,
 ) -> None:
     """Play the workload of FILE on its cluster, in virtual time."""
     plots = None if plot_path is None else painters()
-    document = read_document(file)
-    config = parse_config(document, file.parent, source=str(file))
+
+    def given(document: Mapping[str, Any]) -> list[Override]:
+        return [*overrides(document), *([] if arrivals is None else recorded(document, arrivals))]
+
+    document, config = load_document(file, given)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     workload = workload_of(config, seed)
     remark(workload.remarks(window.until_ms))

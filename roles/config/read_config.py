@@ -7,7 +7,9 @@ what is wrong, and what would be right. Unknown keys are refused with the closes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from roles.config.cluster import (
     NodeConfig,
     PolicyChoice,
     SecurityConfig,
+    Setting,
     placement_choice,
 )
 from roles.config.documents import read_document
@@ -54,6 +57,7 @@ from roles.config.model_loaders import loader_spec
 from roles.config.model_profiles import on_types, read_profiles
 from roles.config.nodes import MEMORY_GB_MAX, checked_nodes
 from roles.config.origins import policy_settings, section_settings
+from roles.config.overrides import Override, of_environment, overridden
 from roles.config.rates import Steps, model_rates
 from roles.config.sections import (
     SECTIONS,
@@ -65,7 +69,15 @@ from roles.config.sections import (
 )
 from roles.config.shards import models_in_shards
 
-__all__ = ["ClusterConfig", "ModelConfig", "NodeConfig", "config_origins", "load_config", "parse_config"]
+__all__ = [
+    "ClusterConfig",
+    "ModelConfig",
+    "NodeConfig",
+    "config_origins",
+    "load_config",
+    "load_document",
+    "parse_config",
+]
 
 TERM_MAX = 1 << 53  # what the wire takes
 NETWORK_MS_MAX = 60_000.0
@@ -74,9 +86,31 @@ PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
 
 
-def load_config(path: Path) -> ClusterConfig:
+Overrides = Callable[[Mapping[str, Any]], Sequence[Override]]
+"""What the command line says instead of a document."""
+
+
+def load_config(path: Path, overrides: Overrides | None = None) -> ClusterConfig:
     """Read and check a file; paths inside it are relative to it. ConfigError says what is wrong and where."""
-    return parse_config(read_document(path), path.parent, source=str(path))
+    return load_document(path, overrides)[1]
+
+
+def load_document(path: Path, overrides: Overrides | None = None) -> tuple[dict[str, Any], ClusterConfig]:
+    """The same with the document itself, in which the environment's values and then `overrides` stand instead of the file's."""
+    written = read_document(path)
+    given = [*of_environment(), *(() if overrides is None else overrides(written))]
+    document, origins = overridden(written, given)
+    config = parse_config(document, path.parent, source=str(path))
+    if not origins:
+        return document, config
+    settings = tuple(replace(one, origin=_origin(one, origins)) for one in config.settings)
+    return document, replace(config, settings=settings)
+
+
+def _origin(setting: Setting, origins: Mapping[str, str]) -> str:
+    """Of what it is, or is a part of."""
+    above = [path for path in origins if re.match(rf"{re.escape(path)}(?![\w-])", setting.path)]
+    return origins[max(above, key=len)] if above and setting.origin != "default" else setting.origin
 
 
 def parse_config(
@@ -94,7 +128,7 @@ def parse_config(
 
 
 def config_origins(config: ClusterConfig) -> list[tuple[str, Any, str]]:
-    """(path, value, origin) of every setting, in file order; origin is the file or ``default``."""
+    """(path, value, origin) of every setting, in file order; origin is a flag, $TENUTO_SET, the file or ``default``."""
     return [(setting.path, setting.value, setting.origin) for setting in config.settings]
 
 

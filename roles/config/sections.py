@@ -264,3 +264,8 @@ SECTIONS: Mapping[str, type[Section]] = {
     "security": SecuritySection,
 }
 """By the last name in a path: which keys are allowed there."""
+
+
+def document_schema() -> dict[str, Any]:
+    """These structs as JSON Schema; docstrings are its descriptions."""
+    return msgspec.json.schema(Document)

@@ -24,7 +24,7 @@ class MinuteBins:
 
     def note(self, now_ms: float) -> None:
         """One more. `now_ms` never goes back."""
-        newest = int(now_ms // self.bin_ms)
+        newest = self.number(now_ms)
         if newest != self._newest or not self._counts:
             self._turn_to(newest)
         at = newest % self._bins
@@ -33,9 +33,13 @@ class MinuteBins:
 
     def listed(self, now_ms: float) -> tuple[int, ...]:
         """Oldest first; the last bin is of now."""
-        self._turn_to(int(now_ms // self.bin_ms))
+        self._turn_to(self.number(now_ms))
         at = self._newest % self._bins + 1
         return (*self._counts[at:], *self._counts[:at])
+
+    def number(self, now_ms: float) -> int:
+        """Of the bin of now, counted from the clock's zero."""
+        return int(now_ms // self.bin_ms)
 
     def _turn_to(self, newest: int) -> None:
         """What was a minute ago is no more."""

@@ -245,7 +245,8 @@ class RequestRecorder:
         if counts is None:
             return RequestsRemembered(requests)
         arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
-        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad))
+        newest = counts.arrivals.number(now_ms)
+        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad), newest)
 
     def figures(self, after: ModelId, now_ms: float) -> FiguresListed:
         """How models fare now, by name, those that come after one."""

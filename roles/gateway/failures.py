@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,9 +43,13 @@ class NotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """That path, but not so."""
+    """That path, but not so. `allowed`: with which methods."""
 
     code = "MethodNotAllowed"
+
+    def __init__(self, reason: str, allowed: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.allowed = tuple(allowed)
 
 
 class TooSlow(RequestError):
@@ -109,6 +114,8 @@ class Failure:
     reason: str
     retryable: bool = False
     retry_after_ms: float | None = None
+    allowed: Sequence[str] = ()
+    """HTTP's methods, where that is what was wrong."""
 
     @property
     def status(self) -> int:
@@ -144,7 +151,8 @@ def failure_of(error: BaseException) -> Failure:
             if STATUS.get(error.code) == STATUS[Overloaded.code] and retry_after_ms is None:
                 retry_after_ms = RETRY_AFTER_MS
             code = error.code if error.code in STATUS else Internal.code
-            return Failure(code, error.reason, error.retryable, retry_after_ms)
+            allowed = error.allowed if isinstance(error, MethodNotAllowed) else ()
+            return Failure(code, error.reason, error.retryable, retry_after_ms, allowed)
         case PeerLost():
             return Failure(PEER_LOST, str(error), True, RETRY_AFTER_MS)
         case _:

@@ -8,7 +8,9 @@ the scheduler is on the same host: these are an operator's words, and a gateway 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -103,9 +105,9 @@ class Repository:
         if self._is_busy:
             raise Overloaded("another model is being loaded or unloaded")
         self._is_busy = True
-        asking = asyncio.ensure_future(asyncio.to_thread(self._ask, change(new_request_no()), shards))
+        asking = _aside(partial(self._ask, change(new_request_no()), shards))
         asking.add_done_callback(self._asked)
-        # Who asked may go away; the change goes on, and its thread is one of the few that there are.
+        # Who asked may go away; the change goes on.
         changed = await asyncio.shield(asking)
         if changed.status == "partial":
             reasons = "; ".join(one.reason for one in changed.unplaced)
@@ -130,3 +132,30 @@ class Repository:
             return combined([ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS) for one in own])
         except ConfigError as error:
             raise Refused(str(error)) from error
+
+
+def _aside(work: Callable[[], Changed]) -> asyncio.Future[Changed]:
+    """On a thread that nobody waits for: the gateway's end does not take as long as a model takes to load."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Changed] = loop.create_future()
+
+    def settle(changed: Changed | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert changed is not None, "it has one or the other"
+            future.set_result(changed)
+
+    def run() -> None:
+        changed, failed = None, None
+        try:
+            changed = work()
+        except Exception as error:  # noqa: BLE001  raised again where it was asked for
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has ended
+            loop.call_soon_threadsafe(settle, changed, failed)
+
+    threading.Thread(target=run, name="model-change", daemon=True).start()
+    return future

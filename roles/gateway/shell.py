@@ -21,9 +21,11 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import Incarnation, new_incarnation
 from roles.config.gateway import GatewayConfig
+from roles.gateway.failures import Unsupported
 from roles.gateway.http.connection import HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.routes import Routes
+from roles.gateway.measured import measured_gateway
 from roles.gateway.repository import Repository
 from roles.gateway.service import Service
 from roles.gateway.status_link import StatusLink
@@ -84,7 +86,9 @@ class Gateway:
             body_bytes_max=config.request_bytes_max,
             bodies_bytes_max=max(_BODIES_BYTES, config.request_bytes_max),
         )
-        self._http = HttpServer(Routes(self._service, repository, self._tokens), limits, options.clock)
+        self._http = HttpServer(
+            Routes(self._service, repository, self._tokens, self._page), limits, options.clock
+        )
         self._repository = repository
         self._rpc: RpcServer | None = None
         self._listeners: list[asyncio.Server] = []
@@ -105,7 +109,8 @@ class Gateway:
         if config.grpc is not None:
             from roles.gateway.rpc.server import RpcServer  # noqa: PLC0415  a second's import, and not all want it
 
-            self._rpc = RpcServer(self._service, self._repository, self._tokens, config)
+            budget = self._http.budget  # of all bodies, however they come
+            self._rpc = RpcServer(self._service, self._repository, self._tokens, config, budget)
             addresses["grpc"] = [f"grpc{'s' if context else ''}://{await self._rpc.open()}"]
         self._http.watch()
         self._tasks.append(asyncio.ensure_future(self._service.keep_connected()))
@@ -177,12 +182,28 @@ class Gateway:
         return not self._http.connections and not self._service.under_way
 
     async def _keep_tokens(self) -> None:
+        told = ""
         while True:
             await asyncio.sleep(_REFRESH_S)
+            trouble = ""
             try:
                 self._tokens.refresh()
             except ConfigError as error:
-                log.warning("tokens_not_taken_over reason=%r", str(error))
+                trouble = str(error)
+            if trouble and trouble != told:  # once, and not each second until somebody mends it
+                log.warning("tokens_not_taken_over reason=%r", trouble)
+            elif told and not trouble:
+                log.info("tokens_taken_over")
+            told = trouble
+
+    async def _page(self, accept: str) -> tuple[bytes, str]:
+        try:
+            from roles.runtime.metrics.page import page_of  # noqa: PLC0415  an extra
+        except ImportError as error:
+            raise Unsupported("metrics need the extra 'metrics': pip install 'tenuto[metrics]'") from error
+        snapshot = list(measured_gateway(self._service.statistics, self._counters()))
+        # It is written aside: of many models it takes longer than a request may wait.
+        return await asyncio.to_thread(page_of, self._options.role_id, snapshot, accept)
 
     def _counters(self) -> Mapping[str, float]:
         statistics = self._service.statistics

@@ -11,6 +11,7 @@ from roles.gateway.inference import VERSION
 
 MODELS_MAX: Final = 10_000
 """Counted by name; requests name what they like, so only models that were served get an entry."""
+SHOWN_MAX: Final = 1_024
 _NS_PER_MS: Final = 1e6
 
 
@@ -84,6 +85,11 @@ class Statistics:
     def answered(self) -> int:
         """Requests with outputs, of all models."""
         return sum(seen.success.count for seen in self._models.values())
+
+    @property
+    def by_model(self) -> list[tuple[str, ModelStatistics]]:
+        """Of each model, by name; no more than a page of metrics may have."""
+        return sorted(self._models.items())[:SHOWN_MAX]
 
     def as_plain(self, model: str) -> dict[str, Any]:
         """`GET /v2/models/M/stats`: one element of its list."""

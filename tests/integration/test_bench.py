@@ -35,7 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryClust
     file = tmp_path_factory.mktemp("bench") / "cluster.yaml"
     models = [text.splitlines()[1].removeprefix("models: [").removesuffix("]") for text in (EASY, HARD)]
     file.write_text(
-        f"models: [{', '.join(models)}]\ncluster: {{gpus: 1}}\nbatching: eager\n", encoding="utf-8"
+        f"models: [{', '.join(models)}]\ncluster: {{gpus: 1}}\nbatching: eager\n"
+        'listen: {http: "127.0.0.1:0", grpc: "127.0.0.1:0"}\n',
+        encoding="utf-8",
     )
     with temporary_cluster(file) as running:
         yield running
@@ -94,7 +96,9 @@ def test_a_missed_slo_has_an_exit_code_of_its_own(cluster: TemporaryCluster, tmp
     ("target", "code", "said"),
     [
         ("tcp://127.0.0.1:9", 5, "no frontend answers"),
-        ("http://127.0.0.1:8000", 2, "tcp://"),
+        ("http://127.0.0.1:9", 5, "nobody answers at http://127.0.0.1:9"),
+        ("grpc://127.0.0.1", 3, "write it like grpc://127.0.0.1:8001"),
+        ("ftp://127.0.0.1:8000", 2, "tcp://"),
         ("nowhere", 2, "tcp://"),
     ],
 )
@@ -106,3 +110,27 @@ def test_a_target_that_cannot_be_loaded_is_said_in_a_line(
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_a_gateway_is_a_target_too_and_tells_stages_and_errors(
+    cluster: TemporaryCluster, tmp_path: Path, way: str
+) -> None:
+    both = EASY.replace(
+        "models: [",
+        "models: [{name: nobody, slo_ms: 2000, rate_rps: 10, profile: {alpha_ms: 1, beta_ms: 5}}, ",
+    )
+    both = both.replace(
+        "2000", "20000"
+    )  # a host that starves the senders makes requests late, and none of them bad
+    ended = bench(both, cluster.endpoints[way][0], tmp_path, "--duration", "2", "--warmup", "0", "--json")
+    assert ended.returncode in (1, 4), (ended.stdout, ended.stderr)  # 1: the senders were late
+    told = json.loads(ended.stdout)
+    easy, nobody = told["models"]["easy"], told["models"]["nobody"]
+    assert (easy["good"], nobody["dropped"]) == (easy["offered"], nobody["offered"])
+    assert told["by_model"]["nobody"]["errors"] == {"ModelNotFound": nobody["offered"]}
+    assert told["by_model"]["easy"]["errors"] == {}
+    stages = told["by_model"]["easy"]["breakdown_ms"]
+    assert stages["gpu_ms"]["p50"] >= 6
+    assert told["gpus"]["busy_fraction"][0] > 0
+    assert easy["batch_mean"] >= 1

@@ -22,10 +22,12 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_aio
+from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from fabric.client import ask_status
 from fabric.messages import CancelRequest
+from roles.runtime.metrics.catalog import METRICS
 from tests.integration.gateway_stage import GatewayProcess, Served, gateway
 from tests.integration.proc import until
 
@@ -364,6 +366,23 @@ def test_curl_sends_a_large_file_and_reads_a_compressed_answer(one: GatewayProce
     ]
     told = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert json.loads(told.stdout)["outputs"]["x"] == [0.5] * 500_000
+
+
+def test_its_page_of_metrics_is_read_by_the_client_library(one: GatewayProcess) -> None:
+    one.infer("echo")
+    one.infer("soon")
+    status, page, headers = one.ask("GET", "/metrics")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    found = {
+        (sample.name, *(sample.labels.get(label, "") for label in ("model", "outcome", "code"))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+    assert {name for name, *_ in found} == {metric.name for metric in METRICS if "gateway" in metric.shown_by}
+    assert found["tenuto_gateway_requests_total", "echo", "success", ""] >= 1
+    assert found["tenuto_gateway_requests_total", "soon", "fail", ""] >= 1
+    assert found["tenuto_gateway_failures_total", "", "", "DeadlineExceeded"] >= 1
+    assert one.ask("POST", "/metrics")[2]["allow"] == "GET, HEAD"
 
 
 def test_an_operator_may_ask_how_it_is(one: GatewayProcess) -> None:

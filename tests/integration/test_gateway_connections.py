@@ -228,3 +228,20 @@ def test_after_a_wrong_path_without_a_body_the_connection_goes_on() -> None:
             writer.close()
 
     run(test)
+
+
+def test_what_comes_behind_a_slow_answer_is_not_too_slow() -> None:
+    async def test() -> None:
+        limits = replace(LIMITS, head_ms=400)
+        async with serving(limits) as (_, stand, port), AsyncExitStack() as stack:
+            reader, writer = await connected(port, stack)
+            # The second waits, so nothing more is read; of the third a part has come.
+            writer.write(GET % b"never" + GET % b"a" + b"GET /b HTT")
+            await until(lambda: bool(stand.kept))
+            await asyncio.sleep(1)
+            stand.kept[0](Reply(200, (b"at last",)))
+            writer.write(b"P/1.1\r\nConnection: close\r\n\r\n")
+            answer = await ended(reader)
+            assert answer.count(b"HTTP/1.1 200") == 3, answer
+
+    run(test)

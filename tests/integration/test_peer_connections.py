@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.connections import HttpClient, HttpTarget
 from fabric.errors import Internal, Overloaded, PeerLost
 from fabric.messages import Ledger
+from roles.benchmark.http_connections import HttpClient, HttpTarget
 
 REQUEST = b"POST /m HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
 

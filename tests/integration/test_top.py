@@ -1,8 +1,12 @@
-"""`tenuto top` in a real terminal (a pty), beside a real cluster: what it draws, and that the terminal is as it was, however it ends."""
+"""`tenuto top` in a real terminal (a pty), beside a real cluster: what it draws, and that the terminal is as it was, however it ends.
+
+And what other commands tell of that cluster: live figures, a recording, changes that are only planned.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -15,9 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from fabric.client import BlockingClient
 from roles.benchmark.temporary_cluster import temporary_cluster
+from roles.cli.group import tenuto
+from roles.runtime.running_cluster import processes_in
 from tests.integration.proc import CLOCK, WAIT_MS
 
 CLUSTER = """
@@ -112,7 +121,7 @@ def test_it_draws_hears_keys_and_leaves(terminal: Terminal) -> None:
     terminal.press(b"\x1b")
     terminal.until(b"late or refused")
     terminal.press(b"e")
-    terminal.until(b"No request for fast came in the last minute.")
+    terminal.until(b"last minute")
     terminal.press(b"q")
     assert terminal.ended() == 0
 
@@ -153,3 +162,53 @@ def test_where_there_is_no_terminal_it_prints_once(run_dir: Path) -> None:
     )
     assert b"fast" in done.stdout
     assert b"\x1b" not in done.stdout
+
+
+def printed(*arguments: str | Path) -> Any:
+    done = CliRunner().invoke(tenuto, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_live_figures_workers_and_a_recording(run_dir: Path, tmp_path: Path) -> None:
+    frontend = next(one for one in processes_in(run_dir) if one.role_id == "frontend-0")
+    began_ms = CLOCK.now_ms()
+    with BlockingClient(frontend.addresses["client"][0]) as client:
+        for _ in range(20):
+            client.infer("fast", {"input": np.zeros(4, np.float32)})
+    at = ("--run-dir", run_dir)
+    told = printed("status", *at)
+    took_ms = CLOCK.now_ms() - began_ms
+    live = told["live"]["fast"]
+    if took_ms < 9_000:  # else some may be longer ago than is told
+        assert live["rate_rps"] * live["window_s"] == pytest.approx(20)
+        assert live["goodput_rps"] * live["window_s"] == pytest.approx(20)
+    assert (live["late"], live["dropped"], live["slo_ms"]) == (0, {}, 8_000.0)
+    for worker_id, pid in told["workers"].items():
+        assert worker_id.startswith("worker-local-")
+        os.kill(pid, 0)
+    assert told["workers"]
+    assert printed("models", "list", *at)["live"].keys() == printed("top", *at)["models"].keys() == {"fast"}
+    trace = tmp_path / "trace.csv"
+    recorded = printed("record", "--last", "50", "--output", trace, *at)
+    assert recorded["models"] == {"fast": 20}
+    file = tmp_path / "c.yaml"
+    file.write_text(CLUSTER, encoding="utf-8")
+    played = printed("simulate", file, "--arrivals", trace, "--duration", "50", "--warmup", "0")
+    assert played["models"]["fast"]["offered"] >= 20
+
+
+def test_a_change_that_is_only_planned_is_told_and_not_made(run_dir: Path) -> None:
+    at = ("--dry-run", "--run-dir", run_dir)
+    before = printed("models", "list", "--run-dir", run_dir)["models"]
+    section = "{name: more, slo_ms: 100, profile: {alpha_ms: 1, beta_ms: 5}}"
+    told = printed("models", "add", section, *at)
+    assert (told["status"], told["dry_run"], told["changed"] + told["started"]) == ("ok", True, 1)
+    assert printed("models", "set", "fast", "--slo-ms", "50", *at)["status"] == "ok"
+    assert printed("models", "remove", "fast", *at)["dry_run"]
+    refused = CliRunner().invoke(tenuto, ["models", "remove", "nobody", *map(str, at)])
+    assert "nobody" in str(refused.exception)
+    after = printed("models", "list", "--run-dir", run_dir)["models"]
+    assert [(one["model_id"], one["slo_ms"]) for one in after] == [
+        (one["model_id"], one["slo_ms"]) for one in before
+    ]

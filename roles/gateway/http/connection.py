@@ -99,6 +99,7 @@ class HttpConnection(asyncio.Protocol):
         self._cancellable: Cancellable | None = None
         self._is_starting = self._is_over = False
         self._is_reading = True
+        self._paused_at_ms = 0.0
         self._is_writing = True  # the client reads
         self._limit_at_ms: float | None = None
         """When it is ended: it reads too slowly, or is idle, or was told to end."""
@@ -127,7 +128,7 @@ class HttpConnection(asyncio.Protocol):
             self._take(self._reader.feed(data, self._server.clock.now_ms()))
 
     def eof_received(self) -> bool | None:
-        """The client has closed its side: nobody reads an answer."""
+        """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone."""
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -284,9 +285,13 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or is_wanted == self._is_reading:
             return
         self._is_reading = is_wanted
+        now_ms = self._server.clock.now_ms()
         if is_wanted:
+            if self._reader is not None:
+                self._reader.held_up(now_ms - self._paused_at_ms)
             self._transport.resume_reading()
         else:
+            self._paused_at_ms = now_ms
             self._transport.pause_reading()
 
 

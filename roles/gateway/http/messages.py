@@ -86,6 +86,8 @@ def retry_headers(failure: Failure) -> list[tuple[str, str]]:
     found = []
     if failure.retry_after_s is not None:
         found.append(("Retry-After", str(failure.retry_after_s)))
+    if failure.allowed:
+        found.append(("Allow", ", ".join(failure.allowed)))
     if failure.status == 401:
         found.append(("WWW-Authenticate", 'Bearer realm="tenuto"'))
     return found

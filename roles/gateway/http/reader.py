@@ -61,6 +61,8 @@ class HttpReader:
         self._events: list[ReaderEvent] = []
         self._state = _State.IDLE
         self._now_ms = self._began_at_ms = self._body_at_ms = now_ms
+        self._head_at_ms = now_ms
+        """From when on its time counts: later than its first byte where it was not read on meanwhile."""
         self._has_asked = False  # anything, since the connection began
         self._begin()
 
@@ -119,6 +121,11 @@ class HttpReader:
         events, self._events = self._events, []
         return events
 
+    def held_up(self, for_ms: float) -> None:
+        """Nothing was read for so long, which is not the client's fault: what is on its way has that much longer."""
+        self._head_at_ms += for_ms
+        self._body_at_ms += for_ms
+
     def close(self) -> None:
         """The connection is over: nothing is held for it any more."""
         self._budget.give_back(self._taken)
@@ -131,11 +138,11 @@ class HttpReader:
         """When what is coming in must be here; None: nothing is."""
         match self._state:
             case _State.HEAD:
-                return self._began_at_ms + self._limits.head_ms
+                return self._head_at_ms + self._limits.head_ms
             case _State.BODY:
                 return self._body_at_ms + self._limits.body_limit_ms(self._received)
             case _State.IDLE if not self._has_asked:
-                return self._began_at_ms + self._limits.head_ms
+                return self._head_at_ms + self._limits.head_ms
         return None
 
     @property
@@ -234,7 +241,7 @@ class HttpReader:
 
     def _enter_head(self) -> None:
         self._state = _State.HEAD
-        self._began_at_ms = self._now_ms
+        self._began_at_ms = self._head_at_ms = self._now_ms
 
     def _note_last(self) -> None:
         for at, event in enumerate(self._events):

@@ -23,6 +23,8 @@ from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 from roles.runtime.process import log
 
+Page = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""The page of metrics in a format that the reader accepts, and its content type."""
 _OPEN: Final = ("/v2/health/live", "/v2/health/ready")
 """Without a token: who looks after processes has none."""
 _NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
@@ -41,7 +43,10 @@ class Route:
 _METHODS: Final[Mapping[str, Sequence[str]]] = {
     name: methods
     for names, methods in (
-        (("server", "live", "ready", "model", "model_ready", "config", "stats", "models"), ("GET", "HEAD")),
+        (
+            ("server", "live", "ready", "model", "model_ready", "config", "stats", "models", "metrics"),
+            ("GET", "HEAD"),
+        ),
         (("infer", "predict", "index", "load", "unload"), ("POST",)),
     )
     for name in names
@@ -54,12 +59,15 @@ def route_of(head: Head) -> Route:
         parts = [unquote(part, errors="strict") for part in head.path.split("/")[1:]]
     except UnicodeDecodeError as error:
         raise NotFound("the path is not UTF-8") from error
-    route = _v1(parts) if parts[:1] == ["v1"] else _v2(parts)
+    if parts == ["metrics"]:
+        route: Route | None = Route("metrics")
+    else:
+        route = _v1(parts) if parts[:1] == ["v1"] else _v2(parts)
     if route is None:
         raise NotFound(f"there is no {head.path[:200]!r} here")
     allowed = _METHODS[route.name]
     if head.method not in allowed:
-        raise MethodNotAllowed(f"{head.path[:200]!r} takes {' and '.join(allowed)}")
+        raise MethodNotAllowed(f"{head.path[:200]!r} takes {' and '.join(allowed)}", allowed)
     check_version(route.model, route.version)
     return route
 
@@ -105,7 +113,8 @@ def _v2(parts: Sequence[str]) -> Route | None:
 class Routes:
     """Answers requests: inferences by callbacks, all else in a task each."""
 
-    def __init__(self, service: Service, repository: Repository, tokens: Tokens) -> None:
+    def __init__(self, service: Service, repository: Repository, tokens: Tokens, page: Page) -> None:
+        self._page = page
         self._service = service
         self._repository = repository
         self._tokens = tokens
@@ -121,6 +130,7 @@ class Routes:
             "index": self._index,
             "load": self._load,
             "unload": self._unload,
+            "metrics": self._metrics,
         }
 
     def screen(self, head: Head) -> None:
@@ -224,6 +234,11 @@ class Routes:
             raise InvalidInput("parameters must be an object")
         await self._repository.load(route.model, await self._service.models(), parameters)
 
+    async def _metrics(self, route: Route, request: Request) -> Any:
+        del route
+        body, content_type = await self._page(request.head.headers.get("accept", ""))
+        return Reply(200, (body,), content_type)
+
     async def _unload(self, route: Route, request: Request) -> Any:
         _asked(request)
         await self._repository.unload(route.model, await self._service.models())
@@ -250,6 +265,8 @@ def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
             answer(Reply(200))
         case Failure() as failure:
             answer(failed(failure))
+        case Reply() as reply:
+            answer(reply)
         case document:
             answer(Reply(200, (write_json(document),)))
 

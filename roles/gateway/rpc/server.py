@@ -10,6 +10,7 @@ import grpc
 from fabric.errors import ConfigError
 from fabric.frames import ANSWER_BYTES_MAX
 from roles.config.gateway import GatewayConfig
+from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.service import RpcService
 from roles.gateway.service import Service
@@ -25,9 +26,14 @@ class RpcServer:
     """One of them."""
 
     def __init__(
-        self, service: Service, repository: Repository, tokens: Tokens, config: GatewayConfig
+        self,
+        service: Service,
+        repository: Repository,
+        tokens: Tokens,
+        config: GatewayConfig,
+        budget: BodyBudget,
     ) -> None:
-        self._service = RpcService(service, repository, tokens)
+        self._service = RpcService(service, repository, tokens, budget)
         self._config = config
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None

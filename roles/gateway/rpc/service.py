@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 from google.protobuf import json_format
 
-from fabric.errors import FabricError
+from fabric.errors import FabricError, Overloaded
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, failure_of
+from roles.gateway.http.limits import BodyBudget
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import SERVICE, ModelStreamInferResponse, message_class, methods
@@ -33,7 +35,8 @@ Metadata = list[tuple[str, str]]
 class RpcService:
     """What `grpc.aio` calls."""
 
-    def __init__(self, service: Service, repository: Repository, tokens: Tokens) -> None:
+    def __init__(self, service: Service, repository: Repository, tokens: Tokens, budget: BodyBudget) -> None:
+        self._budget = budget
         self._service = service
         self._repository = repository
         self._tokens = tokens
@@ -56,7 +59,7 @@ class RpcService:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
         handlers = {}
         for method in methods():
-            reads = message_class(method.input_type.name).FromString
+            reads = partial(self._read, message_class(method.input_type.name).FromString)
             writes = message_class(method.output_type.name).SerializeToString
             if method.name == "ModelStreamInfer":
                 handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, reads, writes)
@@ -69,20 +72,26 @@ class RpcService:
                 handlers[method.name] = grpc.unary_unary_rpc_method_handler(call, reads, writes)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
+    def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
+        """Of a message that there is no room for nothing is kept."""
+        if not self._budget.take(len(raw)):
+            return Held(None, 0, self._budget)
+        return Held(parse(raw), len(raw), self._budget)
+
     # ------------------------------------------------------------ inferences
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, held: Held, context: Any) -> Any:
         began_at_ms = self._service.clock.now_ms()
         metadata = self._metadata(context)
         try:
             self._check_token(metadata)
-            response, timing = await self._inferred(request, began_at_ms, context.time_remaining())
+            response, timing = await self._inferred(held.message, began_at_ms, context.time_remaining())
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
             return await _abort(context, _failure_of(error), _trace(metadata))
         context.set_trailing_metadata([("server-timing", timing), *_trace(metadata)])
         return response
 
-    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
         """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
         try:
             self._check_token(self._metadata(context))
@@ -92,18 +101,19 @@ class RpcService:
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
 
-        async def work(request: Any) -> None:
+        async def work(held: Held) -> None:
             try:
-                response, _ = await self._inferred(request, self._service.clock.now_ms(), None)
+                response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
                 answer = ModelStreamInferResponse(infer_response=response)
             except Exception as error:  # noqa: BLE001  every request is answered
-                answer = _told(request, _failure_of(error))
+                answer = _told(held, _failure_of(error))
             answers.put_nowait(answer)
 
         async def read() -> None:
-            async for request in requests:
+            async for held in requests:
                 await room.acquire()
-                task = asyncio.ensure_future(work(request))
+                task = asyncio.ensure_future(work(held))
+                del held  # a stream that waits for its next request holds none
                 working.add(task)
                 task.add_done_callback(working.discard)
             await asyncio.gather(*working)
@@ -167,12 +177,12 @@ class RpcService:
         """A call that answers with a document, made a message of that name."""
         made = message_class(answer)
 
-        async def call(request: Any, context: Any) -> Any:
+        async def call(held: Held, context: Any) -> Any:
             self.calls += 1
             try:
                 if name not in _OPEN:
                     self._check_token(self._metadata(context))
-                document = await self._documents[name](request)
+                document = await self._documents[name](held.message)
                 return json_format.ParseDict(document or {}, made())
             except Exception as error:  # noqa: BLE001  as above
                 return await _abort(context, _failure_of(error), [])
@@ -230,6 +240,32 @@ class RpcService:
         self._tokens.check(metadata.get("authorization"))
 
 
+class Held:
+    """A message, and the bytes that it has of the budget for as long as anybody holds it."""
+
+    __slots__ = ("_budget", "_message", "_size")
+
+    def __init__(self, message: Any, size: int, budget: BodyBudget) -> None:
+        self._message = message
+        self._size = size
+        self._budget = budget
+
+    @property
+    def message(self) -> Any:
+        """Raises Overloaded where there was no room for it."""
+        if self._message is None:
+            raise Overloaded("the bodies of other requests take all the room there is")
+        return self._message
+
+    @property
+    def request_id(self) -> str:
+        """As the client wrote it, where that could be read."""
+        return "" if self._message is None else str(self._message.id)
+
+    def __del__(self) -> None:
+        self._budget.give_back(self._size)
+
+
 class _Failed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
@@ -257,7 +293,7 @@ async def _abort(context: Any, failure: Failure, more: Metadata) -> Any:
     await context.abort(getattr(grpc.StatusCode, failure.grpc_status), failure.reason, tuple(trailing))
 
 
-def _told(request: Any, failure: Failure) -> Any:
+def _told(held: Held, failure: Failure) -> Any:
     answer = ModelStreamInferResponse(error_message=f"{failure.code}: {failure.reason}")
-    answer.infer_response.id = request.id
+    answer.infer_response.id = held.request_id
     return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -11,22 +12,25 @@ from matplotlib.figure import Figure
 
 from fabric.ids import ModelId
 from policies.placement.common.base import WHOLE_PERCENT, GpuSlot, Placement, PlannedSlice
+from roles.lab.plots.axes import model_colours
 
 PLAN_GPUS = 48  # columns that can still be read
 LINES_IN_A_SLICE = 6  # more names than that would cover each other
 
 
-def plot_placement(path: Path, placement: Placement, gpus: Sequence[GpuSlot], policy: str) -> None:
+def plot_placement(
+    path: Path, placement: Placement, gpus: Sequence[GpuSlot], policy: str, models: Sequence[ModelId]
+) -> None:
     """Draw a plan into a PNG: one column per GPU, its slices stacked by share, labelled with model and batch.
 
     Slices without a limit divide what the others leave, and are hatched: their height says nothing.
+    `models`: of the file, so that each has the colour that it has in other pictures.
     """
     mpl.use("Agg")
     shown = gpus[:PLAN_GPUS]
     figure = Figure(figsize=(max(4.0, 1.6 * len(shown) + 1.5), 6), layout="constrained")
     axes = figure.subplots()
-    names = dict.fromkeys(model.model_id for planned in placement.slices for model in planned.models)
-    colours = {model_id: f"C{number % 10}" for number, model_id in enumerate(names)}
+    colours = model_colours(models)
     for column, gpu in enumerate(shown):
         bottom = 0.0
         own = [planned for planned in placement.slices if gpu.index in planned.gpus]
@@ -60,7 +64,7 @@ def _draw_slice(
     bottom: float,
     height: float,
     planned: PlannedSlice,
-    colours: Mapping[ModelId, str],
+    colours: Mapping[str, Any],
 ) -> None:
     """A slice; models that take turns on it stand side by side."""
     width = 0.8 / len(planned.models)

@@ -30,7 +30,9 @@ class Metric:
     shown_by: tuple[str, ...]
 
 
-ROLE_KINDS: Final = ("frontend", "scheduler", "node-agent")
+_LOOPED: Final = ("frontend", "scheduler", "node-agent")
+"""Whose loop is ours."""
+ROLE_KINDS: Final = (*_LOOPED, "gateway")
 _KNOWN: dict[str, Metric] = {}
 
 
@@ -59,25 +61,25 @@ SNAPSHOT_AGE = _gauge(
     "snapshot_age_seconds",
     "",
     "How old the figures on this page are: more than a second where the role's loop does not answer.",
-    *ROLE_KINDS,
+    *_LOOPED,
 )
 CPU = _counter(
     "process_cpu_seconds", "", "CPU time of the process, user and system, all its threads.", *ROLE_KINDS
 )
 MEMORY = _gauge("process_resident_memory_bytes", "", "Resident memory of the process.", *ROLE_KINDS)
-TURNS = _counter("loop_turns", "", "Turns of the process's loop.", *ROLE_KINDS)
-TURN_MAX = _gauge("loop_turn_max_seconds", "", "Longest turn since the start.", *ROLE_KINDS)
+TURNS = _counter("loop_turns", "", "Turns of the process's loop.", *_LOOPED)
+TURN_MAX = _gauge("loop_turn_max_seconds", "", "Longest turn since the start.", *_LOOPED)
 COLLECT_MAX = _gauge(
-    "loop_collect_max_seconds", "", "Longest pause for collecting garbage since the start.", *ROLE_KINDS
+    "loop_collect_max_seconds", "", "Longest pause for collecting garbage since the start.", *_LOOPED
 )
 TIMER_LATENESS = _histogram(
-    "timer_lateness_seconds", "", "How long after its moment a timer was handled.", *ROLE_KINDS
+    "timer_lateness_seconds", "", "How long after its moment a timer was handled.", *_LOOPED
 )
 EVENTS = _counter(
     "events",
     "event",
     "Other things that a role counts, under the names that `tenuto status --json` has them.",
-    *ROLE_KINDS,
+    *_LOOPED,
 )
 
 # ---------------------------------------------------------------- frontend
@@ -243,5 +245,32 @@ WORKER_EVENTS = _counter(
     "Other things that a worker counts, under the names that `tenuto status --json` has them.",
     "node-agent",
 )
+
+# ---------------------------------------------------------------- gateway
+
+GATEWAY_READY = _gauge("gateway_ready", "", "1 while a frontend is there that wants requests.", "gateway")
+GATEWAY_REQUESTS = _counter(
+    "gateway_requests",
+    "model outcome",
+    "Requests of inferences that this gateway answered. outcome: success (with outputs, in time or not), fail.",
+    "gateway",
+)
+GATEWAY_SECONDS = _counter(
+    "gateway_request_seconds",
+    "model",
+    "What requests with outputs took here, from the moment that they were asked of a frontend to the answer.",
+    "gateway",
+)
+GATEWAY_FAILURES = _counter(
+    "gateway_failures", "code", "Requests without outputs by code, of all models.", "gateway"
+)
+GATEWAY_UNDER_WAY = _gauge("gateway_under_way", "", "Inferences without an answer.", "gateway")
+GATEWAY_CONNECTIONS = _gauge("gateway_connections", "", "Open HTTP connections.", "gateway")
+GATEWAY_BODIES = _gauge("gateway_bodies_bytes", "", "Bodies that are held, of HTTP and gRPC.", "gateway")
+GATEWAY_HTTP = _counter("gateway_http_requests", "", "HTTP requests that were whole.", "gateway")
+GATEWAY_REFUSED = _counter(
+    "gateway_http_refused", "", "HTTP requests that were not: no HTTP, too large, too slow.", "gateway"
+)
+GATEWAY_GRPC = _counter("gateway_grpc_calls", "", "gRPC calls and requests of streams.", "gateway")
 
 METRICS: Final = tuple(_KNOWN.values())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId, PeerId, SliceId
@@ -282,10 +282,14 @@ class Controller:
         if isinstance(desired, ChangeRefused):
             self._actuator.send(peer, Changed(change.request_no, "refused", desired.code, desired.reason))
             return
-        if isinstance(change, ModelSet) and change.slo_ms is None and change.rate_rps is None:
+        if (
+            isinstance(change, ModelSet)
+            and (change.slo_ms, change.rate_rps) == (None, None)
+            and not change.dry_run
+        ):
             self._begin_term(peer, change, desired, now_ms)
             return
-        if isinstance(change, ModelsRemove):
+        if isinstance(change, ModelsRemove) and not change.dry_run:
             self._remove(change, desired, peer, now_ms)
         else:
             self._ask(_described(change), desired, peer, change)
@@ -384,6 +388,9 @@ class Controller:
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
         reason = made.reason or self._objection(task, made)
+        if task.change is not None and task.change.dry_run:
+            self._told(task, made)
+            return
         if reason:
             status = "failed" if isinstance(task.change, ModelsRemove) else "refused"
             self._give_up(task, status, INVALID_CONFIG, reason, now_ms)
@@ -403,6 +410,19 @@ class Controller:
         self._moves = [self._running(move) for move in made.moves]
         if not self._moves:
             self._finish(task, now_ms)
+
+    def _told(self, task: _Task, made: PlanMade) -> None:
+        """What would be done, and nothing of it."""
+        self._task = None
+        assert task.peer is not None, "it is an operator's"
+        assert task.change is not None, "likewise"
+        number = task.change.request_no
+        if made.reason:
+            answer = Changed(number, "refused", INVALID_CONFIG, made.reason)
+        else:
+            answer = _answered(task, made, made.moves)
+        self._note(f"planned only: {task.why}")
+        self._actuator.send(task.peer, answer)
 
     def _objection(self, task: _Task, made: PlanMade) -> str:
         """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
@@ -471,20 +491,13 @@ class Controller:
         self._task = None
         self._is_carried_over = False
         self.settled += 1
-        started = sum(len(move.starts) for move in moves)
-        ended = sum(len(move.move.ends) for move in moves)
-        changed = sum(len(move.move.changes) for move in moves)
-        kept, unplaced = len(self._made.kept), self._made.unplaced
+        done = _answered(task, self._made, [move.move for move in moves])
         self._note(
-            f"done: {started} started, {ended} ended, {changed} changed, {kept} kept, {len(unplaced)} unplaced"
+            f"done: {done.started} started, {done.ended} ended, {done.changed} changed, {done.kept} kept,"
+            f" {len(done.unplaced)} unplaced"
         )
         if task.peer is not None and task.change is not None:
-            fresh = {*_models_of(unplaced)} - task.unplaced_before | {*_models_of(unplaced)} & _names_in(
-                task.change
-            )
-            status = "partial" if fresh else "ok"
-            answer = Changed(task.change.request_no, status, "", "", started, ended, kept, unplaced, changed)
-            self._actuator.send(task.peer, answer)
+            self._actuator.send(task.peer, done)
 
     def _give_up(self, task: _Task, status: str, code: str, reason: str, now_ms: float) -> None:
         """Nothing came of it: what was wanted before is wanted again."""
@@ -530,6 +543,22 @@ def _names_in(change: PlanChange) -> set[ModelId]:
             return {model_id}
         case _:
             return set()
+
+
+def _answered(task: _Task, made: PlanMade, moves: Sequence[MoveInfo]) -> Changed:
+    """What a plan and its moves come to."""
+    unplaced = {*_models_of(made.unplaced)}
+    named = set() if task.change is None else _names_in(task.change)
+    fresh = unplaced - task.unplaced_before | unplaced & named
+    return Changed(
+        0 if task.change is None else task.change.request_no,
+        "partial" if fresh else "ok",
+        started=sum(len(move.starts) for move in moves),
+        ended=sum(len(move.ends) for move in moves),
+        kept=len(made.kept),
+        unplaced=made.unplaced,
+        changed=sum(len(move.changes) for move in moves),
+    )
 
 
 def _with_declared(desired: Desired, change: ModelsAdd, made: PlanMade) -> Desired:

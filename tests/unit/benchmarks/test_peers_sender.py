@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.peers.connections import HttpTarget
 from benchmarks.peers.sender import Hope, Load, SdkTarget, judged
 from fabric.client import InferResult
 from fabric.errors import Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Ledger
+from roles.benchmark.http_connections import HttpTarget
 from roles.benchmark.player import PlannedRequest, PlayedRequest
 from roles.benchmark.share import Recorder, merged
 from roles.workload.outcomes import Window

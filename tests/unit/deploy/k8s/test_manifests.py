@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -373,3 +374,69 @@ def marks(stage: Stage) -> dict[str, Any]:
 def run_keys(*words: object) -> None:
     done = CliRunner().invoke(keys, [str(word) for word in words])
     assert done.exit_code == 0, done.output
+
+
+# ------------------------------------------------------------ a gateway
+
+
+def with_gateway(folder: Path, **more: Any) -> Stage:
+    stage = Stage(folder)
+    (folder / "tokens").write_text("a-token-of-some-length\n", encoding="utf-8")
+    (folder / "tokens").chmod(0o600)
+    stage.document = json.loads(json.dumps(stage.document))
+    stage.document["listen"] = {"http": "127.0.0.1:8080", "grpc": "127.0.0.1:0"}
+    stage.document["cluster"]["gateway"] = {"token_file": "tokens", "request_mb": 8, **more}
+    return stage
+
+
+def test_a_gateway_is_beside_each_frontend_and_asks_it_by_its_local_socket(tmp_path: Path) -> None:
+    objects = with_gateway(tmp_path, model_control=True).objects()
+    for one in objects.values():
+        kubernetes_validate.validate(one, "1.37.0", strict=True)
+    template = pod_templates(objects)["tenuto-frontend"]
+    frontend, gateway = template["spec"]["containers"]
+    assert [one["port"] for one in objects["Service", "tenuto-frontend"]["spec"]["ports"]] == [
+        5555,
+        8080,
+        8001,
+    ]
+    assert {one["name"]: one["containerPort"] for one in gateway["ports"]} == {"http": 8080, "grpc": 8001}
+    words = [expanded(word, environment(gateway, FIELDS)) for word in gateway["command"]]
+    assert words[:3] == ["tenuto", "gateway", "cluster.json"]
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert options == {
+        "--frontend": f"ipc:///run/tenuto/run/frontend-{FIELDS['metadata.name']}.client",
+        "--http": "10.1.2.3:8080",
+        "--grpc": "10.1.2.3:8001",
+    }
+    command = LazyGroup("tenuto").get_command(click.Context(LazyGroup("tenuto")), "gateway")
+    assert command is not None
+    assert set(options) <= {flag for parameter in command.params for flag in parameter.opts}
+    own, other = (environment(one, FIELDS)["TENUTO_RUN_DIR"] for one in (gateway, frontend))
+    assert own == f"{other}/gateway", "probes of one say nothing of the other"
+    stops = [int(one["lifecycle"]["preStop"]["exec"]["command"][1]) for one in (gateway, frontend)]
+    assert stops[1] - stops[0] >= 5, "a gateway has ended before its frontend begins to"
+    assert template["spec"]["terminationGracePeriodSeconds"] > stops[1] + FRONTEND_STOP_MS / 1e3
+    config = read(objects, tmp_path)
+    assert config.gateway.token_file == Path("/run/tenuto-keys/gateway/token_file")
+    assert (config.gateway.request_bytes_max, config.gateway.is_model_control) == (8 << 20, False)
+    (copied,) = [one for one in template["spec"]["initContainers"] if one["name"] == "tokens"]
+    assert (
+        "install -m 0400 /etc/tenuto/gateway/token_file /run/tenuto-keys/gateway/token_file"
+        in copied["command"][2]
+    )
+    secret = objects["Secret", "tenuto-gateway"]
+    assert base64.b64decode(secret["data"]["token_file"]) == b"a-token-of-some-length\n"
+    policy = objects["NetworkPolicy", "tenuto-frontend"]["spec"]["ingress"]
+    assert {"ports": [{"port": port, "protocol": "TCP"} for port in (5555, 8080, 8001)]} in policy
+
+
+def test_another_token_replaces_the_pods_and_no_token_is_no_gateway(tmp_path: Path) -> None:
+    stage = with_gateway(tmp_path)
+    before = pod_templates(stage.objects())["tenuto-frontend"]["metadata"]["annotations"]
+    (tmp_path / "tokens").write_text("another-token-of-some-length\n", encoding="utf-8")
+    assert pod_templates(stage.objects())["tenuto-frontend"]["metadata"]["annotations"] != before
+    del stage.document["cluster"]["gateway"]["token_file"]
+    assert ("Secret", "tenuto-gateway") not in stage.objects()
+    done = stage.run()
+    assert "cluster.gateway has no token_file: the manifests have no gateway" in done.stderr

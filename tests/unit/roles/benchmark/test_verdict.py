@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def row(
 
 
 def record(
-    rows: list[list[float]], slices: tuple[str, ...] = (), errors: dict[str, int] | None = None
+    rows: list[list[float]], slices: tuple[str, ...] = (), errors: dict[tuple[int, str], int] | None = None
 ) -> LoadRecord:
     assert all(len(one) == len(COLUMNS) for one in rows)
     return LoadRecord(np.array(rows), slices, Counter(errors or {}))
@@ -74,10 +75,27 @@ def test_senders_records_become_one_whatever_each_called_its_slices() -> None:
 
 def test_an_unanswered_request_is_dropped_and_a_late_one_late() -> None:
     rows = [row(0, 1000.0), row(0, 1100.0, 26.0, batch_size=1, slice_no=0, gpu_ms=6.0), row(0, 2500.0)]
-    run = judge(config(), [record(rows, (slice_names()[0],), {"Overloaded": 1})], WINDOW)
+    run = judge(
+        config(), [record(rows, (slice_names()[0],), {(0, "Overloaded"): 1, (1, "NoReplica"): 2})], WINDOW
+    )
     found = run.outcome.models[ModelId("a")]
     assert (found.offered, found.good, found.late, found.dropped) == (2, 0, 1, 1)
-    assert run.as_json()["errors"] == {"Overloaded": 1}
+    assert run.as_json()["errors"] == {"Overloaded": 1, "NoReplica": 2}
+
+
+def test_stages_latency_and_errors_are_told_of_each_model() -> None:
+    rows = [
+        row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=6.0),
+        row(0, 1001.0, 22.0, batch_size=1, slice_no=0, gpu_ms=8.0),
+        row(1, 1002.0, 40.0, batch_size=1, slice_no=0, gpu_ms=30.0),
+    ]
+    run = judge(config(), [record(rows, (slice_names()[0],), {(1, "Overloaded"): 3})], WINDOW)
+    assert run.breakdown_ms(ModelId("a"))["gpu_ms"] == {"mean": 7.0, "p50": 6.0, "p99": 8.0}
+    assert run.breakdown_ms(ModelId("b"))["gpu_ms"]["mean"] == 30.0
+    assert run.breakdown_ms()["gpu_ms"]["p99"] == 30.0
+    by_model: Any = run.as_json()["by_model"]
+    assert by_model["a"]["latency_ms"]["p99"] == 22.0
+    assert (by_model["a"]["errors"], by_model["b"]["errors"]) == ({}, {"Overloaded": 3})
 
 
 def test_a_run_is_not_valid_when_its_own_senders_were_late() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from roles.cli.doctor import OK, WARN, examine
+from roles.cli.doctor import examine
+from roles.cli.host_checks import FAIL, OK, WARN, Finding, mps
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
@@ -38,3 +40,48 @@ def test_a_pair_of_wheels_that_does_not_go_together_is_found(
     (finding,) = [one for one in examine() if one.name == "import torchvision"]
     assert finding.state == state
     assert detail in finding.detail
+
+
+def test_whatever_is_not_well_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = examine()
+    assert all(finding.remedy for finding in findings if finding.state != OK)
+    names = {finding.name for finding in findings}
+    wanted = {
+        "clock",
+        "timers",
+        "cores",
+        "idle cores",
+        "interpreter",
+        "libzmq",
+        "crypto",
+        "shared memory",
+        "open files",
+    }
+    assert wanted | {"import fabric", "run directory"} <= names
+    with pytest.raises(AssertionError, match="nobody is told what to do"):
+        Finding("x", FAIL, "broken")
+    from roles.cli.doctor import _print
+
+    _print([Finding("x", FAIL, "broken", "mend it"), Finding("y", OK, "fine")])
+    out = capsys.readouterr().out
+    assert "x: mend it" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_shared_memory_that_was_forbidden_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roles.cli.host_checks import memory
+
+    monkeypatch.setenv("TENUTO_SHARED_MEMORY", "0")
+    (found,) = memory()
+    assert (found.state, "unset TENUTO_SHARED_MEMORY" in found.remedy) == (WARN, True)
+
+
+def test_another_users_mps_daemon_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = tmp_path / "123"
+    entry.mkdir()
+    (entry / "comm").write_text("nvidia-cuda-mps-control\n", encoding="utf-8")
+    (tmp_path / "self").mkdir()
+    assert [one.state for one in mps(tmp_path) if one.name == "mps users"] == [OK]
+    monkeypatch.setattr(os, "getuid", lambda: entry.stat().st_uid + 1)
+    (found,) = [one for one in mps(tmp_path) if one.name == "mps users"]
+    assert found.state == WARN

@@ -184,6 +184,23 @@ def test_a_slow_head_is_refused_by_its_first_byte() -> None:
     assert refusal(list(one.tick(16_000.0))).code == "TooSlow"
 
 
+def test_the_time_in_which_nothing_was_read_is_not_the_clients() -> None:
+    one = reader()
+    one.feed(b"GET /a", 1_000.0)
+    one.held_up(30_000.0)
+    assert list(one.tick(40_999.0)) == []
+    found = one.feed(b" HTTP/1.1\r\n\r\n", 40_999.0)
+    assert isinstance(found[0], Request)
+    assert found[0].began_at_ms == 1_000.0, "its deadline counts from its first byte all the same"
+    one.feed(b"GET", 50_000.0)
+    assert one.limit_at_ms == 60_000.0
+    body = reader()
+    body.feed(post(bytes(5_000))[:-5_000], 1_000.0)
+    body.held_up(30_000.0)
+    assert list(body.tick(40_999.0)) == []
+    assert refusal(list(body.tick(41_000.0))).code == "TooSlow"
+
+
 def test_who_says_nothing_at_all_is_refused_too() -> None:
     one = reader()
     assert list(one.tick(9_999.0)) == []

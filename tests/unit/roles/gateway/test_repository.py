@@ -39,3 +39,30 @@ def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(
             await own.load("m", (), {})
 
     asyncio.run(run())
+
+
+def test_the_gateways_end_does_not_wait_for_a_model_that_loads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(run_dir: Path) -> Any:
+        began.set()
+        assert may_end.wait(60)
+        return active_schedulers(run_dir)
+
+    monkeypatch.setattr("roles.gateway.repository.active_schedulers", slow)
+    own = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
+
+    async def run() -> None:
+        loading = asyncio.ensure_future(own.load("m", (), {}))
+        await asyncio.to_thread(began.wait, 60)
+        loading.cancel()
+        await asyncio.wait([loading])
+
+    asyncio.run(run())  # shuts the threads of the loop down, and waits for them
+    assert not may_end.is_set()
+    (thread,) = [one for one in threading.enumerate() if one.name == "model-change"]
+    may_end.set()
+    thread.join(60)
+    assert not thread.is_alive(), "and its answer goes nowhere, without a word"

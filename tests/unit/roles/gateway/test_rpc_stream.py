@@ -11,13 +11,24 @@ import pytest
 
 from fabric.client import Client
 from fabric.clock import MonotonicClock
+from fabric.errors import Overloaded
+from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.rpc.service import STREAM_MAX, RpcService
+from roles.gateway.rpc.service import STREAM_MAX, Held, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
 Asked = message_class("ModelInferRequest")
+
+
+BUDGET = BodyBudget(1 << 20)
+
+
+def held(budget: BodyBudget = BUDGET, **fields: Any) -> Held:
+    """As gRPC hands it on."""
+    raw = Asked(**fields).SerializeToString()
+    return RpcService._read(service(budget), Asked.FromString, raw)
 
 
 class NoContext:
@@ -25,19 +36,19 @@ class NoContext:
         return ()
 
 
-def service() -> RpcService:
+def service(budget: BodyBudget = BUDGET) -> RpcService:
     own = Service(Client(["tcp://127.0.0.1:9"]), MonotonicClock())
-    return RpcService(own, Repository({}, Path(), Path(), is_open=False), Tokens(None))
+    return RpcService(own, Repository({}, Path(), Path(), is_open=False), Tokens(None), budget)
 
 
 def test_who_does_not_read_answers_is_not_read_from() -> None:
     taken = 0
 
-    async def asked() -> AsyncIterator[Any]:
+    async def asked() -> AsyncIterator[Held]:
         nonlocal taken
         for number in range(20 * STREAM_MAX):
             taken += 1
-            yield Asked(model_name="m", model_version="9", id=str(number))
+            yield held(model_name="m", model_version="9", id=str(number))
 
     async def run() -> None:
         stream = service()._stream(asked(), NoContext())
@@ -58,9 +69,9 @@ def test_every_request_of_a_stream_is_answered_even_where_we_fail(monkeypatch: p
 
     monkeypatch.setattr("roles.gateway.rpc.service.read_infer", broken)
 
-    async def asked() -> AsyncIterator[Any]:
+    async def asked() -> AsyncIterator[Held]:
         for number in range(2 * STREAM_MAX):
-            yield Asked(model_name="m", id=str(number))
+            yield held(model_name="m", id=str(number))
 
     async def run() -> None:
         async with asyncio.timeout(30):
@@ -72,8 +83,8 @@ def test_every_request_of_a_stream_is_answered_even_where_we_fail(monkeypatch: p
 
 
 def test_a_stream_that_breaks_off_ends() -> None:
-    async def asked() -> AsyncIterator[Any]:
-        yield Asked(model_name="m", model_version="9")
+    async def asked() -> AsyncIterator[Held]:
+        yield held(model_name="m", model_version="9")
         raise OSError("the connection is gone")
 
     async def run() -> None:
@@ -81,5 +92,38 @@ def test_a_stream_that_breaks_off_ends() -> None:
             with pytest.raises(OSError, match="gone"):
                 async for _ in service()._stream(asked(), NoContext()):
                     pass
+
+    asyncio.run(run())
+
+
+def test_messages_share_the_budget_of_all_bodies_and_give_it_back() -> None:
+    budget = BodyBudget(100)
+    first = held(budget, model_name="m", id="x" * 60)
+    assert budget.used > 60
+    second = held(budget, model_name="m", id="x" * 60)
+    with pytest.raises(Overloaded):
+        assert second.message
+    assert second.request_id == ""
+    assert first.message.model_name == "m"
+    del first
+    assert budget.used == 0
+    assert held(budget, model_name="m", id="x" * 60).message.id == "x" * 60
+
+
+def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:
+    budget = BodyBudget(30)
+
+    async def asked() -> AsyncIterator[Held]:
+        yield held(budget, model_name="m", model_version="9", id="x" * 60)
+        yield held(budget, model_name="m", model_version="9", id="1")
+
+    async def run() -> None:
+        async with asyncio.timeout(30):
+            answers = [answer async for answer in service(budget)._stream(asked(), NoContext())]
+        assert sorted(answer.error_message.partition(":")[0] for answer in answers) == [
+            "ModelNotFound",
+            "Overloaded",
+        ]
+        assert budget.used == 0
 
     asyncio.run(run())

@@ -137,6 +137,7 @@ def test_a_timeline_has_a_row_for_each_slice_and_model_and_begins_at_0(tmp_path:
     assert rows == {"GPU here/gpu0", "here/gpu0/0", "requests", "resnet50"}
     (begun,) = [event for event in events if event["ph"] == "b"]
     assert (begun["ts"], begun["args"]["request_id"]) == (0.0, "abcdef-1")
+    assert begun["name"] == "resnet50 late", "viewers make a row of each name"
     bars = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert bars[:2] == [("bert x3", 3_000.0, 31_000.0), ("resnet50 x3", 34_000.0, 12_000.0)]
 
@@ -152,3 +153,19 @@ def test_no_span_of_many_is_dropped_where_the_collector_is_slow() -> None:
     assert spans.export([late_request(number) for number in range(1, 701)], offset_ms=1e12) == 700
     spans.close()
     assert len(exporter.get_finished_spans()) == 4_200
+
+
+def test_what_the_collector_does_not_take_is_counted() -> None:
+    class Refusing(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            super().export(spans)
+            return SpanExportResult.FAILURE
+
+    spans = Spans(Refusing())
+    assert spans.export([late_request(number) for number in range(1, 4)], offset_ms=1e12) == 3
+    assert spans.refused() == 3
+    taken = Spans(InMemorySpanExporter())
+    taken.export([late_request(1)], offset_ms=1e12)
+    assert taken.refused() == 0
+    for one in (spans, taken):
+        one.close()

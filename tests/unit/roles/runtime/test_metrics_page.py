@@ -36,6 +36,9 @@ COUNTED = {  # what is a number of things, and needs no unit
     "tenuto_scheduler_standbys",
     "tenuto_gpu_throttled",
     "tenuto_workers",
+    "tenuto_gateway_ready",
+    "tenuto_gateway_under_way",
+    "tenuto_gateway_connections",
 }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     LEAVING_TERM,
@@ -29,6 +31,7 @@ from fabric.messages import (
     NewSlice,
     NodeHello,
     PlanAsked,
+    PlanChange,
     PlanCopy,
     PlanMade,
     ReplicaHint,
@@ -693,3 +696,44 @@ def test_a_model_that_is_left_out_anyway_holds_no_move_of_its_neighbours_up() ->
     stage.run(1_000)
     assert stage.answer().status == "ok"
     assert [stage.code_of(name) for name in "abc"] == ["", "NoReplica", ""]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        add("c"),
+        ModelsRemove(1, (ModelId("b"),)),
+        ModelSet(1, ModelId("a"), slo_ms=50.0),
+        ModelSet(1, ModelId("a"), rate_rps=70.0),
+        DrainAsked(1, NodeId("left")),
+        DrainAsked(1, NodeId("nowhere")),
+        ModelsRemove(1, (ModelId("nobody"),)),
+        add("a"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("placement", ["exclusive", "symphony"])
+def test_a_dry_run_is_answered_like_the_change_and_changes_nothing(
+    change: PlanChange, placement: str
+) -> None:
+    dry, real = (two_nodes(model("a"), model("b"), placement=placement) for _ in range(2))
+    before, served = dry.hosted(), [dry.code_of(name) for name in "abc"]
+    dry.sent.clear()
+    dry.hear(OPERATOR, replaced(change, dry_run=True))
+    dry.run(20_000)
+    told = dry.answer()
+    real.sent.clear()
+    real.hear(OPERATOR, change)
+    real.run(20_000)
+    assert told == real.answer()
+    assert dry.hosted() == before
+    assert not any(isinstance(one.message, DesiredSlices | Dropped) for one in dry.sent)
+    assert [dry.code_of(name) for name in "abc"] == served
+    after = dry.status()
+    assert {one.model_id: one.slo_ms for one in after.models} == {"a": 100.0, "b": 100.0}
+    assert after.plan is not None
+    assert after.plan.state == "steady"
+    dry.sent.clear()
+    dry.hear(OPERATOR, change)  # and it can be done for real then
+    dry.run(20_000)
+    assert (dry.answer(), dry.hosted()) == (told, real.hosted())

@@ -1,14 +1,15 @@
-"""Keep-alive HTTP/1.1 to servers of this host, as light as it gets: no client of a peer should cost it goodput.
+"""Keep-alive HTTP/1.1 for loads, as light as it gets: no client of a server should cost it goodput.
 
-A request is bytes made once; of an answer only status and length are read. A free connection is the one used
+Of an answer only status and length are read, unless a subclass wants more. A free connection is the one used
 last, so that as many are open as are needed at once; where there is none, one more is opened, up to a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from types import TracebackType
@@ -34,6 +35,15 @@ BUSY: Final = (429, 503)
 _ANSWERED: Final = InferResult({}, Ledger())  # what it says is not looked at
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole one. Names of `fields` are in small letters; `body` is empty where it came in chunks."""
+
+    status: int
+    fields: Mapping[bytes, bytes]
+    body: bytes
+
+
 class AnswerReader:
     """Finds the end of each answer on one connection, sans-IO."""
 
@@ -43,6 +53,9 @@ class AnswerReader:
         self._body_at = -1  # where it begins in what was received; -1: the head is not complete
         self._length: int | None = None  # of the body; None: in chunks
         self.is_last = False  # the server said that it closes the connection
+        self._fields: Mapping[bytes, bytes] = {}
+        self.answer = HttpAnswer(0, {}, b"")
+        """The one that was completed last."""
 
     @property
     def is_untouched(self) -> bool:
@@ -59,6 +72,8 @@ class AnswerReader:
             return None
         if len(self._received) > ends_at:
             raise RemoteProtocolError("more came than one answer")
+        body = b"" if self._length is None else bytes(self._received[self._body_at :])
+        self.answer = HttpAnswer(self._status, self._fields, body)
         self._received.clear()
         self._body_at = -1
         return self._status
@@ -69,15 +84,18 @@ class AnswerReader:
             if len(self._received) > HEAD_BYTES_MAX:
                 raise RemoteProtocolError("a head without end")
             return False
-        first, *lines = bytes(self._received[:end]).lower().split(b"\r\n")
-        fields = {name.strip(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        first, *lines = bytes(self._received[:end]).split(b"\r\n")
+        fields = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)
+        }
         try:
             self._status = int(first.split(b" ", 2)[1])
-            is_chunked = fields.get(b"transfer-encoding") == b"chunked"
+            is_chunked = fields.get(b"transfer-encoding", b"").lower() == b"chunked"
             self._length = None if is_chunked else int(fields[b"content-length"])
         except (IndexError, KeyError, ValueError) as error:
             raise RemoteProtocolError(f"a head without status or length: {first!r}") from error
-        self.is_last = fields.get(b"connection") == b"close"
+        self._fields = fields
+        self.is_last = fields.get(b"connection", b"").lower() == b"close"
         self._body_at = end + 4
         return True
 
@@ -97,9 +115,11 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Where requests of each model go: ports of this host, each in its turn, and the bytes of a request."""
+    """Where requests of each model go: ports of `host`, each in its turn, and the bytes of a request, which a subclass of the client may make itself."""
 
     requests: Mapping[str, Sequence[tuple[int, bytes]]]
+    host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +129,8 @@ class _Asked:
     request: bytes
     future: asyncio.Future[InferResult]
     gives_up_at_s: float
+    model: str = ""
+    asked_at_s: float = 0.0
     connection: _Connection | None = None
 
 
@@ -140,7 +162,10 @@ class _Connection(asyncio.Protocol):
         if status is None:
             return
         self._is_used = True
-        self._finish(_error_of(status))
+        asked = self._asked
+        if asked is not None:
+            took_s = asyncio.get_running_loop().time() - asked.asked_at_s
+            self._finish(self._server.read(self._reader.answer, asked.model, 1e3 * took_s))
         if self._reader.is_last:
             self.transport.close()
         else:
@@ -155,22 +180,25 @@ class _Connection(asyncio.Protocol):
         self._finish(PeerLost(f"the server closed the connection: {exc}"))
         self._server.is_gone(self)
 
-    def _finish(self, error: FabricError | None) -> None:
+    def _finish(self, outcome: InferResult | FabricError) -> None:
         asked, self._asked = self._asked, None
         if asked is None or asked.future.done():
             return
-        if error is None:
-            asked.future.set_result(_ANSWERED)
+        if isinstance(outcome, FabricError):
+            asked.future.set_exception(outcome)
         else:
-            asked.future.set_exception(error)
+            asked.future.set_result(outcome)
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
     """One port: its free connections, the last used at the end, and who waits for one."""
 
+    host: str
     port: int
+    tls: ssl.SSLContext | None
     connections_max: int
+    read: Callable[[HttpAnswer, str, float], InferResult | FabricError]
     free: list[_Connection] = field(default_factory=list)
     waiting: deque[_Asked] = field(default_factory=deque)
     connections: set[_Connection] = field(default_factory=set)
@@ -193,12 +221,14 @@ class _Server:
     async def _open(self) -> None:
         try:
             loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: _Connection(self), "127.0.0.1", self.port)
+            await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         except OSError as error:
             if self.waiting:
                 asked = self.waiting.popleft()
                 if not asked.future.done():
-                    asked.future.set_exception(PeerLost(f"cannot connect to port {self.port}: {error}"))
+                    asked.future.set_exception(
+                        PeerLost(f"cannot connect to {self.host}:{self.port}: {error}")
+                    )
 
     def is_free(self, connection: _Connection) -> None:
         while self.waiting:
@@ -217,9 +247,12 @@ class _Server:
 class HttpClient:
     """Submits like the SDK's client; inputs and budget are not looked at, the target's bytes are sent as they are."""
 
+    limit_s = ANSWER_LIMIT_S
+
     def __init__(self, target: HttpTarget) -> None:
         ports = {port for requests in target.requests.values() for port, _ in requests}
-        self._servers = {port: _Server(port, CONNECTIONS_MAX // len(ports)) for port in ports}
+        each = CONNECTIONS_MAX // max(1, len(ports))
+        self._servers = {port: _Server(target.host, port, target.tls, each, self.read) for port in ports}
         self._turns = {model: cycle(requests) for model, requests in target.requests.items()}
         self._pending: deque[_Asked] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -246,17 +279,28 @@ class HttpClient:
         self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
     ) -> asyncio.Future[InferResult]:
         """Send one request. The future has a RequestError or PeerLost where there is no good answer."""
-        del inputs, budget_ms
-        port, request = next(self._turns[model])
+        port, request = self.written(model, inputs, budget_ms)
         now_s = self._loop.time()
-        asked = _Asked(request, self._loop.create_future(), now_s + ANSWER_LIMIT_S)
+        asked = _Asked(request, self._loop.create_future(), now_s + self.limit_s, model, now_s)
         self._pending.append(asked)
         if self._alarm is None:
-            self._alarm = self._loop.call_later(ANSWER_LIMIT_S, self._give_up)
+            self._alarm = self._loop.call_later(self.limit_s, self._give_up)
         while self._pending[0].future.done():
             self._pending.popleft()
         self._servers[port].ask(asked)
         return asked.future
+
+    def written(self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None) -> tuple[int, bytes]:
+        """Which port, and the bytes of the request: here those of the target, whatever the inputs are."""
+        del inputs, budget_ms
+        return next(self._turns[model])
+
+    def read(self, answer: HttpAnswer, model: str, took_ms: float) -> InferResult | FabricError:
+        """What an answer says: here its status alone."""
+        del model, took_ms
+        if answer.status == OK:
+            return _ANSWERED
+        return Overloaded("shed") if answer.status in BUSY else Internal(f"HTTP {answer.status}")
 
     def _give_up(self) -> None:
         now_s = self._loop.time()
@@ -264,14 +308,8 @@ class HttpClient:
         while pending and (pending[0].future.done() or pending[0].gives_up_at_s <= now_s):
             asked = pending.popleft()
             if not asked.future.done():
-                asked.future.set_exception(DeadlineExceeded(f"no answer in {ANSWER_LIMIT_S:g} s"))
+                asked.future.set_exception(DeadlineExceeded(f"no answer in {self.limit_s:g} s"))
                 if asked.connection is not None:
                     asked.connection.transport.abort()
         if pending:
             self._alarm = self._loop.call_later(pending[0].gives_up_at_s - now_s, self._give_up)
-
-
-def _error_of(status: int) -> FabricError | None:
-    if status == OK:
-        return None
-    return Overloaded("shed") if status in BUSY else Internal(f"HTTP {status}")

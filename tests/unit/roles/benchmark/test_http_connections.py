@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers.connections import AnswerReader
 from fabric.errors import RemoteProtocolError
+from roles.benchmark.http_connections import AnswerReader
 
 WITH_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nserver: x\r\n\r\n[1.0]"
 IN_CHUNKS = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1.\r\n2;x=1\r\n0]\r\n0\r\n\r\n"

@@ -1,0 +1,80 @@
+"""Live arrivals, joined to a trace that the simulator plays: what frontends counted in bins of 5 ms, asked for again and again.
+
+A frontend remembers a minute. Bins have numbers on its clock, so answers that overlap are joined without a gap or a double. The
+requests of a bin are spread evenly over it: a trace is exact to within 5 ms.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from fabric.ids import ModelId
+from fabric.messages import RequestsRemembered
+
+ARRIVALS_MAX: Final = 20_000_000
+"""Of one recording, some 30 bytes each on the disk."""
+
+SAME_CLOCK_MS: Final = 50.0
+"""Hosts that were started within so short a time of each other are taken for one."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """From `from_ms` until `until_ms` on the asker's clock. `missed_s`: what nobody remembered any more when it was asked for."""
+
+    from_ms: float
+    until_ms: float
+    missed_s: float = 0.0
+    is_full: bool = False
+    _zero_ms: dict[str, float] = field(default_factory=dict)
+    _next_bin: dict[tuple[str, ModelId], int] = field(default_factory=dict)
+    _moments: dict[ModelId, list[float]] = field(default_factory=dict)
+    _count: int = 0
+
+    @property
+    def counts(self) -> dict[ModelId, int]:
+        """Requests of each model so far."""
+        return {model_id: len(its) for model_id, its in sorted(self._moments.items())}
+
+    def note(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:
+        """A frontend's answer, which came just now. The last bin is not over, and left for the next answer."""
+        if not told.arrivals or not told.bin_ms:
+            return
+        bin_ms = told.bin_ms
+        # The clock of another host has another zero; the first answer says which, to within its way here. This host's has ours.
+        zero_ms = self._zero_ms.setdefault(frontend, _zero_ms(now_ms - (told.newest_bin + 1) * bin_ms))
+        oldest = told.newest_bin + 1 - len(told.arrivals)
+        first = int(-((zero_ms - self.from_ms) // bin_ms))
+        wanted = self._next_bin.get((frontend, model_id), first)
+        self.missed_s += max(0, oldest - wanted) * bin_ms / 1e3
+        self._next_bin[frontend, model_id] = max(wanted, told.newest_bin)
+        for number in range(max(wanted, oldest), told.newest_bin):
+            count = told.arrivals[number - oldest]
+            if count:
+                self._add(model_id, zero_ms + number * bin_ms, count, bin_ms)
+
+    def _add(self, model_id: ModelId, at_ms: float, count: int, bin_ms: float) -> None:
+        if self._count + count > ARRIVALS_MAX:
+            self.is_full = True
+            return
+        moments = self._moments.setdefault(model_id, [])
+        spread = (at_ms + (place + 0.5) / count * bin_ms - self.from_ms for place in range(count))
+        inside = [moment for moment in spread if 0 <= moment < self.until_ms - self.from_ms]
+        moments += inside
+        self._count += len(inside)
+
+    def lines(self) -> Iterator[str]:
+        """The trace: CSV with `at_ms,model`, ascending."""
+        yield "at_ms,model\n"
+        rows = [
+            [(moment, model_id) for moment in sorted(its)] for model_id, its in sorted(self._moments.items())
+        ]
+        for moment, model_id in heapq.merge(*rows):
+            yield f"{moment:.3f},{model_id}\n"
+
+
+def _zero_ms(estimated_ms: float) -> float:
+    return 0.0 if abs(estimated_ms) < SAME_CLOCK_MS else estimated_ms
