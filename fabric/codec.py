@@ -25,6 +25,8 @@ from fabric.messages import (
     DesiredSlices,
     Directory,
     Envelope,
+    GlueAsked,
+    GlueMade,
     Host,
     Infer,
     Inputs,
@@ -59,6 +61,8 @@ LONG: Final = (
     Telemetry,
     ModelsRemove,
     Changed,
+    GlueAsked,
+    GlueMade,
 )
 """Messages that describe thousands of tensors, or list what is placed; they travel alone when they are long."""
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20

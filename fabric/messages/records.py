@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages.base import Listed, Message, Value
-from fabric.messages.client_frontend import Ledger
+from fabric.messages.ledgers import Ledger
 
 
 class RecordsAsked(Message, frozen=True, tag=80):

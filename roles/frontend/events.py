@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fabric.ids import FrontendId, Incarnation, PeerId, SliceId
+from fabric.ids import FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     Answer,
     AnyMessage,
@@ -24,6 +24,7 @@ from fabric.messages import (
     Unready,
     Withdraw,
 )
+from roles.applications.served import ServedApplication
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from roles.runtime.process_events import StopAsked
 
@@ -42,6 +43,9 @@ class FrontendSettings:
     pending_bytes_max: int = 1 << 30
     memory: str = ""
     shards: int = 1
+    applications: tuple[ServedApplication, ...] = ()
+    fan_outs_from_ms: float | None = None
+    """The moment from which the steps of drawn fan-outs count; None: its start."""
     hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
 
 
@@ -111,6 +115,32 @@ class PreprocessFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class MadeInputs:
+    """The inputs of one request of a stage; kept under `payload`, described by `specs`."""
+
+    payload: Handle
+    specs: Sequence[TensorSpec]
+    size_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class InputsMade:
+    """The answer to `MakeInputs`: of so many requests."""
+
+    job: int
+    made: Sequence[MadeInputs]
+
+
+@dataclass(slots=True, frozen=True)
+class InputsNotMade:
+    """The other answer to `MakeInputs`: `code` is a request error's wire code."""
+
+    job: int
+    code: str
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
 class TurnEnded:
     """The shell has handed over what one turn of its loop brought. Fed while `has_gathered`."""
 
@@ -147,6 +177,8 @@ FrontendEvent = (
     | WorkerSaid
     | Preprocessed
     | PreprocessFailed
+    | InputsMade
+    | InputsNotMade
     | TurnEnded
     | Unannounced
     | Unpushed
@@ -230,6 +262,43 @@ class Preprocess:
 
 
 @dataclass(slots=True, frozen=True)
+class ReplyWithAll:
+    """To a client: the answer of an application, with all tensors of these payloads, each named after its result."""
+
+    peer: PeerId
+    message: Answer
+    payloads: Sequence[Handle]
+
+
+@dataclass(slots=True, frozen=True)
+class KeepRow:
+    """Row `row` of every tensor under `payload` is wanted longer than the rest: keep it under `kept`."""
+
+    payload: Handle
+    row: int
+    kept: Handle
+
+
+@dataclass(slots=True, frozen=True)
+class MakeInputs:
+    """Make the inputs of a stage's requests. Answered by `InputsMade` or `InputsNotMade`, unless `until_ms` is over.
+
+    `after`: the answers they are made from, by stage. `request`: the tensors of the application's request. `names`: of the inputs that
+    the model declares, if it does. `count`: so many are alike; None: the output `source` says how many, or a glue does.
+    """
+
+    job: int
+    application: ModelId
+    stage: str
+    after: Sequence[tuple[str, Sequence[Handle]]]
+    request: Handle
+    names: Sequence[str]
+    until_ms: float
+    count: int | None = None
+    source: str = ""
+
+
+@dataclass(slots=True, frozen=True)
 class Release:
     """These tensors are wanted no more."""
 
@@ -237,5 +306,16 @@ class Release:
 
 
 FrontendAction = (
-    Reply | Report | Tell | UseScheduler | PushInputs | OpenSlice | DropSlice | Preprocess | Release
+    Reply
+    | ReplyWithAll
+    | Report
+    | Tell
+    | UseScheduler
+    | PushInputs
+    | OpenSlice
+    | DropSlice
+    | Preprocess
+    | KeepRow
+    | MakeInputs
+    | Release
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
-from fabric.frames import ANSWER_BYTES_MAX
+from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import FrontendId, Incarnation, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
@@ -37,6 +37,7 @@ from fabric.tensors import dtype_name
 from fabric.transport import ZMQ, Transport
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
+from roles.applications.served import ServedApplication
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -45,11 +46,14 @@ from roles.frontend.events import (
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
+    KeepRow,
+    MakeInputs,
     OpenSlice,
     Preprocess,
     PushInputs,
     Release,
     Reply,
+    ReplyWithAll,
     Report,
     Tell,
     TurnEnded,
@@ -58,6 +62,7 @@ from roles.frontend.events import (
     UseScheduler,
     WorkerSaid,
 )
+from roles.frontend.graphs.input_maker import InputMaker
 from roles.frontend.scheduler_links import SchedulerLinks
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
@@ -102,6 +107,7 @@ class FrontendOptions:
     clock: Clock = field(default_factory=MonotonicClock)
     transport: Transport = ZMQ
     scheduler_shards: Sequence[int] = ()
+    applications: tuple[ServedApplication, ...] = ()
 
 
 class FrontendShell:
@@ -155,6 +161,9 @@ class FrontendShell:
         )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._decoding = Decoding(self._payloads, options.decode_threads)
+        self._inputs = InputMaker(
+            self._payloads, options.applications, self._clock, options.request_bytes_max
+        )
         self._is_alone = hub is None
         self._metrics = (
             None if options.metrics is None else MetricsServer(options.metrics, self._id, self._clock)
@@ -172,6 +181,7 @@ class FrontendShell:
                 options.pending_bytes_max,
                 memory_address(),
                 len(self._shards),
+                options.applications,
             ),
             self._clock.now_ms(),
         )
@@ -183,6 +193,7 @@ class FrontendShell:
                 *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
+                self._inputs,
                 self._unsent,
                 *asked,
             ],
@@ -215,6 +226,7 @@ class FrontendShell:
         for shard in self._shards:
             shard.close()
         self._decoding.close()
+        self._inputs.close()
         self._unsent.close()
 
     def _from_client(self, received: Received) -> FrontendEvent:
@@ -255,6 +267,12 @@ class FrontendShell:
                 self._push(action)
             case Preprocess(payload, image):
                 self._decoding.start(payload, image)
+            case MakeInputs():
+                self._inputs.start(action)
+            case KeepRow(payload, row, kept):
+                self._payloads.keep(kept, _row(self._payloads.get(payload), row))
+            case ReplyWithAll():
+                self._reply_with_all(action)
             case OpenSlice(slice_id, incarnation, addresses):
                 self._slices.know(_pushed_to(slice_id), incarnation, addresses)
             case DropSlice(slice_id):
@@ -271,16 +289,27 @@ class FrontendShell:
             if action.payload
             else []
         )
+        self._put(action.peer, action.message, rows)
+
+    def _reply_with_all(self, action: ReplyWithAll) -> None:
+        tensors = [
+            NamedTensor(f"{result.stage}.{'.'.join(map(str, result.place))}.{tensor.name}", tensor.array)
+            for result, payload in zip(action.message.results, action.payloads, strict=True)
+            for tensor in self._payloads.get(payload)
+        ]
+        self._put(action.peer, action.message, tensors)
+
+    def _put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor]) -> None:
         try:
-            self._to_clients.put(action.peer, action.message, rows)
+            self._to_clients.put(peer, message, tensors)
         except (
             LocalProtocolError
         ) as error:  # what users' models and words make of an answer is no bug of ours
             self._counts["answers_unsendable"] += 1
-            if isinstance(action.message, Answer):
+            if isinstance(message, Answer):
                 reason = f"its outputs cannot be sent: {error}"
-                number, code = action.message.request_no, code_of_unsendable(error)
-                self._to_clients.put(action.peer, Refusal(number, code, reason, retryable=False))
+                number, code = message.request_no, code_of_unsendable(error)
+                self._to_clients.put(peer, Refusal(number, code, reason, retryable=False))
 
     def _tell(self, message: AnyMessage, shard: int) -> None:
         try:
@@ -374,6 +403,16 @@ def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], 
     """What they are, and their bytes."""
     specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
     return specs, sum([one.array.nbytes for one in tensors])
+
+
+def _row(tensors: Sequence[NamedTensor], row: int) -> Sequence[NamedTensor]:
+    """One request's outputs, to be kept: what is small is copied, so that it does not hold all its batch in memory."""
+    rows = [NamedTensor(one.name, one.array[row, ...]) for one in tensors]
+    for one in rows:
+        if one.array.nbytes < SMALL_BELOW_BYTES:
+            one.array = one.array.copy()
+            one.array.flags.writeable = False
+    return rows
 
 
 def _pushed_to(slice_id: SliceId) -> PeerId:

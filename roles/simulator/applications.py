@@ -1,25 +1,18 @@
 """Applications in the fast simulation: their cores, and what a frontend does around them.
 
-Tasks have numbers from `TASKS_FROM` on, of each model and frontend, beside those of the model's own requests. How many
-tasks follow an answer is drawn by the seed, the request and the stage alone: the same under every rule and discipline.
+Tasks have numbers from `TASKS_FROM` on, of each model and frontend, beside those of the model's own requests.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Arrivals, SeqRun, Withdraw
-from policies.graphs import ApplicationPlan
-from policies.graphs.graph import FAN_OUT_MAX
 from roles.applications.core import ApplicationCore
 from roles.applications.events import (
     ApplicationEvent,
@@ -31,8 +24,11 @@ from roles.applications.events import (
     Followed,
     TaskAnswered,
     TaskDropped,
+    TimeUp,
 )
-from roles.config.cluster import ClusterConfig, FanOutConfig
+from roles.applications.served import FanOutDraws, ServedApplication
+from roles.applications.tally import StageTally
+from roles.config.cluster import ClusterConfig
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin
@@ -41,34 +37,14 @@ from roles.workload.arrivals import Workload
 from roles.workload.outcomes import ApplicationOutcome, StageOutcome, Window, model_outcome
 
 TASKS_FROM = 1 << 41
-_DRAWS = 1 << 18
-_STRIDES = (7_919, 104_729, 15_485_863)  # of request, stage and place into the draws: primes
 
 
 @dataclass(slots=True, frozen=True)
 class PlayedApplication:
-    """What is played: an application's plan, its fan-outs by stage, and its requests, which take their fates."""
+    """What is played: an application, and its requests, which take their fates."""
 
-    plan: ApplicationPlan
-    fan_outs: Mapping[str, FanOutConfig]
+    served: ServedApplication
     traffic: ModelTraffic
-
-
-@dataclass(slots=True)
-class StageTally:
-    """What became of a stage's tasks, whenever they came."""
-
-    asked: int = 0
-    answered: int = 0
-    dropped: int = 0
-    cancelled: int = 0
-    waited_ms: float = 0.0
-    run_ms: float = 0.0
-
-    def outcome(self) -> StageOutcome:
-        """As it is reported."""
-        means = [total / self.answered if self.answered else None for total in (self.waited_ms, self.run_ms)]
-        return StageOutcome(self.asked, self.answered, self.dropped, self.cancelled, *means)
 
 
 class ApplicationSurroundings(Protocol):
@@ -102,15 +78,18 @@ class _Announced:
 class ApplicationPlay:
     """All applications of a run, at `frontends` frontends: request i is that of frontend i % F."""
 
-    def __init__(self, played: Sequence[PlayedApplication], rule: str, seed: int, frontends: int) -> None:
-        self.tallies = [{stage.name: StageTally() for stage in one.plan.graph.stages} for one in played]
+    def __init__(self, played: Sequence[PlayedApplication], frontends: int) -> None:
+        plans = [one.served.plan for one in played]
+        self.tallies = [{stage.name: StageTally() for stage in plan.graph.stages} for plan in plans]
         self.progress_at_ms = 0.0
         self._played = played
         self._cores = []
         for one in played:
-            own_rule, measured = one.plan.rule(rule)
-            self._cores.append(ApplicationCore(one.plan.graph, one.plan.least_ms, own_rule, measured))
-        self._draws = [_FanOuts(one, seed) for one in played]
+            plan = one.served.plan
+            rule, measured = plan.rule(one.served.rule)
+            self._cores.append(ApplicationCore(plan.graph, plan.least_ms, rule, measured))
+        self._draws = [FanOutDraws(one.served) for one in played]
+        self._may_be_partial = [any(stage.is_optional for stage in plan.graph.stages) for plan in plans]
         self._frontends = frontends
         self._world: ApplicationSurroundings
         self._announced: dict[tuple[ModelId, int], dict[int, _Announced]] = {}
@@ -121,7 +100,7 @@ class ApplicationPlay:
     def ends_at_ms(self) -> float:
         """The last deadline, and the last moment at which something happened to a task."""
         ends = [
-            float(one.traffic.arrived_at_ms[-1]) + one.plan.slo_ms
+            float(one.traffic.arrived_at_ms[-1]) + one.traffic.slo_ms
             for one in self._played
             if one.traffic.arrived_at_ms.size
         ]
@@ -138,18 +117,6 @@ class ApplicationPlay:
         """Write down the fates of requests; those without any were dropped."""
         for one in self._played:
             one.traffic.settle()
-
-    def outcomes(self, window: Window) -> dict[str, ApplicationOutcome]:
-        """What became of the requests that came in the window, and of all tasks; after `settle`."""
-        return {
-            one.plan.name: ApplicationOutcome(
-                model_outcome(
-                    one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window
-                ),
-                {stage: tally.outcome() for stage, tally in tallies.items()},
-            )
-            for one, tallies in zip(self._played, self.tallies, strict=True)
-        }
 
     # ------------------------------------------------------------ what the world says
 
@@ -175,13 +142,11 @@ class ApplicationPlay:
                     (one.application, TaskAnswered(one.task, waited_ms, finished_at_ms - started_at_ms))
                 )
                 tally = self.tallies[one.application][one.stage]
-                tally.answered += 1
-                tally.waited_ms += waited_ms
-                tally.run_ms += finished_at_ms - started_at_ms
+                tally.note_answered(waited_ms, finished_at_ms - started_at_ms)
         return heard
 
     def dropped(
-        self, model_id: ModelId, frontend: int, runs: Iterable[SeqRun]
+        self, model_id: ModelId, frontend: int, runs: Iterable[SeqRun], code: str
     ) -> list[tuple[int, TaskDropped]]:
         """The scheduler gave those up: what their frontend is to hear."""
         known = self._announced[model_id, frontend]
@@ -192,7 +157,7 @@ class ApplicationPlay:
                 if one is not None:
                     del self._seq_of[one.application, one.task]
                     self.tallies[one.application][one.stage].dropped += 1
-                    heard.append((one.application, TaskDropped(one.task)))
+                    heard.append((one.application, TaskDropped(one.task, code)))
         return heard
 
     def returned(self, model_id: ModelId, frontend: int, runs: Sequence[SeqRun], now_ms: float) -> None:
@@ -209,7 +174,8 @@ class ApplicationPlay:
                     one.tries += 1
                     again.append(one)
                 else:
-                    self.hear(self.dropped(model_id, frontend, [SeqRun(seq, 1)]), now_ms)
+                    gone = self.dropped(model_id, frontend, [SeqRun(seq, 1)], Overloaded.code)
+                    self.hear(gone, now_ms)
         self._announce(model_id, frontend, again, now_ms)
 
     def hear(self, heard: Sequence[tuple[int, ApplicationEvent]], now_ms: float) -> None:
@@ -231,11 +197,18 @@ class ApplicationPlay:
         traffic = self._played[place].traffic
         heard: list[tuple[int, ApplicationEvent]] = []
         while index < traffic.arrived_at_ms.size and traffic.arrived_at_ms[index] <= now_ms:
-            heard.append((place, Entered(index, float(traffic.arrived_at_ms[index]) + traffic.slo_ms)))
+            deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
+            heard.append((place, Entered(index, deadline_at_ms)))
+            if self._may_be_partial[place]:
+                self._world.schedule(deadline_at_ms, self._time_up, (place, index))
             index += 1
         if index < traffic.arrived_at_ms.size:
             self._world.schedule(float(traffic.arrived_at_ms[index]), self._enter, (place, index))
         self.hear(heard, now_ms)
+
+    def _time_up(self, which: tuple[int, int], now_ms: float) -> None:
+        place, index = which
+        self.hear([(place, TimeUp(index))], now_ms)
 
     def _handle(
         self,
@@ -248,13 +221,13 @@ class ApplicationPlay:
         tallies = self.tallies[place]
         for action in self._cores[place].handle(event, now_ms):
             match action:
-                case Ask(task, number, stage, model_id, due_at_ms):
+                case Ask(task, number, stage, model_id, due_at_ms, _):
                     key = (model_id, number % self._frontends)
                     asked.setdefault(key, []).append(_Announced(place, task, stage, due_at_ms, now_ms))
                     tallies[stage].asked += 1
-                case Follow(number, stage, _):
+                case Follow(follow, number, stage):
                     count = self._draws[place].count(number, stage, now_ms)
-                    self._handle(place, Followed(number, stage, count), now_ms, asked, cancelled)
+                    self._handle(place, Followed(follow, count), now_ms, asked, cancelled)
                 case Cancel(task, model_id):
                     found = self._seq_of.pop((place, task), None)
                     if (
@@ -286,54 +259,34 @@ class ApplicationPlay:
             self._world.tell_scheduler(frontend, message, now_ms)
 
 
-def application_play(config: ClusterConfig, workload: Workload, until_ms: float) -> ApplicationPlay | None:
-    """The applications of a configuration, whose requests come until that moment; None where there are none."""
+def application_outcomes(
+    played: Sequence[PlayedApplication], tallies: Sequence[Mapping[str, StageTally]], window: Window
+) -> dict[str, ApplicationOutcome]:
+    """What became of the requests that came in the window, and of all tasks; after `settle`."""
+    return {
+        one.served.plan.name: ApplicationOutcome(
+            model_outcome(one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window),
+            {stage: _stage_outcome(tally) for stage, tally in of_stages.items()},
+        )
+        for one, of_stages in zip(played, tallies, strict=True)
+    }
+
+
+def _stage_outcome(tally: StageTally) -> StageOutcome:
+    means = [total / tally.answered if tally.answered else None for total in (tally.waited_ms, tally.run_ms)]
+    return StageOutcome(tally.asked, tally.answered, tally.dropped, tally.cancelled, *means)
+
+
+def played_applications(
+    config: ClusterConfig, workload: Workload, until_ms: float
+) -> list[PlayedApplication]:
+    """The applications of a configuration, whose requests come until that moment."""
     played = []
     for one, source in zip(config.applications, workload.applications, strict=True):
-        if one.plan is None:
+        if not one.plan.is_known:
             raise ConfigError(
                 f"application {one.name}: a model of its stages has no profile for the GPUs there are: it cannot be played"
             )
         traffic = ModelTraffic(ModelId(one.name), one.slo_ms, source.arrivals(workload.seed, until_ms))
-        played.append(PlayedApplication(one.plan, one.fan_outs, traffic))
-    if not played:
-        return None
-    return ApplicationPlay(played, config.graph_deadlines, workload.seed, config.frontends)
-
-
-class _FanOuts:
-    """Draws of one application."""
-
-    def __init__(self, played: PlayedApplication, seed: int) -> None:
-        own = random.Random(f"{seed}/fan-outs/{played.plan.name}")
-        # numpy's frozen stream (NEP 19), as in roles/workload/arrivals.py.
-        self._uniform = np.random.RandomState([own.getrandbits(32) for _ in range(8)]).random_sample(_DRAWS)
-        self._fan_outs = played.fan_outs
-        self._places = {stage.name: place for place, stage in enumerate(played.plan.graph.stages)}
-        self._drawn: dict[int, Counter[str]] = {}
-
-    def forget(self, number: int) -> None:
-        """The request has ended."""
-        self._drawn.pop(number, None)
-
-    def count(self, number: int, stage: str, now_ms: float) -> int:
-        """How many tasks of that stage follow an answer of that request."""
-        fan_out = self._fan_outs[stage]
-        mean = fan_out.mean(now_ms)
-        if fan_out.process == "fixed":
-            return int(mean)
-        drawn = self._drawn.setdefault(number, Counter())
-        nth = drawn[stage]
-        drawn[stage] += 1
-        place = sum(one * by for one, by in zip((number, self._places[stage], nth), _STRIDES, strict=True))
-        uniform = float(self._uniform[place % _DRAWS])
-        if fan_out.process == "share":
-            return int(uniform < mean)
-        # The smallest count whose probability of as many or fewer reaches the draw.
-        count, term = 0, math.exp(-mean)
-        reached = term
-        while reached < uniform and count < FAN_OUT_MAX:
-            count += 1
-            term *= mean / count
-            reached += term
-        return count
+        played.append(PlayedApplication(one.served(config.graph_deadlines, workload.seed), traffic))
+    return played

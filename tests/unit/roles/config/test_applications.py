@@ -11,7 +11,8 @@ import yaml
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from roles.config.cluster import ClusterConfig, FanOutConfig
+from policies.graphs import FanOut
+from roles.config.cluster import ClusterConfig
 from roles.config.read_config import config_origins, parse_config
 from roles.workload.arrivals import workload_of
 
@@ -57,12 +58,12 @@ def read(document: dict[str, Any] = DOCUMENT) -> ClusterConfig:
 def test_a_graph_is_read() -> None:
     (application,) = read().applications
     assert (application.name, application.slo_ms, application.rate_steps) == ("traffic", 120, ((0.0, 100.0),))
-    assert [(one.name, one.model_id, one.after, one.fan_out) for one in application.graph.stages] == [
+    assert [(one.name, one.model_id, one.after, one.fan_out) for one in application.plan.graph.stages] == [
         ("detect", "ssd", (), 1.0),
         ("cars", "googlenet", ("detect",), 1.5),
         ("people", "vgg16", ("detect",), 2.0),
     ]
-    assert application.fan_outs["cars"] == FanOutConfig("poisson", ((0.0, 1.5),))
+    assert application.fan_outs["cars"] == FanOut("poisson", ((0.0, 1.5),))
     assert read().graph_deadlines == "carried"
 
 
@@ -166,11 +167,6 @@ STAGES = "applications.0.stages"
         (f"{STAGES}.cars.waits", 1, r"waits: unknown key"),
         ("models.1", model("googlenet", rate_rps=3), r"models\[1\].slo_ms: is missing"),
         (
-            "models.1",
-            {"name": "googlenet", "loader": {"zoo": "torchvision", "arch": "googlenet"}},
-            r"slo_ms: is missing; only",
-        ),
-        (
             "cluster",
             {"nodes": [{"host": "a"}, {"host": "b"}], "shards": 2},
             r"cluster.shards: applications are played with one",
@@ -191,7 +187,7 @@ def test_a_model_without_stages_needs_its_slo() -> None:
 
 def test_nexus_program_is_for_trees() -> None:
     document = changed("applications.0.stages.people.after", ["detect", "cars"])
-    assert not read(document).applications[0].graph.is_tree
+    assert not read(document).applications[0].plan.graph.is_tree
     with pytest.raises(ConfigError, match=r"applications\[0\]: graph_deadlines: nexus divides trees only"):
         read({**document, "graph_deadlines": "nexus"})
 

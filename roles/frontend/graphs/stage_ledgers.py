@@ -1,0 +1,64 @@
+"""The ledger of an application's request: a line for each stage, and the whole.
+
+The way that ended last decides how long a request took. Each of its legs begins when the one before it ends: first the inputs of a task
+are made, which counts as preprocessing, then the task waits, runs and comes back. So the lines of that way sum to the whole.
+The other stages have lines too, each of its task that was answered last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fabric.ids import SliceId
+from fabric.messages import Ledger, StageLine, replaced
+from policies.graphs.graph import Graph
+from roles.applications.trip import Leg, Trip
+
+_SUMMED = ("preprocess_ms", "held_ms", "waited_ms", "transfer_ms", "queue_ms", "gpu_ms", "return_ms")
+_NOTHING = Ledger()
+
+
+def stage_lines(graph: Graph, trip: Trip, ledgers: Mapping[int, Ledger]) -> list[StageLine]:
+    """One for each stage of the graph, in its order. `ledgers`: of the tasks that were answered."""
+    legs = {leg.stage: leg for leg in trip.path()}
+    lines = []
+    for stage in graph.stages:
+        leg, lost = legs.get(stage.name), trip.lost.get(stage.name)
+        last = max(trip.tasks_of(stage.name), default=0, key=lambda task: ledgers[task].total_ms)
+        ledger = ledgers.get(last, _NOTHING) if leg is None else leg_ledger(leg, ledgers)
+        lines.append(
+            StageLine(
+                stage.name,
+                trip.asked.get(stage.name, 0),
+                0 if lost is None else lost.count,
+                leg is not None,
+                stage.is_answer or not graph.successors[stage.name],
+                ledger,
+                "" if lost is None else f"{lost.code}: {lost.reason}",
+            )
+        )
+    return lines
+
+
+def leg_ledger(leg: Leg, ledgers: Mapping[int, Ledger]) -> Ledger:
+    """Where the time of a leg went, all of it."""
+    total_ms = leg.ended_at_ms - leg.begun_at_ms
+    making_ms = leg.asked_at_ms - leg.begun_at_ms
+    own = ledgers.get(leg.task)
+    if own is None:  # it came to nothing
+        return Ledger(preprocess_ms=making_ms, waited_ms=total_ms - making_ms, total_ms=total_ms)
+    return replaced(own, preprocess_ms=own.preprocess_ms + making_ms, total_ms=total_ms)
+
+
+def whole_ledger(trip: Trip, lines: Sequence[StageLine], request_id: str, now_ms: float) -> Ledger:
+    """The sum of the way that ended last."""
+    on_path = [line for line in lines if line.is_on_path]
+    sums = {name: sum(getattr(line.ledger, name) for line in on_path) for name in _SUMMED}
+    way = " > ".join(leg.stage for leg in trip.path())
+    return Ledger(
+        **sums,
+        total_ms=now_ms - trip.begun_at_ms,
+        slice_id=SliceId(""),
+        reason=f"stages {way}",
+        request_id=request_id,
+    )
