@@ -34,7 +34,7 @@ from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import Workload
-from roles.workload.outcomes import ApplicationOutcome, StageOutcome, Window, model_outcome
+from roles.workload.outcomes import ApplicationOutcome, Window, model_outcome, stage_outcome
 
 TASKS_FROM = 1 << 41
 
@@ -266,15 +266,10 @@ def application_outcomes(
     return {
         one.served.plan.name: ApplicationOutcome(
             model_outcome(one.traffic.arrived_at_ms, one.traffic.finished_at_ms, one.traffic.slo_ms, window),
-            {stage: _stage_outcome(tally) for stage, tally in of_stages.items()},
+            {stage: stage_outcome(tally) for stage, tally in of_stages.items()},
         )
         for one, of_stages in zip(played, tallies, strict=True)
     }
-
-
-def _stage_outcome(tally: StageTally) -> StageOutcome:
-    means = [total / tally.answered if tally.answered else None for total in (tally.waited_ms, tally.run_ms)]
-    return StageOutcome(tally.asked, tally.answered, tally.dropped, tally.cancelled, *means)
 
 
 def played_applications(

@@ -47,7 +47,9 @@ def leg_ledger(leg: Leg, ledgers: Mapping[int, Ledger]) -> Ledger:
     own = ledgers.get(leg.task)
     if own is None:  # it came to nothing
         return Ledger(preprocess_ms=making_ms, waited_ms=total_ms - making_ms, total_ms=total_ms)
-    return replaced(own, preprocess_ms=own.preprocess_ms + making_ms, total_ms=total_ms)
+    # Until the turn ends in which it is asked a task is not announced: that is the frontend's time, too.
+    gathered_ms = max(0.0, own.total_ms - sum(getattr(own, name) for name in _SUMMED))
+    return replaced(own, preprocess_ms=own.preprocess_ms + making_ms + gathered_ms, total_ms=total_ms)
 
 
 def whole_ledger(trip: Trip, lines: Sequence[StageLine], request_id: str, now_ms: float) -> Ledger:
