@@ -17,6 +17,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
+from policies.graphs.limits import limits
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
@@ -300,7 +301,10 @@ class ClusterConfig:
         own_gpus = self.gpus if gpus is None else gpus
         profiles = self.profiles()
         placement = policy.place(placed_models(self.models), own_gpus, profiles, current)
-        return replace(placement, decisions=(*placement.decisions, *_estimates(profiles)))
+        slo_ms = {model.model_id: model.slo_ms for model in self.models}
+        plans = [one.plan for one in self.applications]
+        why = (*_estimates(profiles), *limits(plans, placement, own_gpus, profiles, slo_ms))
+        return replace(placement, decisions=(*placement.decisions, *why))
 
     def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
         index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in self.gpus}

@@ -188,7 +188,7 @@ def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
 
     def workers() -> list[int]:
         named = processes_naming(str(cluster.run_dir))
-        return sorted(pid for pid, command in named.items() if " worker " in command)
+        return sorted(pid for pid, command in named.items() if "roles.gpu_worker" in command)
 
     async def play() -> list[RunResult | BaseException]:
         async with Client(cluster.endpoints["client"][0]) as client:
