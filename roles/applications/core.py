@@ -236,22 +236,22 @@ class ApplicationCore:
         trip = self._trips.get(number)
         if trip is None:
             return ()
+        open_ones = [name for name, left in trip.open.items() if left]
         if self._can_do_without(trip):
-            for name, left in trip.open.items():
-                if left:
-                    known = trip.lost.get(name)
-                    count = left + (0 if known is None else known.count)
-                    trip.lost[name] = Lost(count, DeadlineExceeded.code, "no answer within the budget")
-                    ended_at_ms = trip.begun_at_ms if trip.last is None else trip.last.ended_at_ms
-                    trip.last = Leg(name, trip.last, ended_at_ms, now_ms, now_ms)
+            for name in open_ones:
+                known = trip.lost.get(name)
+                count = trip.open[name] + (0 if known is None else known.count)
+                trip.lost[name] = Lost(count, DeadlineExceeded.code, "no answer within the budget")
+            # It waited for the first of them until now.
+            ended_at_ms = trip.begun_at_ms if trip.last is None else trip.last.ended_at_ms
+            trip.last = Leg(open_ones[0], trip.last, ended_at_ms, ended_at_ms, now_ms)
             return [*self._forget(number), Ended(number, is_answered=True, trip=trip)]
-        open_ones = ", ".join(name for name, left in trip.open.items() if left)
         ended = Ended(
             number,
             is_answered=False,
             trip=trip,
             code=DeadlineExceeded.code,
-            reason=f"no answer within the budget; still open: {open_ones}",
+            reason=f"no answer within the budget; still open: {', '.join(open_ones)}",
         )
         return [*self._forget(number), ended]
 

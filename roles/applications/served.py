@@ -13,6 +13,7 @@ from policies.graphs import ApplicationPlan
 from policies.graphs.fan_outs import FanOut
 
 _DRAWS = 1 << 18
+_PARTIAL_SHARE = 0.02
 _STRIDES = (7_919, 104_729, 15_485_863)  # of request, stage and place into the draws: primes
 
 
@@ -37,6 +38,11 @@ class ServedApplication:
     seed: int = 1
     glue: Mapping[str, GlueSpec] = field(default_factory=dict)
     numbers: tuple[int, int] = (0, 1)
+
+    def answer_by_ms(self, budget_ms: float) -> float:
+        """How much of a budget may pass until there must be an answer. Where stages are optional some is kept back to send what there is."""
+        may_be_partial = any(stage.is_optional for stage in self.plan.graph.stages)
+        return budget_ms * (1.0 - _PARTIAL_SHARE) if may_be_partial else budget_ms
 
     def drawn(self, numbers: tuple[int, int]) -> ServedApplication:
         """The same where there are no tensors: what data would decide is drawn as the file expects it."""

@@ -93,7 +93,6 @@ from roles.frontend.events import (
 )
 from roles.frontend.grants import part_of
 from roles.frontend.graphs.applications import (
-    PARTIAL_SHARE,
     AnswerRequest,
     Applications,
     AskTask,
@@ -331,8 +330,8 @@ class FrontendCore:
             is_application=is_application,
         )
         if is_application:
-            if self._applications.may_be_partial(name):
-                request.deadline_at_ms = request.due_at_ms - PARTIAL_SHARE * (deadline_at_ms - self._now_ms)
+            answer_by_ms = self._applications.answer_by_ms(name, request.due_at_ms - self._now_ms)
+            request.deadline_at_ms = self._now_ms + answer_by_ms
             self._pending.add(request)
             self._applications.enter(request)
         else:

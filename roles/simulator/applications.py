@@ -37,6 +37,8 @@ from roles.workload.arrivals import Workload
 from roles.workload.outcomes import ApplicationOutcome, Window, model_outcome, stage_outcome
 
 TASKS_FROM = 1 << 41
+GRACE_MS = 1e-6
+"""By which a frontend's own timer is later than the deadline: without jitter a batch may end at that to the digit."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,7 +91,6 @@ class ApplicationPlay:
             rule, measured = plan.rule(one.served.rule)
             self._cores.append(ApplicationCore(plan.graph, plan.least_ms, rule, measured))
         self._draws = [FanOutDraws(one.served) for one in played]
-        self._may_be_partial = [any(stage.is_optional for stage in plan.graph.stages) for plan in plans]
         self._frontends = frontends
         self._world: ApplicationSurroundings
         self._announced: dict[tuple[ModelId, int], dict[int, _Announced]] = {}
@@ -197,10 +198,10 @@ class ApplicationPlay:
         traffic = self._played[place].traffic
         heard: list[tuple[int, ApplicationEvent]] = []
         while index < traffic.arrived_at_ms.size and traffic.arrived_at_ms[index] <= now_ms:
-            deadline_at_ms = float(traffic.arrived_at_ms[index]) + traffic.slo_ms
+            answer_by_ms = self._played[place].served.answer_by_ms(traffic.slo_ms)
+            deadline_at_ms = float(traffic.arrived_at_ms[index]) + answer_by_ms
             heard.append((place, Entered(index, deadline_at_ms)))
-            if self._may_be_partial[place]:
-                self._world.schedule(deadline_at_ms, self._time_up, (place, index))
+            self._world.schedule(deadline_at_ms + GRACE_MS, self._time_up, (place, index))
             index += 1
         if index < traffic.arrived_at_ms.size:
             self._world.schedule(float(traffic.arrived_at_ms[index]), self._enter, (place, index))

@@ -48,6 +48,7 @@ from roles.frontend.events import (
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.runtime.core import NO_PAYLOAD, PLANNER, Core, Handle, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.applications import GRACE_MS
 from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
 from roles.simulator.hardware import scheduler_peer
@@ -55,8 +56,6 @@ from roles.simulator.network import KnownReturn
 from roles.simulator.surroundings import BatchTimes, Surroundings, unheard
 
 CLIENT: Final = PeerId("client")
-GRACE_MS: Final = 1e-6
-"""By which a frontend's own timer is later than the deadline: without jitter a batch may end at that to the digit."""
 PENDING_MAX: Final = 1 << 40
 _TICK: Final = Tick()
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
 
 from fabric.errors import REQUEST_ERRORS, Internal, InvalidInput, ModelNotFound, NoReplica, RequestError
 from fabric.ids import ModelId, PeerId
@@ -42,9 +41,6 @@ from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Releas
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.requests import Request, TaskId
 from roles.runtime.core import NO_PAYLOAD, Handle
-
-PARTIAL_SHARE: Final = 0.02
-"""Of a request's budget, kept back to send what there is, where stages are optional."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,9 +139,9 @@ class Applications:
 
     # ------------------------------------------------------------ what happens
 
-    def may_be_partial(self, name: ModelId) -> bool:
-        """Whether an answer of it may lack something."""
-        return any(stage.is_optional for stage in self._served[name].served.plan.graph.stages)
+    def answer_by_ms(self, name: ModelId, budget_ms: float) -> float:
+        """How much of a budget may pass until there must be an answer."""
+        return self._served[name].served.answer_by_ms(budget_ms)
 
     def enter(self, request: Request) -> None:
         """A client's request of an application was taken on."""
@@ -153,8 +149,7 @@ class Applications:
         number = next(application.numbers)
         application.running[number] = _Running(number, request)
         application.number_of[request] = number
-        deadline_at_ms = min(request.due_at_ms, request.deadline_at_ms)
-        self._events.append((application, Entered(number, deadline_at_ms)))
+        self._events.append((application, Entered(number, request.deadline_at_ms)))
 
     def left(self, request: Request) -> None:
         """It has its answer, or nobody waits for one: what it has under way ends too."""

@@ -231,8 +231,3 @@ def test_what_is_reported() -> None:
     }
     assert np.isclose(applications["app"]["bad_rate"], app(outcome).requests.bad_rate)
 
-
-def test_the_full_simulation_says_that_it_plays_none() -> None:
-    config = parse_config(MIXED, Path())
-    with pytest.raises(ConfigError, match="applications: only the fast simulation plays them"):
-        simulate(config, workload_of(config), Window(0.0, 100.0), is_full=True)
