@@ -37,7 +37,9 @@ def served(*stages: Stage, slo_ms: float = 100.0, rule: str = "carried") -> Serv
     graph = graph_of(stages)
     plan = ApplicationPlan("app", graph, slo_ms, {}, 1)
     fan_outs = {stage.name: FanOut("fixed", ((0.0, 1.0),)) for stage in stages}
-    return ServedApplication(plan, fan_outs, rule, glue={stage.name: GlueSpec("a:B", 100.0) for stage in stages})
+    return ServedApplication(
+        plan, fan_outs, rule, glue={stage.name: GlueSpec("a:B", 100.0) for stage in stages}
+    )
 
 
 class ApplicationStage:

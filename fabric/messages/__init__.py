@@ -95,7 +95,6 @@ from fabric.messages.leases import (
     PlanCopy as PlanCopy,
     SchedulerHello as SchedulerHello,
 )
-from fabric.messages.ledgers import Ledger as Ledger
 from fabric.messages.models import (
     InterferenceOption as InterferenceOption,
     InterferenceSpec as InterferenceSpec,
@@ -141,6 +140,7 @@ from fabric.messages.planner import (
 from fabric.messages.records import (
     BatchEntry as BatchEntry,
     BatchesRemembered as BatchesRemembered,
+    Ledger as Ledger,
     RecordsAsked as RecordsAsked,
     RequestRecord as RequestRecord,
     RequestsRemembered as RequestsRemembered,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fabric.messages.base import Listed, Message, Value
-from fabric.messages.ledgers import Ledger
+from fabric.messages.records import Ledger
 
 
 class StageLine(Value, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fabric.ids import Incarnation, ModelId
 from fabric.messages.applications import StageLine, StageResult
 from fabric.messages.base import Listed, Message
-from fabric.messages.ledgers import Ledger
 from fabric.messages.models import ModelInfo
+from fabric.messages.records import Ledger
 
 
 class Infer(Message, frozen=True, tag=1):

@@ -37,7 +37,9 @@ def bottleneck(demand: Mapping[str, float], slices: Sequence[Mapping[str, float]
     unserved = next((stage for place, stage in enumerate(stages) if not able[:, place].any()), None)
     if unserved is not None:
         return Bottleneck(unserved, 0.0, {stage: float(stage == unserved) for stage in stages})
-    kinds, counts = np.unique(able / np.array([demand[stage] for stage in stages]), axis=0, return_counts=True)
+    kinds, counts = np.unique(
+        able / np.array([demand[stage] for stage in stages]), axis=0, return_counts=True
+    )
     parts = np.full(len(stages), 1.0 / len(stages))
     best, best_rps = parts, np.inf
     for number in range(1, _ROUNDS + 1):

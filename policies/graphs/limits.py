@@ -49,9 +49,7 @@ def limits(
     return found
 
 
-def _rps(
-    profile: ModelProfile, share_percent: float | None, model: PlannedModel, slo_ms: float
-) -> float:
+def _rps(profile: ModelProfile, share_percent: float | None, model: PlannedModel, slo_ms: float) -> float:
     size_max = min(profile.batch_size_max, model.batch_max or profile.batch_size_max)
     try:
         times = [profile.exec_ms(size, share_percent) for size in range(1, size_max + 1)]

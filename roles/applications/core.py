@@ -101,9 +101,7 @@ class ApplicationCore:
                 if known is None:
                     return ()
                 self._trips[known.number].tasks.remove(task)
-                return self._lose(
-                    known.number, known.stage, known.leg, code, reason, now_ms, retry_after_ms
-                )
+                return self._lose(known.number, known.stage, known.leg, code, reason, now_ms, retry_after_ms)
             case Abandoned(number):
                 return self._forget(number) if number in self._trips else ()
             case TimeUp(number):
@@ -157,9 +155,7 @@ class ApplicationCore:
             task = _Task(follow.number, stage, (*follow.place, nth), leg)
             self._tasks[self._last_task] = task
             trip.tasks.add(self._last_task)
-            actions.append(
-                Ask(self._last_task, follow.number, stage.name, stage.model_id, due_at_ms, number)
-            )
+            actions.append(Ask(self._last_task, follow.number, stage.name, stage.model_id, due_at_ms, number))
         if not count:
             trip.last = _unasked(follow, now_ms)
         trip.open[stage.name] += count - 1
@@ -259,11 +255,9 @@ class ApplicationCore:
         """Whether all that is open is optional, and so is what can only start when that is done."""
         waits: set[str] = set()
         for stage in self._graph.stages:
-            if trip.open.get(stage.name):
-                if not stage.is_optional:
-                    return False
-                waits.add(stage.name)
-            elif stage.name not in trip.open and len(stage.after) > 1 and waits.intersection(stage.after):
+            if trip.open.get(stage.name) or (
+                stage.name not in trip.open and len(stage.after) > 1 and waits.intersection(stage.after)
+            ):
                 if not stage.is_optional:
                     return False
                 waits.add(stage.name)

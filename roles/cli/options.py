@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from fabric.errors import ConfigError
 from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX

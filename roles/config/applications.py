@@ -19,12 +19,10 @@ from roles.config.rates import rate_steps
 from roles.config.sections import (
     ApplicationSection,
     ArrivalSection,
-    FanOutSection,
     GlueSection,
     ModelSection,
     StageSection,
 )
-
 
 GLUE_MS_MAX = 10_000.0
 _SOURCE = "outputs."
@@ -63,8 +61,7 @@ def read_applications(
         names.append(section.name)
         finite(section.slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
         fan_outs = {
-            name: _fan_out(stage, f"{where}.stages.{name}.fan_out")
-            for name, stage in section.stages.items()
+            name: _fan_out(stage, f"{where}.stages.{name}.fan_out") for name, stage in section.stages.items()
         }
         glue = {
             name: _glue(stage.glue, f"{where}.stages.{name}.glue")

@@ -92,13 +92,8 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.grants import part_of
-from roles.frontend.graphs.applications import (
-    AnswerRequest,
-    Applications,
-    AskTask,
-    CancelTask,
-    RefuseRequest,
-)
+from roles.frontend.graphs.applications import Applications
+from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.recorder import ABANDONED, RequestRecorder
@@ -656,7 +651,9 @@ class FrontendCore:
                     self._counts["answers"] += 1
                     self._out.append(reply)
                 case RefuseRequest(request, error, reason, retry_after_ms):
-                    if request.stage is not RequestState.ANSWERED:  # its client may have gone in the same turn
+                    if (
+                        request.stage is not RequestState.ANSWERED
+                    ):  # its client may have gone in the same turn
                         self._refuse(request, error, reason, retry_after_ms)
                 case action:
                     self._out.append(action)

@@ -12,7 +12,7 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
-from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
+from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import FrontendId, Incarnation, PeerId, SliceId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
@@ -28,16 +28,14 @@ from fabric.messages import (
     Outputs,
     Refusal,
     StatusListed,
-    TensorSpec,
 )
 from fabric.outbox import Outbox
 from fabric.shared_memory import memory_address
 from fabric.sockets import LinkOptions, PushOptions
-from fabric.tensors import dtype_name
 from fabric.transport import ZMQ, Transport
+from roles.applications.served import ServedApplication
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
-from roles.applications.served import ServedApplication
 from roles.frontend.events import (
     Asked,
     ClientSaid,
@@ -64,6 +62,7 @@ from roles.frontend.events import (
 )
 from roles.frontend.graphs.input_maker import InputMaker
 from roles.frontend.scheduler_links import SchedulerLinks
+from roles.frontend.tensor_lists import described, in_order, kept_row, named_results
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
@@ -232,7 +231,7 @@ class FrontendShell:
     def _from_client(self, received: Received) -> FrontendEvent:
         match received.message:
             case Infer() as message:
-                specs, size_bytes = _described(received.tensors)
+                specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
                 return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
@@ -242,7 +241,7 @@ class FrontendShell:
     def _from_worker(self, received: Received) -> FrontendEvent:
         match received.message:
             case Outputs() as message:
-                specs, _ = _described(received.tensors)
+                specs, _ = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "outputs are gone again before the turn ends"
                 return Computed(message, handle, specs)
@@ -270,7 +269,7 @@ class FrontendShell:
             case MakeInputs():
                 self._inputs.start(action)
             case KeepRow(payload, row, kept):
-                self._payloads.keep(kept, _row(self._payloads.get(payload), row))
+                self._payloads.keep(kept, kept_row(self._payloads.get(payload), row))
             case ReplyWithAll():
                 self._reply_with_all(action)
             case OpenSlice(slice_id, incarnation, addresses):
@@ -292,12 +291,8 @@ class FrontendShell:
         self._put(action.peer, action.message, rows)
 
     def _reply_with_all(self, action: ReplyWithAll) -> None:
-        tensors = [
-            NamedTensor(f"{result.stage}.{'.'.join(map(str, result.place))}.{tensor.name}", tensor.array)
-            for result, payload in zip(action.message.results, action.payloads, strict=True)
-            for tensor in self._payloads.get(payload)
-        ]
-        self._put(action.peer, action.message, tensors)
+        kept = [self._payloads.get(payload) for payload in action.payloads]
+        self._put(action.peer, action.message, named_results(action.message.results, kept))
 
     def _put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor]) -> None:
         try:
@@ -342,7 +337,7 @@ class FrontendShell:
         tensors = [
             tensor
             for payload in action.payloads
-            for tensor in _in_order(self._payloads.get(payload), action.names)
+            for tensor in in_order(self._payloads.get(payload), action.names)
         ]
         try:
             is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
@@ -399,27 +394,5 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
         shell.close()
 
 
-def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:
-    """What they are, and their bytes."""
-    specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
-    return specs, sum([one.array.nbytes for one in tensors])
-
-
-def _row(tensors: Sequence[NamedTensor], row: int) -> Sequence[NamedTensor]:
-    """One request's outputs, to be kept: what is small is copied, so that it does not hold all its batch in memory."""
-    rows = [NamedTensor(one.name, one.array[row, ...]) for one in tensors]
-    for one in rows:
-        if one.array.nbytes < SMALL_BELOW_BYTES:
-            one.array = one.array.copy()
-            one.array.flags.writeable = False
-    return rows
-
-
 def _pushed_to(slice_id: SliceId) -> PeerId:
     return PeerId(slice_id)
-
-
-def _in_order(tensors: Sequence[NamedTensor], names: Sequence[str]) -> Sequence[NamedTensor]:
-    """As the model declares its inputs: clients may name them in any order, workers go by place."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    return [by_name[name] for name in names] if set(names) == set(by_name) else tensors

@@ -33,7 +33,8 @@ class Payloads:
 
     def keep(self, handle: Handle, tensors: Sequence[NamedTensor]) -> None:
         """Keep tensors under a handle that the core has chosen: below 0, so that it is none of ours. May pass `bytes_max`."""
-        assert handle < NO_PAYLOAD and handle not in self._kept
+        assert handle < NO_PAYLOAD, "not one of ours"
+        assert handle not in self._kept, "used once"
         self.bytes_kept += _bytes_of(tensors)
         self._kept[handle] = tensors
 

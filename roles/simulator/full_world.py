@@ -49,7 +49,9 @@ class FullWorld:
     ) -> None:
         self.batches: list[BatchRecord] = []
         """Every batch that started, in the order of their ends."""
-        self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in (*traffic, *(one.traffic for one in applications))}
+        self.dropped: dict[ModelId, int] = {
+            one.model_id: 0 for one in (*traffic, *(one.traffic for one in applications))
+        }
         """Requests that were refused before their deadline."""
         self.clock = VirtualClock(BOOT_MS)
         self.hardware = hardware

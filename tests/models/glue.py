@@ -22,7 +22,9 @@ class _Crops:
     def split(self, outputs: Arrays, request: Arrays) -> list[Arrays]:
         picture = request["picture"]
         starts = [
-            int(box) for box, kind in zip(outputs["boxes"], outputs["kinds"], strict=True) if kind == self.KIND
+            int(box)
+            for box, kind in zip(outputs["boxes"], outputs["kinds"], strict=True)
+            if kind == self.KIND
         ]
         return [{"crop": picture[:, at : at + CROP, at : at + CROP]} for at in starts]
 

@@ -81,7 +81,10 @@ def test_each_request_has_one_answer_and_its_path_takes_all_of_its_time(seed: in
             stage.do(ClientSaid(CLIENT, CancelRequest(rng.randint(1, REQUESTS))), now_ms)
         elif what < 0.975:
             boot = f"b{rng.randrange(16**7):07x}"
-            stage.do(directory([model_info(str(one)) for one in stage.models], [slice_info(incarnation=boot)]), now_ms)
+            stage.do(
+                directory([model_info(str(one)) for one in stage.models], [slice_info(incarnation=boot)]),
+                now_ms,
+            )
         stage.do(Tick(), now_ms)
     stage.do(Tick(), now_ms + 10_000.0)
     for job in list(stage.jobs):

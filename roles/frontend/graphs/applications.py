@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from fabric.errors import REQUEST_ERRORS, Internal, InvalidInput, ModelNotFound, NoReplica, RequestError
+from fabric.errors import REQUEST_ERRORS, Internal, InvalidInput, ModelNotFound, NoReplica
 from fabric.ids import ModelId, PeerId
 from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorInfo, TensorSpec, replaced
 from fabric.tensors import size_of
@@ -39,46 +39,9 @@ from roles.applications.trip import Trip
 from roles.frontend.admission import NotAdmitted, wrong_inputs
 from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
+from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step
 from roles.frontend.requests import Request, TaskId
 from roles.runtime.core import NO_PAYLOAD, Handle
-
-
-@dataclass(slots=True, frozen=True)
-class AskTask:
-    """Take on that task. `info`: of its model."""
-
-    request: Request
-    info: ModelInfo
-    specs: Sequence[TensorSpec]
-
-
-@dataclass(slots=True, frozen=True)
-class CancelTask:
-    """It is of no use any more."""
-
-    request: Request
-
-
-@dataclass(slots=True, frozen=True)
-class AnswerRequest:
-    """The application's request has its one answer; `answer` sends it."""
-
-    request: Request
-    ledger: Ledger
-    answer: ReplyWithAll
-
-
-@dataclass(slots=True, frozen=True)
-class RefuseRequest:
-    """It has none."""
-
-    request: Request
-    error: type[RequestError]
-    reason: str
-    retry_after_ms: float | None = None
-
-
-Step = AskTask | CancelTask | AnswerRequest | RefuseRequest | FrontendAction
 
 
 @dataclass(slots=True)

@@ -51,7 +51,9 @@ def plain_inputs(
 def checked_count(count: int, whose: str) -> int:
     """It, if so many requests may follow an answer. Raises Internal."""
     if not 0 <= count <= FAN_OUT_MAX:
-        raise Internal(f"{whose} asks for {count} requests after one answer; at most {FAN_OUT_MAX} may follow")
+        raise Internal(
+            f"{whose} asks for {count} requests after one answer; at most {FAN_OUT_MAX} may follow"
+        )
     return count
 
 
@@ -65,7 +67,9 @@ def _joined(answers: Answers) -> dict[str, NamedTensor]:
             outputs = _stacked(stage, of_stage)
         twice = next((name for name in outputs if name in found), None)
         if twice is not None:
-            raise Internal(f"several stages before it have an output {twice!r}: it needs a glue that joins them")
+            raise Internal(
+                f"several stages before it have an output {twice!r}: it needs a glue that joins them"
+            )
         found |= outputs
     return found
 
@@ -78,7 +82,9 @@ def _stacked(stage: str, answers: Sequence[Sequence[NamedTensor]]) -> dict[str, 
     try:
         return {name: NamedTensor(name, np.stack(arrays)) for name, arrays in by_name.items()}
     except ValueError as error:
-        raise Internal(f"the answers of stage {stage} are not alike: it needs a glue that joins them") from error
+        raise Internal(
+            f"the answers of stage {stage} are not alike: it needs a glue that joins them"
+        ) from error
 
 
 def _chosen(

@@ -26,7 +26,7 @@ from fabric.errors import (
     request_error,
 )
 from fabric.link import NamedTensor
-from fabric.messages import GlueAsked, GlueMade, GluePart
+from fabric.messages import AnyMessage, GlueAsked, GlueMade, GluePart
 from roles.applications.served import GlueSpec
 from roles.frontend.graphs.edges import Answers, checked_count
 from roles.frontend.graphs.glue_pipe import Ended, MessagePipe, TooSlow
@@ -116,8 +116,6 @@ class GlueRunner:
         try:
             self._pipe.send(asked, [*tensors, *request], until_ms, self._bytes_max)
             message, made = self._pipe.receive(until_ms)
-            if not isinstance(message, GlueMade):
-                raise ProtocolError(f"a {type(message).__name__}")
             return _items(message, made, whose)
         except RequestError as error:
             return error
@@ -147,7 +145,8 @@ class GlueRunner:
                 env=child_environment(),
                 process_group=0,
             )
-            assert self._child.stdin is not None and self._child.stdout is not None, "asked for pipes"
+            assert self._child.stdin is not None, "asked for a pipe"
+            assert self._child.stdout is not None, "asked for a pipe"
             pipe = MessagePipe(self._child.stdout.fileno(), self._child.stdin.fileno(), self._clock)
             pipe.receive(self._clock.now_ms() + START_LIMIT_MS)
             self._pipe = pipe
@@ -170,7 +169,9 @@ class GlueRunner:
         return code
 
 
-def _items(message: GlueMade, made: Sequence[NamedTensor], whose: str) -> Made:
+def _items(message: AnyMessage, made: Sequence[NamedTensor], whose: str) -> Made:
+    if not isinstance(message, GlueMade):
+        raise ProtocolError(f"a {type(message).__name__}")
     if message.code:
         raise request_error(message.code, f"{whose}: {message.reason}")
     checked_count(len(message.items), whose)

@@ -43,9 +43,7 @@ class MessagePipe:
         self, message: AnyMessage, tensors: Sequence[NamedTensor], until_ms: float | None, bytes_max: int
     ) -> None:
         """Say it. Raises LocalProtocolError for what cannot be said, TooSlow, Ended."""
-        frames = join(
-            [pack(message, tensors, payload_bytes_max=bytes_max)], epoch=NO_EPOCH, sent_at_ms=0.0
-        )
+        frames = join([pack(message, tensors, payload_bytes_max=bytes_max)], epoch=NO_EPOCH, sent_at_ms=0.0)
         lengths = b"".join(_LENGTH.pack(len(frame)) for frame in frames)
         self._write(_COUNT.pack(len(frames)) + lengths, until_ms)
         for frame in frames:
@@ -67,7 +65,7 @@ class MessagePipe:
 
     def _write(self, data: bytes | memoryview, until_ms: float | None) -> None:
         left = memoryview(data)
-        while len(left):
+        while left:
             self._wait(self._write_fd, select.POLLOUT, until_ms)
             try:
                 left = left[os.write(self._write_fd, left) :]

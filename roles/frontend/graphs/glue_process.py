@@ -38,7 +38,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     bytes_max = int(sys.argv[1])
     pipe = MessagePipe(os.dup(sys.stdin.fileno()), answer, MonotonicClock())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())  # what a user reads is not what we are asked
+    os.dup2(
+        os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno()
+    )  # what a user reads is not what we are asked
     made = dict(_made(one) for one in sys.argv[2:])
     pipe.send(GlueMade(()), (), None, bytes_max)  # ready
     while True:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
-from fabric.errors import Internal, RequestError
+from fabric.errors import RequestError
 from fabric.ids import ModelId
 from fabric.link import NamedTensor
-from fabric.messages import TensorSpec
-from fabric.tensors import dtype_name
 from roles.applications.served import ServedApplication
 from roles.frontend.events import InputsMade, InputsNotMade, MadeInputs, MakeInputs
 from roles.frontend.graphs.edges import plain_inputs
 from roles.frontend.graphs.glue import GlueRunner, Made
+from roles.frontend.tensor_lists import described
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import SourceOver
 from roles.runtime.payloads import Payloads
@@ -73,5 +72,4 @@ class InputMaker(SourceOver):
     def _kept(self, tensors: Sequence[NamedTensor]) -> MadeInputs:
         handle = self._payloads.put(tensors)
         assert handle is not None, "the core bounds it"
-        specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
-        return MadeInputs(handle, specs, sum([one.array.nbytes for one in tensors]))
+        return MadeInputs(handle, *described(tensors))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.graphs import GRAPH_DEADLINES
 from roles.config.read_config import parse_config
@@ -230,4 +229,3 @@ def test_what_is_reported() -> None:
         "stages",
     }
     assert np.isclose(applications["app"]["bad_rate"], app(outcome).requests.bad_rate)
-

@@ -89,7 +89,11 @@ def test_a_task_that_is_given_up_refuses_the_request_and_withdraws_its_siblings(
     _, seq = stage.take()
     stage.do(SchedulerSaid(Dropped(ModelId("c"), (SeqRun(seq, 2),), "Overloaded", "too much", 9.0)), 12.0)
     refusal = stage.refusals[1]
-    assert (refusal.code, refusal.reason, refusal.retry_after_ms) == ("Overloaded", "stage cars: too much", 9.0)
+    assert (refusal.code, refusal.reason, refusal.retry_after_ms) == (
+        "Overloaded",
+        "stage cars: too much",
+        9.0,
+    )
     assert stage.finals == {1: 1}
     assert of_type(Withdraw, stage.told) == [Withdraw(ModelId("c"), (SeqRun(seq + 2, 1),))]
     # What was being made for it meanwhile is given back when it comes.

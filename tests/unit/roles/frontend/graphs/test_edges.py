@@ -48,7 +48,10 @@ def test_a_number_says_how_many_follow() -> None:
 def test_of_an_array_each_row_makes_one() -> None:
     answers = [("a", [outputs(crops=[[1.0, 2.0], [3.0, 4.0]], size=7)])]
     made = plain_inputs(answers, REQUEST, ["crops", "size"], None, "crops")
-    assert [named(one) for one in made] == [{"crops": [1.0, 2.0], "size": 7}, {"crops": [3.0, 4.0], "size": 7}]
+    assert [named(one) for one in made] == [
+        {"crops": [1.0, 2.0], "size": 7},
+        {"crops": [3.0, 4.0], "size": 7},
+    ]
     assert [named(one) for one in plain_inputs(answers, REQUEST, [], None, "crops")] == [
         {"crops": [1.0, 2.0]},
         {"crops": [3.0, 4.0]},
@@ -74,7 +77,14 @@ def test_a_join_gets_all_answers_of_a_stage_one_over_the_other() -> None:
         ([("a", [outputs(x=-1)])], ["x"], None, "x", Internal, "asks for -1 requests"),
         ([("a", [outputs(x=np.zeros(65))])], ["x"], None, "x", Internal, "asks for 65 requests"),
         ([("a", [outputs(x=1)]), ("b", [outputs(x=2)])], ["x"], 1, "", Internal, "several stages.*'x'"),
-        ([("a", [outputs(x=[1]), outputs(x=[1, 2])])], ["x"], 1, "", Internal, "answers of stage a are not alike"),
+        (
+            [("a", [outputs(x=[1]), outputs(x=[1, 2])])],
+            ["x"],
+            1,
+            "",
+            Internal,
+            "answers of stage a are not alike",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_said(
