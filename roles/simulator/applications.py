@@ -69,7 +69,7 @@ class ApplicationSurroundings(Protocol):
 class _Announced:
     """A task that the scheduler knows, or heard of."""
 
-    application: int
+    core: int
     task: int
     stage: str
     due_at_ms: float
@@ -78,7 +78,10 @@ class _Announced:
 
 
 class ApplicationPlay:
-    """All applications of a run, at `frontends` frontends: request i is that of frontend i % F."""
+    """All applications of a run, at F frontends, each with a core of its own for each: request i is that of frontend i % F.
+
+    The core of application a at frontend f has the number a · F + f.
+    """
 
     def __init__(self, played: Sequence[PlayedApplication], frontends: int) -> None:
         plans = [one.served.plan for one in played]
@@ -88,8 +91,9 @@ class ApplicationPlay:
         self._cores = []
         for one in played:
             plan = one.served.plan
-            rule, measured = plan.rule(one.served.rule)
-            self._cores.append(ApplicationCore(plan.graph, plan.least_ms, rule, measured))
+            for _ in range(frontends):
+                rule, measured = plan.rule(one.served.rule)
+                self._cores.append(ApplicationCore(plan.graph, plan.least_ms, rule, measured))
         self._draws = [FanOutDraws(one.served) for one in played]
         self._frontends = frontends
         self._world: ApplicationSurroundings
@@ -137,12 +141,10 @@ class ApplicationPlay:
                 one = known.pop(seq, None)
                 if one is None:
                     continue  # cancelled, but granted before
-                del self._seq_of[one.application, one.task]
+                del self._seq_of[one.core, one.task]
                 waited_ms = started_at_ms - one.announced_at_ms
-                heard.append(
-                    (one.application, TaskAnswered(one.task, waited_ms, finished_at_ms - started_at_ms))
-                )
-                tally = self.tallies[one.application][one.stage]
+                heard.append((one.core, TaskAnswered(one.task, waited_ms, finished_at_ms - started_at_ms)))
+                tally = self.tallies[one.core // self._frontends][one.stage]
                 tally.note_answered(waited_ms, finished_at_ms - started_at_ms)
         return heard
 
@@ -156,9 +158,9 @@ class ApplicationPlay:
             for seq in range(run.first_seq, run.first_seq + run.count):
                 one = known.pop(seq, None)
                 if one is not None:
-                    del self._seq_of[one.application, one.task]
-                    self.tallies[one.application][one.stage].dropped += 1
-                    heard.append((one.application, TaskDropped(one.task, code)))
+                    del self._seq_of[one.core, one.task]
+                    self.tallies[one.core // self._frontends][one.stage].dropped += 1
+                    heard.append((one.core, TaskDropped(one.task, code)))
         return heard
 
     def returned(self, model_id: ModelId, frontend: int, runs: Sequence[SeqRun], now_ms: float) -> None:
@@ -183,8 +185,8 @@ class ApplicationPlay:
         """These events have come to a frontend, in one turn of its loop."""
         asked: dict[tuple[ModelId, int], list[_Announced]] = {}
         cancelled: dict[tuple[ModelId, int], list[SeqRun]] = {}
-        for place, event in heard:
-            self._handle(place, event, now_ms, asked, cancelled)
+        for core, event in heard:
+            self._handle(core, event, now_ms, asked, cancelled)
         for (model_id, frontend), runs in cancelled.items():
             self._world.tell_scheduler(frontend, Withdraw(model_id, tuple(runs)), now_ms)
         for (model_id, frontend), tasks in asked.items():
@@ -200,37 +202,39 @@ class ApplicationPlay:
         while index < traffic.arrived_at_ms.size and traffic.arrived_at_ms[index] <= now_ms:
             answer_by_ms = self._played[place].served.answer_by_ms(traffic.slo_ms)
             deadline_at_ms = float(traffic.arrived_at_ms[index]) + answer_by_ms
-            heard.append((place, Entered(index, deadline_at_ms)))
-            self._world.schedule(deadline_at_ms + GRACE_MS, self._time_up, (place, index))
+            core = place * self._frontends + index % self._frontends
+            heard.append((core, Entered(index, deadline_at_ms)))
+            self._world.schedule(deadline_at_ms + GRACE_MS, self._time_up, (core, index))
             index += 1
         if index < traffic.arrived_at_ms.size:
             self._world.schedule(float(traffic.arrived_at_ms[index]), self._enter, (place, index))
         self.hear(heard, now_ms)
 
     def _time_up(self, which: tuple[int, int], now_ms: float) -> None:
-        place, index = which
-        self.hear([(place, TimeUp(index))], now_ms)
+        core, index = which
+        self.hear([(core, TimeUp(index))], now_ms)
 
     def _handle(
         self,
-        place: int,
+        core: int,
         event: ApplicationEvent,
         now_ms: float,
         asked: dict[tuple[ModelId, int], list[_Announced]],
         cancelled: dict[tuple[ModelId, int], list[SeqRun]],
     ) -> None:
+        place = core // self._frontends
         tallies = self.tallies[place]
-        for action in self._cores[place].handle(event, now_ms):
+        for action in self._cores[core].handle(event, now_ms):
             match action:
                 case Ask(task, number, stage, model_id, due_at_ms, _):
                     key = (model_id, number % self._frontends)
-                    asked.setdefault(key, []).append(_Announced(place, task, stage, due_at_ms, now_ms))
+                    asked.setdefault(key, []).append(_Announced(core, task, stage, due_at_ms, now_ms))
                     tallies[stage].asked += 1
                 case Follow(follow, number, stage):
                     count = self._draws[place].count(number, stage, now_ms)
-                    self._handle(place, Followed(follow, count), now_ms, asked, cancelled)
+                    self._handle(core, Followed(follow, count), now_ms, asked, cancelled)
                 case Cancel(task, model_id):
-                    found = self._seq_of.pop((place, task), None)
+                    found = self._seq_of.pop((core, task), None)
                     if (
                         found is not None
                         and (one := self._announced[found[:2]].pop(found[2], None)) is not None
@@ -239,7 +243,7 @@ class ApplicationPlay:
                         cancelled.setdefault(found[:2], []).append(SeqRun(found[2], 1))
                     elif found is None:  # asked in this very turn
                         for tasks in asked.values():
-                            tasks[:] = [one for one in tasks if (one.application, one.task) != (place, task)]
+                            tasks[:] = [one for one in tasks if (one.core, one.task) != (core, task)]
                 case Ended(number, is_answered):
                     self._draws[place].forget(number)
                     if is_answered:
@@ -254,7 +258,7 @@ class ApplicationPlay:
             self._next_seq[key] = first_seq + len(run)
             for seq, one in enumerate(run, first_seq):
                 known[seq] = one
-                self._seq_of[one.application, one.task] = (model_id, frontend, seq)
+                self._seq_of[one.core, one.task] = (model_id, frontend, seq)
             slack_ms = path.slack_ms(run[0].due_at_ms - now_ms)
             message = Arrivals(model_id, first_seq, len(run), budget_ms, span_ms, slack_ms=slack_ms)
             self._world.tell_scheduler(frontend, message, now_ms)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fabric.client import BlockingClient, Client, RunResult
 from fabric.errors import InvalidInput, RequestError
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from tests.integration.proc import processes_naming, until
+from tests.integration.proc import processes_naming
 from tests.models.glue import BOXES, CROP, SIDE
 
 pytestmark = pytest.mark.timeout(180)
@@ -65,8 +65,8 @@ batching: eager
 placement:
   given:
     slices:
-     - {gpu: 0, models: [{model: detector}, {model: mean}, {model: nowhere}]}
-     - {gpu: 1, models: [{model: classifier}]}
+     - {gpu: 0, models: [{model: detector}, {model: classifier}, {model: mean}]}
+     - {gpu: 1, models: [{model: detector}, {model: classifier}, {model: mean}, {model: nowhere}]}
 """
 
 
@@ -184,7 +184,7 @@ def test_bad_requests_are_refused_with_what_is_wrong(client: BlockingClient) -> 
 def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
     cluster: TemporaryCluster,
 ) -> None:
-    """Everything runs twice if it must: all of them are answered, as the SLO leaves time for a new worker."""
+    """What ran there runs again on the other slice, which hosts the same models: the SLO leaves time for that."""
 
     def workers() -> list[int]:
         named = processes_naming(str(cluster.run_dir))
@@ -204,20 +204,6 @@ def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
     answers = asyncio.run(play())
     assert len(answers) == 60
     for answer in answers:
-        if isinstance(answer, RunResult):
-            assert (len(answer.outputs["cars"]), len(answer.outputs["people"])) == (2, 2)
-            check_ledger(answer)
-        else:
-            assert isinstance(answer, RequestError), answer
-    served = sum(isinstance(answer, RunResult) for answer in answers)
-    assert served >= 30, f"{served} of 60: those whose worker lived"
-
-    def serves() -> bool:
-        with BlockingClient(cluster.endpoints["client"][0]) as again:
-            try:
-                again.run("traffic", {"picture": picture(1, 1)})
-            except RequestError:
-                return False
-            return True
-
-    until(serves, what="a new worker")
+        assert isinstance(answer, RunResult), answer
+        assert (len(answer.outputs["cars"]), len(answer.outputs["people"])) == (2, 2)
+        check_ledger(answer)

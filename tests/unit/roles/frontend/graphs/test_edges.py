@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def outputs(**named: object) -> list[NamedTensor]:
     return [NamedTensor(name, np.asarray(value)) for name, value in named.items()]
 
 
-def named(inputs: list[NamedTensor]) -> dict[str, object]:
+def named(inputs: Sequence[NamedTensor]) -> dict[str, object]:
     return {tensor.name: tensor.array.tolist() for tensor in inputs}
 
 
