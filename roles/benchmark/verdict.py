@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.applications.tally import StageTally
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, asked_of
 from roles.config.cluster import ClusterConfig

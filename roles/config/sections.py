@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-import policies.batching
 import policies.graphs
+from fabric.heartbeats import INTERVAL_MS, PATIENCE_MS
+from policies.batching.registry import DEFAULT as BATCHING_DEFAULT
 from policies.placement import DEFAULT as PLACEMENT_DEFAULT
 from roles.config.rates import Steps
 
@@ -144,8 +145,8 @@ class NetworkSection(Section, frozen=True):
 class HeartbeatSection(Section, frozen=True):
     """`cluster.heartbeats`."""
 
-    interval_ms: float = 250.0
-    patience_ms: float = 1_500.0
+    interval_ms: float = INTERVAL_MS
+    patience_ms: float = PATIENCE_MS
 
 
 class FrontendListenSection(Section, frozen=True):
@@ -248,7 +249,7 @@ class Document(Section, frozen=True):
     popularity: PopularitySection | None = None
     applications: tuple[ApplicationSection, ...] = ()
     graph_deadlines: str = policies.graphs.DEFAULT
-    batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
+    batching: str | dict[str, dict[str, Any] | None] = BATCHING_DEFAULT
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     listen: ListenSection = ListenSection()
     security: SecuritySection = SecuritySection()
