@@ -136,7 +136,7 @@ def test_boxes_decide_how_many_classifiers_are_asked_and_each_gets_its_own_crop(
     # The same crops, sent to the same model one by one.
     for nth, answer in enumerate(result.outputs["cars"]):
         alone = client.infer("classifier", {"crop": crop(own, nth)})
-        np.testing.assert_allclose(answer["scores"], alone.outputs["scores"], atol=1e-5)
+        np.testing.assert_allclose(answer["scores"].tolist(), alone.outputs["scores"].tolist(), atol=1e-5)
     assert [(line.stage, line.requests) for line in result.stages] == [
         ("detect", 1),
         ("cars", cars),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.graphs import FanOut
+from policies.placement import PLACEMENTS
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import config_origins, parse_config
 from roles.workload.arrivals import workload_of
@@ -205,3 +206,36 @@ def test_the_page_about_applications_has_a_file_that_can_be_read() -> None:
     config = parse_config(written, HERE)
     assert [one.name for one in config.applications] == ["traffic"]
     assert config.model(ModelId("vgg16")).rate_rps == pytest.approx(20 + 0.8 * 300)
+
+
+@pytest.mark.parametrize("policy", sorted(set(PLACEMENTS) - {"given"}))
+def test_to_a_placement_policy_an_application_is_the_models_that_its_stages_ask(policy: str) -> None:
+    """With the SLO and the rate that follow from the graph; and each plan names the stage that limits it."""
+    shipped = {
+        "ssd": "ssd",
+        "googlenet": "resnet50",
+        "vgg16": "vgg19",
+    }  # of a GPU all policies have figures of
+    models = [{"name": name, "profile": {"ref": f"igniter-v100/{ref}"}} for name, ref in shipped.items()]
+    cluster = {"gpus": 4, "gpu_type": "v100"}
+    document = {"models": models, "applications": [TRAFFIC | {"slo_ms": 300}], "cluster": cluster}
+    config = read(document)
+    alone = read(
+        {
+            "models": [
+                model | {"slo_ms": one.slo_ms, "rate_rps": one.rate_rps}
+                for model, one in zip(models, config.models, strict=True)
+            ],
+            "cluster": cluster,
+        }
+    )
+    try:
+        wanted = alone.place(policy)
+    except (ConfigError, ProfileError) as error:  # it needs what these profiles do not have
+        with pytest.raises(type(error)):
+            config.place(policy)
+        return
+    placed = config.place(policy)
+    assert placed.slices == wanted.slices
+    (why,) = [one for one in placed.decisions if one.subject == "application traffic"]
+    assert why.chosen.removeprefix("bottleneck: stage ") in ("detect", "cars", "people")

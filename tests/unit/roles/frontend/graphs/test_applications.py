@@ -5,7 +5,7 @@ from __future__ import annotations
 from fabric.ids import ModelId, PeerId
 from fabric.messages import Arrivals, CancelRequest, Dropped, SeqRun, StageResult, Withdraw, replaced
 from policies.graphs.graph import Stage
-from roles.frontend.events import ClientSaid, InputsNotMade, ReplyWithAll, SchedulerSaid
+from roles.frontend.events import ClientSaid, InputsNotMade, KeepRow, ReplyWithAll, SchedulerSaid
 from roles.runtime.core import Lost, Tick
 from tests.applications_stage import ApplicationStage, served
 from tests.builders import CLIENT, computed, directory, grant, model_info, of_type, slice_info
@@ -76,7 +76,7 @@ def test_the_answer_has_the_kept_rows_in_the_order_of_its_results() -> None:
     stage.do(grant((first, 2), model_id="c", batch_id=2), 11.0)
     actions = stage.do(computed(second, first, model_id="c", batch_id=2), 21.0)
     (reply,) = of_type(ReplyWithAll, actions)
-    rows = {action.kept: action.row for action in actions if hasattr(action, "kept")}
+    rows = {keep.kept: keep.row for keep in of_type(KeepRow, actions)}
     assert [rows[payload] for payload in reply.payloads] == [1, 0]
 
 
