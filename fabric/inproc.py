@@ -37,7 +37,7 @@ class _Queue:
     """Messages from one end to the other, each with the moment at which it was sent."""
 
     def __init__(self, clock: Clock) -> None:
-        self.waiting: deque[tuple[float, Received]] = deque()
+        self.waiting: deque[tuple[float, PeerId, AnyMessage, Epoch]] = deque()
         self._clock = clock
 
     def put(self, sender: PeerId, packed: Sequence[Packed], epoch: Epoch) -> bool:
@@ -47,7 +47,7 @@ class _Queue:
         if len(self.waiting) + len(packed) > QUEUE_MESSAGES_MAX:
             return False
         sent_at_ms = self._clock.now_ms()
-        self.waiting.extend([(sent_at_ms, Received(sender, one.parcel.body, epoch=epoch)) for one in packed])
+        self.waiting.extend([(sent_at_ms, sender, one.parcel.body, epoch) for one in packed])
         return True
 
     def take(self, limit: int) -> list[Received]:
@@ -55,9 +55,8 @@ class _Queue:
         now_ms = self._clock.now_ms()
         taken: list[Received] = []
         for _ in range(min(limit, len(self.waiting))):
-            sent_at_ms, received = self.waiting.popleft()
-            received.late_ms = now_ms - sent_at_ms
-            taken.append(received)
+            sent_at_ms, sender, message, epoch = self.waiting.popleft()
+            taken.append(Received(sender, message, (), now_ms - sent_at_ms, epoch))
         return taken
 
 

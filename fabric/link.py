@@ -7,10 +7,10 @@ peer is gone: the caller knows what that means for its message (refuse, shed, co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
@@ -22,8 +22,7 @@ NO_EPOCH = Epoch(0)
 Tensor = NDArray[np.generic]
 
 
-@dataclass(slots=True)
-class NamedTensor:
+class NamedTensor(Struct, gc=False):
     """A tensor and the name of the model input or output it is for. `place`: where else its bytes lie."""
 
     name: str
@@ -31,8 +30,7 @@ class NamedTensor:
     place: Region | None = None
 
 
-@dataclass(slots=True)
-class Received:
+class Received(Struct, frozen=True, gc=False):
     """One message that came in.
 
     `late_ms` is how much older it is than it looks: time spent queueing on the way plus half the link's
@@ -42,13 +40,12 @@ class Received:
 
     peer: PeerId
     message: AnyMessage
-    tensors: Sequence[NamedTensor] = field(default=())
+    tensors: Sequence[NamedTensor] = ()
     late_ms: float = 0.0
     epoch: Epoch = NO_EPOCH
 
 
-@dataclass(slots=True, frozen=True)
-class Packed:
+class Packed(Struct, frozen=True, gc=False):
     """A message that may travel: held against the limits, its tensors as bytes, except those in shared memory.
 
     `header`: what there is to say in the header. `size` is that of the tensors that travel, `shared_size` that of those

@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from fabric.ids import FrontendId, ModelId, SliceId
 
 NEVER_MS = float("inf")
 
 
-@dataclass(slots=True)
-class RequestRun:
+class RequestRun(Struct, gc=False):
     """Requests of one frontend and model that arrived together (design section 4).
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
@@ -75,8 +76,7 @@ class BatchSlice:
     free_at_ms: float = 0.0
 
 
-@dataclass(slots=True)
-class Dispatch:
+class Dispatch(Struct, frozen=True, gc=False):
     """Run this batch on that slice at `start_at_ms`, at the latest at `latest_at_ms`.
 
     `waited_ms`: since the discipline first wanted the batch to go, a free slice was missing (forced, not
@@ -94,8 +94,7 @@ class Dispatch:
     reason: str
 
 
-@dataclass(slots=True)
-class Drop:
+class Drop(Struct, frozen=True, gc=False):
     """These will not run. `is_expired`: could no longer finish; else given up to protect a batch, or never taken on.
 
     `retry_after_ms`: they were not taken on, as more is asked than can be served; from then on they may be.
@@ -107,8 +106,7 @@ class Drop:
     retry_after_ms: float | None = None
 
 
-@dataclass(slots=True)
-class Preempt:
+class Preempt(Struct, frozen=True, gc=False):
     """Stop the batch that the slice was given last (Shepherd), unless it has ended.
 
     Only the caller knows what is still under way, so it hands the requests back: see `Discipline.arrive_again`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
@@ -31,8 +32,7 @@ from roles.runtime.process_events import StopAsked
 ToScheduler = FrontendHello | Arrivals | Withdraw | Left
 
 
-@dataclass(slots=True, frozen=True)
-class FrontendSettings:
+class FrontendSettings(Struct, frozen=True, gc=False):
     """Who a frontend is and what it takes on. `addresses` are where it pulls outputs, `memory` whose it can read."""
 
     frontend_id: FrontendId
@@ -52,8 +52,7 @@ class FrontendSettings:
 # ---------------------------------------------------------------- events
 
 
-@dataclass(slots=True, frozen=True)
-class Asked:
+class Asked(Struct, frozen=True, gc=False):
     """A client's request came; its tensors are kept under `payload` and described by `specs`."""
 
     peer: PeerId
@@ -64,16 +63,14 @@ class Asked:
     size_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
-class ClientSaid:
+class ClientSaid(Struct, frozen=True, gc=False):
     """Any other message of a client, whether it may say that or not."""
 
     peer: PeerId
     message: AnyMessage
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerSaid:
+class SchedulerSaid(Struct, frozen=True, gc=False):
     """A message of the scheduler with that number, whether it may say that or not; `epoch`: of its header."""
 
     message: AnyMessage
@@ -82,8 +79,7 @@ class SchedulerSaid:
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Computed:
+class Computed(Struct, frozen=True, gc=False):
     """A worker's outputs came; kept under `payload`, described by `specs`."""
 
     message: Outputs
@@ -91,22 +87,19 @@ class Computed:
     specs: Sequence[TensorSpec]
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerSaid:
+class WorkerSaid(Struct, frozen=True, gc=False):
     """Any other message of a worker: that requests ran into an error, or what it may not say."""
 
     message: AnyMessage
 
 
-@dataclass(slots=True, frozen=True)
-class Preprocessed:
+class Preprocessed(Struct, frozen=True, gc=False):
     """The tensors under `payload` are now what the model takes."""
 
     payload: Handle
 
 
-@dataclass(slots=True, frozen=True)
-class PreprocessFailed:
+class PreprocessFailed(Struct, frozen=True, gc=False):
     """They cannot be: `code` is a request error's wire code."""
 
     payload: Handle
@@ -114,8 +107,7 @@ class PreprocessFailed:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class MadeInputs:
+class MadeInputs(Struct, frozen=True, gc=False):
     """The inputs of one request of a stage; kept under `payload`, described by `specs`."""
 
     payload: Handle
@@ -123,16 +115,14 @@ class MadeInputs:
     size_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
-class InputsMade:
+class InputsMade(Struct, frozen=True, gc=False):
     """The answer to `MakeInputs`: of so many requests."""
 
     job: int
     made: Sequence[MadeInputs]
 
 
-@dataclass(slots=True, frozen=True)
-class InputsNotMade:
+class InputsNotMade(Struct, frozen=True, gc=False):
     """The other answer to `MakeInputs`: `code` is a request error's wire code."""
 
     job: int
@@ -140,29 +130,25 @@ class InputsNotMade:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class TurnEnded:
+class TurnEnded(Struct, frozen=True, gc=False):
     """The shell has handed over what one turn of its loop brought. Fed while `has_gathered`."""
 
 
-@dataclass(slots=True, frozen=True)
-class Unannounced:
+class Unannounced(Struct, frozen=True, gc=False):
     """A scheduler's queue did not take this, or there is no connection to it."""
 
     message: Arrivals | Left
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Unpushed:
+class Unpushed(Struct, frozen=True, gc=False):
     """The slice's queue did not take these; or they can never be sent so, for a `reason`."""
 
     message: Inputs
     reason: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerLost:
+class SchedulerLost(Struct, frozen=True, gc=False):
     """Its connection is closed, or nothing has been heard of it for too long."""
 
     scheduler: int = 0
@@ -191,8 +177,7 @@ FrontendEvent = (
 # ---------------------------------------------------------------- actions
 
 
-@dataclass(slots=True, frozen=True)
-class Reply:
+class Reply(Struct, frozen=True, gc=False):
     """To a client. An `Answer` goes with row `row` of every tensor under `payload`."""
 
     peer: PeerId
@@ -201,15 +186,13 @@ class Reply:
     row: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Report:
+class Report(Struct, frozen=True, gc=False):
     """To whoever asked for the status: the core's counters, to which the shell adds its links'."""
 
     peer: PeerId
 
 
-@dataclass(slots=True, frozen=True)
-class Tell:
+class Tell(Struct, frozen=True, gc=False):
     """To a shard's active scheduler, a `FrontendHello` to all of the shard.
 
     `Arrivals` and `Left` that cannot be sent come back as `Unannounced`; the rest is counted and dropped.
@@ -219,16 +202,14 @@ class Tell:
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class UseScheduler:
+class UseScheduler(Struct, frozen=True, gc=False):
     """That one is the shard's active scheduler from now on."""
 
     scheduler: int
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class PushInputs:
+class PushInputs(Struct, frozen=True, gc=False):
     """To a slice: the tensors of `payloads`, request after request, each in the order of `names` if given."""
 
     message: Inputs
@@ -236,8 +217,7 @@ class PushInputs:
     names: Sequence[str]
 
 
-@dataclass(slots=True, frozen=True)
-class OpenSlice:
+class OpenSlice(Struct, frozen=True, gc=False):
     """A slice is there and may be granted: be ready to push to it."""
 
     slice_id: SliceId
@@ -245,24 +225,21 @@ class OpenSlice:
     addresses: Sequence[str]
 
 
-@dataclass(slots=True, frozen=True)
-class DropSlice:
+class DropSlice(Struct, frozen=True, gc=False):
     """That incarnation of a slice is gone: close its connection at once, with whatever waits in it."""
 
     slice_id: SliceId
     incarnation: Incarnation
 
 
-@dataclass(slots=True, frozen=True)
-class Preprocess:
+class Preprocess(Struct, frozen=True, gc=False):
     """Turn the encoded picture under `payload` into the model's input, on a thread of its own."""
 
     payload: Handle
     image: ImagePreprocess
 
 
-@dataclass(slots=True, frozen=True)
-class ReplyWithAll:
+class ReplyWithAll(Struct, frozen=True, gc=False):
     """To a client: the answer of an application, with all tensors of these payloads, each named after its result."""
 
     peer: PeerId
@@ -270,8 +247,7 @@ class ReplyWithAll:
     payloads: Sequence[Handle]
 
 
-@dataclass(slots=True, frozen=True)
-class KeepRow:
+class KeepRow(Struct, frozen=True, gc=False):
     """Row `row` of every tensor under `payload` is wanted longer than the rest: keep it under `kept`."""
 
     payload: Handle
@@ -279,8 +255,7 @@ class KeepRow:
     kept: Handle
 
 
-@dataclass(slots=True, frozen=True)
-class MakeInputs:
+class MakeInputs(Struct, frozen=True, gc=False):
     """Make the inputs of a stage's requests. Answered by `InputsMade` or `InputsNotMade`, unless `until_ms` is over.
 
     `after`: the answers they are made from, by stage. `request`: the tensors of the application's request. `names`: of the inputs that
@@ -298,8 +273,7 @@ class MakeInputs:
     source: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class Release:
+class Release(Struct, frozen=True, gc=False):
     """These tensors are wanted no more."""
 
     payload: Handle

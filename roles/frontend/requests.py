@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from fabric.ids import BatchId, ModelId, PeerId, SliceId
 from fabric.messages import SeqRun
 from roles.frontend.runs import AnnouncedRun
@@ -73,8 +75,7 @@ NEXT: Final[Mapping[tuple[RequestState, RequestTransition], RequestState]] = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class BatchSlot:
+class BatchSlot(Struct, frozen=True, gc=False):
     """What a grant said: where a request runs, and why its batch left when it did."""
 
     batch_id: BatchId

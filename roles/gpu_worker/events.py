@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, FrontendId, ModelId, SliceId
@@ -23,18 +23,15 @@ from roles.runtime.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 from roles.runtime.process_events import StopAsked
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerAnswers:
+class SchedulerAnswers(Struct, frozen=True, gc=False):
     """The scheduler speaks for the first time, or again after it may have missed something of ours."""
 
 
-@dataclass(slots=True, frozen=True)
-class AgentGone:
+class AgentGone(Struct, frozen=True, gc=False):
     """The agent's process has ended, and this worker may outlive it."""
 
 
-@dataclass(slots=True, frozen=True)
-class InputsCame:
+class InputsCame(Struct, frozen=True, gc=False):
     """One part's inputs, whose tensors the shell keeps as `payload`."""
 
     inputs: Inputs
@@ -42,8 +39,7 @@ class InputsCame:
     size_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
-class BatchRan:
+class BatchRan(Struct, frozen=True, gc=False):
     """The device finished a batch; `outputs` are stacked over the rows that were not rejected."""
 
     slice_id: SliceId
@@ -76,84 +72,73 @@ WorkerEvent = (
 # ---------------------------------------------------------------- actions of the worker alone
 
 
-@dataclass(slots=True, frozen=True)
-class LoadSlice:
+class LoadSlice(Struct, frozen=True, gc=False):
     """Start to load a slice."""
 
     spec: SliceSpec
 
 
-@dataclass(slots=True, frozen=True)
-class UnloadSlice:
+class UnloadSlice(Struct, frozen=True, gc=False):
     """Forget a slice on which nothing runs."""
 
     slice_id: SliceId
 
 
-@dataclass(slots=True, frozen=True)
-class LoadModel:
+class LoadModel(Struct, frozen=True, gc=False):
     """Start to load the one model of `spec` beside what its slice serves."""
 
     spec: SliceSpec
     number: int
 
 
-@dataclass(slots=True, frozen=True)
-class UnloadModel:
+class UnloadModel(Struct, frozen=True, gc=False):
     """Forget a model of which nothing runs, or give up loading it. Its slice serves on."""
 
     slice_id: SliceId
     model_id: ModelId
 
 
-@dataclass(slots=True, frozen=True)
-class JoinScheduler:
+class JoinScheduler(Struct, frozen=True, gc=False):
     """Connect to the scheduler, instead of the one before if there was one."""
 
     addresses: tuple[str, ...]
     heartbeats: HeartbeatTiming = field(default_factory=HeartbeatTiming)
 
 
-@dataclass(slots=True, frozen=True)
-class WatchAgent:
+class WatchAgent(Struct, frozen=True, gc=False):
     """This process is the agent from now on."""
 
     pid: int
 
 
-@dataclass(slots=True, frozen=True)
-class KnowFrontends:
+class KnowFrontends(Struct, frozen=True, gc=False):
     """These frontends exist, and no others: where outputs are pushed to."""
 
     frontends: tuple[FrontendInfo, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Execute:
+class Execute(Struct, frozen=True, gc=False):
     """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts."""
 
     run: RunBatch
     parts: tuple[PartInputs, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class StageInputs:
+class StageInputs(Struct, frozen=True, gc=False):
     """This batch is complete and likely to run next: its inputs may be put in place meanwhile."""
 
     run: RunBatch
     parts: tuple[PartInputs, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Abort:
+class Abort(Struct, frozen=True, gc=False):
     """Stop what runs, if the device can: `RunAborted` follows then, else the batch ends as it would have."""
 
     slice_id: SliceId
     batch_id: BatchId
 
 
-@dataclass(slots=True, frozen=True)
-class PushOutputs:
+class PushOutputs(Struct, frozen=True, gc=False):
     """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs."""
 
     frontend_id: FrontendId
@@ -162,15 +147,13 @@ class PushOutputs:
     first_row: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Release:
+class Release(Struct, frozen=True, gc=False):
     """Nobody needs these tensors any more."""
 
     payloads: tuple[Handle, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class End:
+class End(Struct, frozen=True, gc=False):
     """End the process, after what was sent is out."""
 
     exit_code: int

@@ -8,8 +8,9 @@ simulator (`roles/simulator/fast_world.py`) runs the very same object on a virtu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NewType, Protocol, TypeVar
+
+from msgspec import Struct
 
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH
@@ -45,17 +46,12 @@ class Core(Protocol[EventT_contra, ActionT_co]):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class Tick:
+class Tick(Struct, frozen=True, gc=False):
     """The moment a core asked for has come (or passed)."""
 
 
-@dataclass(slots=True)
-class Heard:
-    """A message came in. `late_ms` is already behind it (see `fabric.link.Received`). Nobody changes it.
-
-    Not frozen, as one is made for every message: 0.2 µs instead of 0.75.
-    """
+class Heard(Struct, frozen=True, gc=False):
+    """A message came in. `late_ms` is already behind it (see `fabric.link.Received`)."""
 
     peer: PeerId
     message: AnyMessage
@@ -65,20 +61,15 @@ class Heard:
     """Of the message's header: a scheduler's commands count only with the epoch that their receiver goes by."""
 
 
-@dataclass(slots=True, frozen=True)
-class Lost:
+class Lost(Struct, frozen=True, gc=False):
     """A peer is gone: unroutable, or silent for too long."""
 
     peer: PeerId
     reason: str
 
 
-@dataclass(slots=True)
-class Send:
-    """Send a message. What a full queue means for it is the shell's rule per channel (docs/wire.md).
-
-    Not frozen for the same reason as `Heard`.
-    """
+class Send(Struct, frozen=True, gc=False):
+    """Send a message. What a full queue means for it is the shell's rule per channel (docs/wire.md)."""
 
     peer: PeerId
     message: AnyMessage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fabric.ids import FrontendId, ModelId
 from policies.batching.admission import (
@@ -205,7 +205,7 @@ def test_what_was_admitted_before_is_not_refused_when_it_waits_again() -> None:
     assert gate_of(to, "m").buckets
     now_ms = to.now_ms
     run = RequestRun(FrontendId("f"), 1_000_000, 500, now_ms + SLO_MS, now_ms)
-    refused = to.discipline.arrive(ModelId("m"), replace(run), now_ms)
+    refused = to.discipline.arrive(ModelId("m"), structs.replace(run), now_ms)
     assert any(isinstance(decision, Drop) and decision.retry_after_ms for decision in refused)
     again = to.discipline.arrive_again(ModelId("m"), [run], now_ms)
     assert not any(isinstance(decision, Drop) and decision.retry_after_ms for decision in again)

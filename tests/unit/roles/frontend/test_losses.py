@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import Arrivals, Ping, Returned, SeqRun, Unready, replaced
 from roles.frontend.core import FrontendCore
@@ -42,23 +40,23 @@ def test_a_request_waits_for_a_slice_that_is_ready_before_its_budget_ends() -> N
 def test_what_another_frontend_spent_of_a_budget_is_spent() -> None:
     core = linked_core(model_info(slo_ms=100.0))
     again = asked(1)
-    again = replace(again, message=replaced(again.message, spent_ms=40.0))
+    again = replaced(again, message=replaced(again.message, spent_ms=40.0))
     core.handle(again, 0.0)
     core.handle(TurnEnded(), 0.0)
     assert refusals(core.handle(Tick(), 59.9)) == []
     assert refusals(core.handle(Tick(), 60.0)) == [(1, "DeadlineExceeded")]
     late = asked(2, budget_ms=30.0)
-    late = replace(late, message=replaced(late.message, spent_ms=31.0))
+    late = replaced(late, message=replaced(late.message, spent_ms=31.0))
     assert refusals(core.handle(late, 61.0)) == [(2, "DeadlineExceeded")]
 
 
 def test_what_must_not_run_twice_is_not_taken_from_a_frontend_that_was_lost() -> None:
     core = linked_core(replaced(model_info(), is_idempotent=False))
     again = asked(1)
-    again = replace(again, message=replaced(again.message, may_have_run=True))
+    again = replaced(again, message=replaced(again.message, may_have_run=True))
     assert refusals(core.handle(again, 0.0)) == [(1, "WorkerLost")]
     never_sent = asked(2)
-    never_sent = replace(never_sent, message=replaced(never_sent.message, spent_ms=1.0))
+    never_sent = replaced(never_sent, message=replaced(never_sent.message, spent_ms=1.0))
     assert refusals(core.handle(never_sent, 0.0)) == [], "it only waited for a connection"
 
 
