@@ -26,6 +26,8 @@ from fabric.messages import (
     Directory,
     Envelope,
     FiguresListed,
+    GlueAsked,
+    GlueMade,
     Host,
     Infer,
     Inputs,
@@ -61,6 +63,8 @@ LONG: Final = (
     Telemetry,
     ModelsRemove,
     Changed,
+    GlueAsked,
+    GlueMade,
 )
 """Messages that describe thousands of tensors, or list what is placed; they travel alone when they are long."""
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20

@@ -28,10 +28,10 @@ ARROWS = {
 # The same between the rooms inside `roles`.
 INNER_ARROWS: dict[str, tuple[str, ...]] = {
     "runtime": (),
-    "config": (),
-    "workload": ("config",),
     "applications": (),
-    "frontend": ("runtime",),
+    "config": ("applications",),
+    "workload": ("applications", "config"),
+    "frontend": ("runtime", "applications"),
     "scheduler": ("runtime", "config"),
     "gpu_worker": ("runtime",),
     "node_agent": ("runtime", "config"),
@@ -47,7 +47,7 @@ INNER_ARROWS: dict[str, tuple[str, ...]] = {
         "gpu_worker",
         "node_agent",
     ),
-    "benchmark": ("runtime", "config", "workload", "scheduler", "gateway"),
+    "benchmark": ("runtime", "applications", "config", "workload", "scheduler", "gateway"),
     "observability": ("runtime", "config", "workload", "scheduler", "simulator"),
     "page": ("runtime", "observability"),
     "lab": ("runtime", "config", "workload", "scheduler", "simulator", "benchmark"),

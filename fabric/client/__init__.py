@@ -9,9 +9,9 @@ the budget; should it not, the client's own timer does (`DeadlineExceeded`). Sho
 answers, if the client was given several; else `PeerLost` says so.
 """
 
-from fabric.client.asynchronous import Client, InferResult, Inputs
+from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult
 from fabric.client.blocking import BlockingClient
 from fabric.client.options import ClientOptions
 from fabric.client.status import ask_status
 
-__all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "ask_status"]
+__all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "RunResult", "ask_status"]

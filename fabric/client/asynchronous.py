@@ -7,6 +7,7 @@ import contextlib
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -41,6 +42,8 @@ from fabric.messages import (
     ModelsAsked,
     ModelsListed,
     Refusal,
+    StageLine,
+    StageResult,
     replaced,
 )
 from fabric.tensors import ArenaSharing
@@ -58,6 +61,29 @@ class InferResult:
 
     outputs: Mapping[str, Tensor]
     ledger: Ledger
+    stages: Sequence[StageLine] = ()
+    results: Sequence[StageResult] = ()
+    """Of an application asked as if it were a model: whose the outputs are, in their order (see `RunResult`)."""
+
+
+@dataclass(slots=True, frozen=True)
+class RunResult:
+    """An application's answer: outputs by leaf of its graph, and one ledger with a line per stage.
+
+    `outputs[stage]` has an item for each answer of the stage, {name: array}; an empty list where nothing followed. `places[stage]` says which one
+    each was: its number among those after one answer, at each stage of the way there. Lines of stages that are on the
+    path that took longest sum to the ledger of the whole.
+    """
+
+    outputs: Mapping[str, Sequence[Mapping[str, Tensor]]]
+    places: Mapping[str, Sequence[tuple[int, ...]]]
+    ledger: Ledger
+    stages: Sequence[StageLine]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether an optional stage lacks an answer; its line says why."""
+        return any(line.lost for line in self.stages)
 
 
 class _Awaited(asyncio.Future[InferResult]):
@@ -188,6 +214,15 @@ class Client:
         says in `retry_after_ms` when asking again may help.
         """
         return await self.submit(model, inputs, budget_ms, priority)
+
+    async def run(
+        self, application: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
+    ) -> RunResult:
+        """Ask an application, all of its graph, and wait for its answer. Budget, priority and errors as `infer`.
+
+        Raises InvalidInput for the name of a model.
+        """
+        return run_result(application, await self.submit(application, inputs, budget_ms, priority))
 
     def submit(
         self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
@@ -336,8 +371,8 @@ class Client:
     def heard(self, connection: Connection, received: Received, now_ms: float) -> None:
         """A frontend said something."""
         match received.message:
-            case Answer(number, ledger):
-                self._answer(connection, number, ledger, received.tensors, now_ms)
+            case Answer():
+                self._answer(connection, received.message, received.tensors, now_ms)
             case Refusal(number, code, reason, _, retry_after_ms):
                 if number in connection.awaited:
                     connection.circuit.note_answer()
@@ -352,11 +387,11 @@ class Client:
     def _answer(
         self,
         connection: Connection,
-        number: int,
-        ledger: Ledger,
+        answer: Answer,
         tensors: Sequence[NamedTensor],
         now_ms: float,
     ) -> None:
+        number, ledger = answer.request_no, answer.ledger
         if number not in connection.awaited:
             return  # cancelled or given up before
         connection.circuit.note_answer()
@@ -368,7 +403,8 @@ class Client:
         if awaited.budget_ms is not None and not awaited.was_sent_again:
             connection.way.note_end(total_ms - awaited.budget_ms, awaited.budget_ms)
         outputs = {tensor.name: tensor.array for tensor in tensors}
-        awaited.set_result(InferResult(outputs, ledger.seen_by_client(total_ms)))
+        seen = ledger.seen_by_client(total_ms)
+        awaited.set_result(InferResult(outputs, seen, answer.stages, answer.results))
 
     # ------------------------------------------------------------ giving up
 
@@ -413,6 +449,22 @@ class Client:
         if self._is_open:
             # Refused: then nobody there works on it either.
             awaited.connection.put(CancelRequest(awaited.number))
+
+
+def run_result(application: str, answered: InferResult) -> RunResult:
+    """An answer, sorted by stage. Raises InvalidInput where a model gave it."""
+    if not answered.stages:
+        raise InvalidInput(f"{application!r} is a model: `infer` asks it")
+    stages = [line.stage for line in answered.stages if line.is_answer]
+    outputs: dict[str, list[Mapping[str, Tensor]]] = {stage: [] for stage in stages}
+    places: dict[str, list[tuple[int, ...]]] = {stage: [] for stage in stages}
+    tensors = iter(answered.outputs.items())
+    for result in answered.results:
+        own = list(islice(tensors, result.tensors))
+        prefix = f"{result.stage}.{'.'.join(map(str, result.place))}."
+        outputs[result.stage].append({name.removeprefix(prefix): array for name, array in own})
+        places[result.stage].append(result.place)
+    return RunResult(outputs, places, answered.ledger, answered.stages)
 
 
 def _fail_listings(connection: Connection, reason: str) -> None:

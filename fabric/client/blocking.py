@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from fabric.client.asynchronous import Client, InferResult, Inputs, limit_ms_of
+from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult, limit_ms_of
 from fabric.client.options import ClientOptions
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
@@ -65,6 +65,13 @@ class BlockingClient:
         """Send one request and wait for its answer. Errors as `Client.infer`."""
         limit_ms = limit_ms_of(budget_ms, self._options)
         return self._call(self._opened().infer(model, inputs, budget_ms, priority), limit_ms)
+
+    def run(
+        self, application: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
+    ) -> RunResult:
+        """Ask an application, all of its graph, and wait for its answer. Errors as `Client.run`."""
+        limit_ms = limit_ms_of(budget_ms, self._options)
+        return self._call(self._opened().run(application, inputs, budget_ms, priority), limit_ms)
 
     def submit(
         self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None

@@ -24,6 +24,13 @@ from fabric.messages.agent_worker import (
     Stop as Stop,
     WorkerHello as WorkerHello,
 )
+from fabric.messages.applications import (
+    GlueAsked as GlueAsked,
+    GlueMade as GlueMade,
+    GluePart as GluePart,
+    StageLine as StageLine,
+    StageResult as StageResult,
+)
 from fabric.messages.base import (
     ADDRESSES_MAX as ADDRESSES_MAX,
     ITEMS_MAX as ITEMS_MAX,
@@ -47,7 +54,6 @@ from fabric.messages.client_frontend import (
     Answer as Answer,
     CancelRequest as CancelRequest,
     Infer as Infer,
-    Ledger as Ledger,
     ModelsAsked as ModelsAsked,
     ModelsListed as ModelsListed,
     Ping as Ping,
@@ -138,6 +144,7 @@ from fabric.messages.records import (
     FiguresAsked as FiguresAsked,
     FiguresListed as FiguresListed,
     ModelFigures as ModelFigures,
+    Ledger as Ledger,
     RecordsAsked as RecordsAsked,
     RequestRecord as RequestRecord,
     RequestsRemembered as RequestsRemembered,

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from fabric.ids import Incarnation, ModelId, SliceId
-from fabric.messages.base import Listed, Message, Value
+from fabric.ids import Incarnation, ModelId
+from fabric.messages.applications import StageLine, StageResult
+from fabric.messages.base import Listed, Message
 from fabric.messages.models import ModelInfo
-
-
-class Ledger(Value, frozen=True):
-    """Where a request's time went, in ms. `held_ms` was chosen by the scheduler, `waited_ms` was forced on it."""
-
-    network_ms: float = 0.0  # client -> frontend and back; filled by the client
-    preprocess_ms: float = 0.0
-    held_ms: float = 0.0
-    waited_ms: float = 0.0
-    transfer_ms: float = 0.0
-    queue_ms: float = 0.0  # inputs complete on the device -> start
-    gpu_ms: float = 0.0
-    return_ms: float = 0.0
-    total_ms: float = 0.0  # frontend receipt -> answer; the client replaces it by send -> receipt
-    batch_size: int = 0
-    slice_id: SliceId = SliceId("")
-    reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
-    request_id: str = ""  # by which `tenuto explain` knows it
-
-    def seen_by_client(self, total_ms: float) -> Ledger:
-        """The frontend's ledger for one who waited `total_ms` in all: the difference was the network."""
-        return msgspec.structs.replace(self, network_ms=max(0.0, total_ms - self.total_ms), total_ms=total_ms)
+from fabric.messages.records import Ledger
 
 
 class Infer(Message, frozen=True, tag=1):
-    """Client -> frontend, with input tensors: one request. `budget_ms` None means the model's SLO.
+    """Client -> frontend, with input tensors: one request to a model, or to an application by its name. `budget_ms` None means its SLO.
 
     The budget ends when the client has the answer: `way_ms` of it go by between client and frontend, as far
     as the client has measured, and are not the frontend's to spend. Of requests that cannot all be served those of a lower
@@ -57,10 +35,15 @@ class CancelRequest(Message, frozen=True, tag=2):
 
 
 class Answer(Message, frozen=True, tag=3):
-    """Frontend -> client, with output tensors."""
+    """Frontend -> client, with output tensors.
+
+    Of an application: a line of each stage, and whose the tensors are; their names are then `STAGE.PLACE.NAME`, such as ``cars.0.1.scores``.
+    """
 
     request_no: int
     ledger: Ledger
+    stages: Listed[StageLine] = ()
+    results: Listed[StageResult] = ()
 
 
 class Refusal(Message, frozen=True, tag=4):

@@ -8,6 +8,7 @@ import msgspec
 
 from fabric.messages.agent_scheduler import DesiredSlices, NodeHello, SliceChanged, Telemetry
 from fabric.messages.agent_worker import Host, Loading, SliceFailed, Stop, WorkerHello
+from fabric.messages.applications import GlueAsked, GlueMade
 from fabric.messages.base import Value
 from fabric.messages.client_frontend import (
     Answer,
@@ -113,6 +114,8 @@ AnyMessage = (
     | BatchesRemembered
     | FiguresAsked
     | FiguresListed
+    | GlueAsked
+    | GlueMade
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fabric.errors import ConfigError
 from policies.graphs.budgets import Budgets, RunTimes, equal, nexus, pooled, proportional
+from policies.graphs.fan_outs import FanOut as FanOut
 from policies.graphs.graph import Graph
 from policies.graphs.measured import Measured
 from policies.graphs.rules import Carried, DeadlineRule, Pard, Split
@@ -16,7 +17,10 @@ GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")
 
 @dataclass(slots=True, frozen=True)
 class ApplicationPlan:
-    """What is known of an application before it starts. `gpus`: how many serve it. `run_ms`: l(b) by stage."""
+    """What is known of an application before it starts. `gpus`: how many serve it.
+
+    `run_ms`: l(b) by stage; empty where a model has no profile: then budgets are equal ones, and `carried` goes by what is measured.
+    """
 
     name: str
     graph: Graph
@@ -26,10 +30,23 @@ class ApplicationPlan:
 
     @property
     def least_ms(self) -> dict[str, float]:
-        """What nobody can undercut from the start of each stage to the end of the graph: l(1) of all on the longest way."""
-        alone_ms = {name: times[0] for name, times in self.run_ms.items()}
-        behind_ms = self.graph.behind_ms(alone_ms)
+        """What nobody can undercut from the start of each stage to the end of the graph: l(1) of all on the longest way.
+
+        A request can do without optional stages, so they count only where they start. Nothing where run times are not known.
+        """
+        alone_ms = self._alone_ms
+        needed_ms = {one.name: 0.0 if one.is_optional else alone_ms[one.name] for one in self.graph.stages}
+        behind_ms = self.graph.behind_ms(needed_ms)
         return {name: alone_ms[name] + behind_ms[name] for name in alone_ms}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the run times of all its models are."""
+        return bool(self.run_ms)
+
+    @property
+    def _alone_ms(self) -> dict[str, float]:
+        return {one.name: self.run_ms[one.name][0] if self.run_ms else 0.0 for one in self.graph.stages}
 
     def budgets(self, rule: str) -> Budgets:
         """What `rule` plans for each stage; `carried` and `pard` may give a request more or less as it goes.
@@ -41,7 +58,7 @@ class ApplicationPlan:
             raise ConfigError(
                 "graph_deadlines: nexus divides trees only, and a stage here comes after several others"
             )
-        if rule == "equal":
+        if rule == "equal" or not self.is_known:
             return equal(graph, self.slo_ms)
         found: Budgets | None = None
         if rule == "nexus":
@@ -52,10 +69,10 @@ class ApplicationPlan:
 
     def rule(self, rule: str) -> tuple[DeadlineRule, Measured]:
         """The rule for a run from its beginning, and what it is to be told."""
-        measured = Measured(self.graph, {name: times[0] for name, times in self.run_ms.items()})
-        if rule == "carried":
+        measured = Measured(self.graph, self._alone_ms)
+        if rule == "carried" and self.is_known:
             budgets_ms = self.budgets(rule)
             return Carried(self.graph, self.slo_ms, self.run_ms, self.gpus, budgets_ms, measured), measured
-        if rule == "pard":
+        if rule in ("carried", "pard"):
             return Pard(self.graph, measured), measured
         return Split(self.budgets(rule)), measured

@@ -25,12 +25,17 @@ REQUESTS_MAX = 1024
 
 @dataclass(slots=True, frozen=True)
 class Stage:
-    """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average."""
+    """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average.
+
+    `is_optional`: a request does without what this stage does not answer. `is_answer`: its outputs are in the answer, though stages come after it.
+    """
 
     name: str
     model_id: ModelId
     after: tuple[str, ...] = ()
     fan_out: float = 1.0
+    is_optional: bool = False
+    is_answer: bool = False
 
 
 @dataclass(slots=True, frozen=True)

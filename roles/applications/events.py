@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fabric.ids import ModelId
+from roles.applications.trip import Trip
 
 
 @dataclass(slots=True, frozen=True)
@@ -17,11 +18,19 @@ class Entered:
 
 @dataclass(slots=True, frozen=True)
 class Followed:
-    """The answer to `Follow`: so many tasks of that stage follow."""
+    """The answer to `Follow`: so many tasks follow."""
 
-    number: int
-    stage: str
+    follow: int
     count: int
+
+
+@dataclass(slots=True, frozen=True)
+class FollowFailed:
+    """The other answer to `Follow`: the inputs of its stage cannot be made."""
+
+    follow: int
+    code: str
+    reason: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,35 +44,55 @@ class TaskAnswered:
 
 @dataclass(slots=True, frozen=True)
 class TaskDropped:
-    """The scheduler gave a task up."""
+    """The task has ended without outputs: `code` is a request error's wire code."""
 
     task: int
+    code: str
+    reason: str = ""
+    retry_after_ms: float | None = None
 
 
-ApplicationEvent = Entered | Followed | TaskAnswered | TaskDropped
+@dataclass(slots=True, frozen=True)
+class Abandoned:
+    """Nobody waits for that request any more."""
+
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class TimeUp:
+    """Its answer must leave now. It has one only if what is open is all optional."""
+
+    number: int
+
+
+ApplicationEvent = Entered | Followed | FollowFailed | TaskAnswered | TaskDropped | Abandoned | TimeUp
 
 
 @dataclass(slots=True, frozen=True)
 class Follow:
-    """Say how many tasks of that stage follow (`Followed`): its inputs, or the outputs they are made from, are there.
+    """Make the inputs of that stage's tasks, and say how many there are (`Followed`).
 
-    `after`: the task whose outputs they are made from; None: those of all of the predecessors, or the request's own.
+    `follow` is its number. `after`: by stage before it, the tasks whose outputs they are made from, in order; none for a stage that
+    starts with the request.
     """
 
+    follow: int
     number: int
     stage: str
-    after: int | None
+    after: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
 class Ask:
-    """Announce a task to the scheduler, as a request with that deadline."""
+    """Announce a task to the scheduler, as a request with that deadline. Its inputs are the next ones of that `follow`."""
 
     task: int
     number: int
     stage: str
     model_id: ModelId
     due_at_ms: float
+    follow: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,10 +105,17 @@ class Cancel:
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """The request of the application is done: all is answered, in time or late, or it was given up."""
+    """The request is done: all that it needs is answered, in time or late, or it was given up.
+
+    `code`, `reason`: of one that was given up. `trip`: what became of it stage by stage.
+    """
 
     number: int
     is_answered: bool
+    trip: Trip
+    code: str = ""
+    reason: str = ""
+    retry_after_ms: float | None = None
 
 
 ApplicationAction = Follow | Ask | Cancel | Ended

@@ -22,7 +22,8 @@ from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost, RequestError
 from fabric.ids import ModelId
 from fabric.link import Tensor
-from fabric.messages import Ledger, ModelInfo
+from fabric.messages import Ledger, ModelInfo, StageLine
+from roles.applications.tally import StageTally
 from roles.benchmark.gateway_target import HTTP_SCHEMES, RPC_SCHEMES, GatewayClient, gateway_client
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.config.cluster import ClusterConfig
@@ -43,7 +44,10 @@ GATEWAY_SCHEMES = tuple(f"{scheme}://" for scheme in (*HTTP_SCHEMES, *RPC_SCHEME
 _stages_of = attrgetter(*STAGES)
 
 COLUMNS = ("model", "intended_at_ms", "late_ms", "latency_ms", "batch_size", "slice", *STAGES)
-"""Of a record's rows; latency, batch size, slice and stages are NaN for a request that was not answered."""
+"""Of a record's rows; latency, batch size, slice and stages are NaN for a request that was not answered.
+
+`model` counts the models of the file, then its applications. A request of one of these has neither batch size nor slice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,15 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadRecord:
-    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by model's place and code."""
+    """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by model's place and code.
+
+    `stages`: of each application, what its answers say of their stages.
+    """
 
     rows: NDArray[np.float64]
     slices: tuple[str, ...] = ()
     errors: Counter[tuple[int, str]] = field(default_factory=Counter)
+    stages: dict[str, dict[str, StageTally]] = field(default_factory=dict)
 
     def errors_of(self, place: int | None = None) -> Counter[str]:
         """By code; of all models, or the one at that place."""
@@ -108,12 +116,12 @@ def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
 
 async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
-    recorder = Recorder([model.model_id for model in plan.config.models])
+    recorder = Recorder([name for name, _ in asked_of(plan.config)])
     async with _client_of(plan) as client:
         if isinstance(client, Client):
             infos = {info.model_id: info for info in await client.models()}
         else:
-            infos = await client.models(model.model_id for model in plan.config.models)
+            infos = await client.models(name for name, _ in asked_of(plan.config))
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
         await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
@@ -122,24 +130,35 @@ async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadReco
 
 def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:
     if plan.targets[0].startswith(GATEWAY_SCHEMES):
-        longest_ms = max(model.slo_ms for model in plan.config.models)
+        longest_ms = max(slo_ms for _, slo_ms in asked_of(plan.config))
         return gateway_client(plan.targets[0], plan.token, longest_ms)
     return Client(plan.targets, ClientOptions(key_file=plan.key_file))
 
 
 def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
-    """This sender's requests in order: all models' arrivals merged, and dealt out one by one."""
-    models = plan.config.models
-    inputs = [inputs_for(infos.get(model.model_id), plan.payload_bytes) for model in models]
+    """This sender's requests in order: all arrivals merged, and dealt out one by one."""
+    asked = asked_of(plan.config)
+    inputs = [inputs_for(infos.get(name), plan.payload_bytes) for name, _ in asked]
     of_model, at_ms = (part[number :: plan.processes] for part in merged(plan.workload, plan.until_ms))
     for place, moment_ms in zip(of_model.tolist(), at_ms.tolist(), strict=True):
-        model = models[place]
-        yield PlannedRequest(moment_ms, model.model_id, inputs[place], model.slo_ms)
+        name, slo_ms = asked[place]
+        yield PlannedRequest(moment_ms, name, inputs[place], slo_ms)
+
+
+def asked_of(config: ClusterConfig) -> list[tuple[ModelId, float]]:
+    """Everything that requests are sent to, with its SLO: models, then applications."""
+    return [
+        *((model.model_id, model.slo_ms) for model in config.models),
+        *((ModelId(one.name), one.slo_ms) for one in config.applications),
+    ]
 
 
 def merged(workload: Workload, until_ms: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """All models' arrivals in order: the place of each one's model, and its moment in ms from the start."""
-    moments = workload.arrivals(until_ms)
+    """All arrivals in order: the place of each one's model or application, and its moment in ms from the start."""
+    moments = [
+        *workload.arrivals(until_ms),
+        *(source.arrivals(workload.seed, until_ms) for source in workload.applications),
+    ]
     of_model = np.concatenate([np.full(len(own), place, np.int64) for place, own in enumerate(moments)])
     at_ms = np.concatenate(moments)
     order = np.argsort(at_ms, kind="stable")
@@ -170,6 +189,7 @@ class Recorder:
         self._slices: dict[str, float] = {}
         self._errors: Counter[tuple[int, str]] = Counter()
         self._rows = array("d")
+        self._stages: dict[str, dict[str, StageTally]] = {}
 
     def note(self, played: PlayedRequest) -> None:
         """One request's fate."""
@@ -183,6 +203,10 @@ class Recorder:
             self._rows.extend((math.nan,) * (len(COLUMNS) - len(head)))
             return
         ledger = result.ledger
+        if result.stages:
+            self._note_stages(planned.model, result.stages)
+            self._rows.extend((*head, played.latency_ms, math.nan, math.nan, *_stages_of(ledger)))
+            return
         slice_no = self._slices.setdefault(ledger.slice_id, float(len(self._slices)))
         stages = _stages_of(ledger)
         # Who does not tell its batches (a gateway may be anybody's) has none.
@@ -192,4 +216,18 @@ class Recorder:
     def record(self) -> LoadRecord:
         """All that was noted so far."""
         rows = np.frombuffer(self._rows, np.float64).reshape(-1, len(COLUMNS))
-        return LoadRecord(rows, tuple(self._slices), self._errors)
+        return LoadRecord(rows, tuple(self._slices), self._errors, self._stages)
+
+    def _note_stages(self, application: str, lines: Sequence[StageLine]) -> None:
+        """A line tells of the request of its stage that was answered last; it stands for all of them."""
+        tallies = self._stages.setdefault(application, {})
+        for line in lines:
+            tally = tallies.setdefault(line.stage, StageTally())
+            answered = max(0, line.requests - line.lost)
+            ledger = line.ledger
+            waited_ms = ledger.held_ms + ledger.waited_ms + ledger.transfer_ms + ledger.queue_ms
+            tally.add(
+                StageTally(
+                    line.requests, answered, line.lost, 0, answered * waited_ms, answered * ledger.gpu_ms
+                )
+            )

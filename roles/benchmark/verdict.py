@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
-from roles.benchmark.share import COLUMNS, STAGES, LoadRecord
+from roles.applications.tally import StageTally
+from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, asked_of
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import settings_from
-from roles.workload.outcomes import ModelOutcome, Outcome, Window, model_outcome, nearest_rank
+from roles.workload.outcomes import (
+    ApplicationOutcome,
+    ModelOutcome,
+    Outcome,
+    Window,
+    model_outcome,
+    nearest_rank,
+    stage_outcome,
+)
 
 LATE_MS_MAX = 1.0
 LATE_SLO_FRACTION = 0.05
@@ -54,7 +63,7 @@ class LoadRun:
     @property
     def late_allowed_ms(self) -> float:
         """Beyond it the run says more of its senders than of the cluster."""
-        return max(LATE_MS_MAX, LATE_SLO_FRACTION * min(model.slo_ms for model in self.config.models))
+        return max(LATE_MS_MAX, LATE_SLO_FRACTION * min(slo_ms for _, slo_ms in asked_of(self.config)))
 
     @property
     def is_valid(self) -> bool:
@@ -117,6 +126,7 @@ def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
     names = sorted({name for record in records for name in record.slices})
     numbers = {name: float(number) for number, name in enumerate(names)}
     errors: Counter[tuple[int, str]] = Counter()
+    stages: dict[str, dict[str, StageTally]] = {}
     blocks = []
     for record in records:
         rows = record.rows.copy()
@@ -125,26 +135,38 @@ def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
         rows[ran, _COLUMN["slice"]] = renumbered[rows[ran, _COLUMN["slice"]].astype(int)]
         blocks.append(rows)
         errors += record.errors
+        for application, tallies in record.stages.items():
+            known = stages.setdefault(application, {})
+            for stage, tally in tallies.items():
+                known.setdefault(stage, StageTally()).add(tally)
     rows = np.concatenate(blocks)
     order = np.argsort(rows[:, _COLUMN["intended_at_ms"]], kind="stable")
-    return LoadRecord(rows[order], tuple(names), errors)
+    return LoadRecord(rows[order], tuple(names), errors, stages)
 
 
 def _outcome(config: ClusterConfig, record: LoadRecord, window: Window) -> Outcome:
     rows = record.rows
-    models: dict[ModelId, ModelOutcome] = {}
-    for place, model in enumerate(config.models):
+    fates: dict[ModelId, ModelOutcome] = {}
+    for place, (name, slo_ms) in enumerate(asked_of(config)):
         own = rows[rows[:, _COLUMN["model"]] == place]
         arrived_at_ms = own[:, _COLUMN["intended_at_ms"]]
-        models[model.model_id] = model_outcome(
+        fates[name] = model_outcome(
             arrived_at_ms,
             arrived_at_ms + own[:, _COLUMN["latency_ms"]],
-            model.slo_ms,
+            slo_ms,
             window,
             _batch_sizes(_known(_inside(own, window)[:, _COLUMN["batch_size"]])),
         )
+    models = {model.model_id: fates[model.model_id] for model in config.models}
+    applications = {
+        one.name: ApplicationOutcome(
+            fates[ModelId(one.name)],
+            {stage: stage_outcome(tally) for stage, tally in record.stages.get(one.name, {}).items()},
+        )
+        for one in config.applications
+    }
     busy = _busy_fraction(config, record, window)
-    return Outcome(window.duration_s, models, busy, sum(fraction > 0 for fraction in busy))
+    return Outcome(window.duration_s, models, busy, sum(fraction > 0 for fraction in busy), applications)
 
 
 def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
@@ -156,7 +178,7 @@ def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
 def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) -> tuple[float, ...]:
     """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares.
 
-    What other clients had computed is not in it, nor what was computed for nobody. A slice that the file's plan does
+    What other clients had computed is not in it, nor what was computed for nobody or for stages of applications. A slice that the file's plan does
     not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name.
     """
     rows = _inside(record.rows, window)

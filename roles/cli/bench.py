@@ -22,7 +22,6 @@ from roles.cli.infer import running_frontends
 from roles.cli.options import (
     PROCESSES_MAX,
     IntRange,
-    check_live,
     duration_option,
     echo_json,
     file_argument,
@@ -98,7 +97,7 @@ def bench(
             f"--target is {target!r}; it must begin with tcp://, ipc://, http://, https://, grpc:// or grpcs://"
         )
     plots = None if plot_path is None else painters()
-    config = check_live(load_config(file))
+    config = load_config(file)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
     workload = workload_of(config, seed)
     remark(workload.remarks(window.until_ms))

@@ -14,7 +14,6 @@ from roles.cli.console import plain_console
 from roles.cli.options import (
     POSITIVE_S,
     IntRange,
-    check_live,
     echo_json,
     file_argument,
     json_option,
@@ -72,8 +71,6 @@ def goodput(
     if is_live and (workers or dask):
         raise click.UsageError("--live sends one load at a time: it takes neither --workers nor --dask")
     config = load_config(file)
-    if is_live:
-        check_live(config)
     question = question_of(config, warmup_s, duration_s)
     remark(question.workload.remarks())
     wanted = [config.seed + number for number in range(seeds)]

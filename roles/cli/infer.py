@@ -23,7 +23,7 @@ from roles.runtime.environment import run_dir
 from roles.runtime.running_cluster import processes_in
 
 if TYPE_CHECKING:
-    from fabric.messages import ModelInfo
+    from fabric.messages import Ledger, ModelInfo, StageLine
 
 ROWS_SHOWN = 8
 
@@ -45,7 +45,7 @@ def infer(
     budget_ms: float | None,
     is_json: bool,
 ) -> None:
-    """Send one request to MODEL and print the answer and where its time went.
+    """Send one request to MODEL, or to the application of that name, and print the answer and where its time went.
 
     INPUT is a picture (decoded and resized by the frontend), an .npy array, or an .npz with one array per
     input name.
@@ -60,9 +60,21 @@ def infer(
 
 
 def echo_result(result: InferResult) -> None:
-    """Outputs as nested lists, and the ledger, as JSON."""
+    """Outputs as nested lists, and the ledger, as JSON; of an application also the ledger's line of each stage."""
     outputs = {name: array.tolist() for name, array in result.outputs.items()}
-    echo_json({"outputs": outputs, "ledger": ledger_of(result)})
+    answer: dict[str, object] = {"outputs": outputs, "ledger": ledger_of(result.ledger)}
+    if result.stages:
+        answer["stages"] = {
+            line.stage: {
+                "requests": line.requests,
+                "lost": line.lost,
+                "is_on_path": line.is_on_path,
+                "reason": line.reason,
+                "ledger": ledger_of(line.ledger),
+            }
+            for line in result.stages
+        }
+    echo_json(answer)
 
 
 def print_result(result: InferResult) -> None:
@@ -72,6 +84,8 @@ def print_result(result: InferResult) -> None:
         words = f" {array.dtype} {list(array.shape)}: {_shortened(array)}"
         console.print(Text.assemble((name, "bold"), words))
     console.print(ledger_table(result))
+    if result.stages:
+        console.print(stages_table(result.stages))
 
 
 def running_frontends() -> Sequence[str]:
@@ -93,9 +107,30 @@ def running_frontends() -> Sequence[str]:
     return addresses
 
 
-def ledger_of(result: InferResult) -> dict[str, float | str | int]:
+def ledger_of(ledger: Ledger) -> dict[str, float | str | int]:
     """The ledger with its field names."""
-    return {name: getattr(result.ledger, name) for name in result.ledger.__struct_fields__}
+    return {name: getattr(ledger, name) for name in ledger.__struct_fields__}
+
+
+def stages_table(lines: Sequence[StageLine]) -> Table:
+    """One line a stage, for people; those on the path that took longest bear a star."""
+    table = Table("stage", "requests", "lost", "preprocess", "held", "waited", "device", "return", "total ms")
+    for line in lines:
+        own = line.ledger
+        numbers = (
+            own.preprocess_ms,
+            own.held_ms,
+            own.waited_ms,
+            own.transfer_ms + own.queue_ms + own.gpu_ms,
+            own.return_ms,
+            own.total_ms,
+        )
+        star = "*" if line.is_on_path else ""
+        table.add_row(
+            f"{line.stage}{star}", str(line.requests), str(line.lost), *(f"{spent:.2f}" for spent in numbers)
+        )
+    table.caption = "*: on the way that took longest; these sum to the whole"
+    return table
 
 
 def ledger_table(result: InferResult) -> Table:
@@ -114,7 +149,11 @@ def ledger_table(result: InferResult) -> Table:
         ("total", ledger.total_ms),
     ):
         table.add_row(label, f"{spent_ms:.2f}")
-    table.caption = f"batch of {ledger.batch_size} on {ledger.slice_id}, sent because: {ledger.reason}"
+    table.caption = (
+        f"batch of {ledger.batch_size} on {ledger.slice_id}, sent because: {ledger.reason}"
+        if ledger.batch_size
+        else ledger.reason
+    )
     return table
 
 

@@ -14,11 +14,9 @@ from typing import Any
 
 import click
 
-from fabric.errors import ConfigError
 from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
-from roles.config.cluster import ClusterConfig
 from roles.runtime.environment import RunDir, run_dir
 
 PROCESSES_MAX = 64
@@ -158,15 +156,6 @@ def keyring_of(key_file: Path | None) -> Keyring | None:
 def chosen_run_dir(option: Path | None) -> RunDir:
     """The run directory that the option names, or the environment's."""
     return run_dir() if option is None else RunDir(option.absolute())
-
-
-def check_live(config: ClusterConfig) -> ClusterConfig:
-    """The configuration, or ConfigError where it has what only simulations play."""
-    if config.applications:
-        raise ConfigError(
-            f"applications: {config.applications[0].name} can be simulated so far, and not be sent to a living cluster"
-        )
-    return config
 
 
 def remark(lines: Iterable[str]) -> None:

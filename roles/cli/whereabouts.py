@@ -106,6 +106,7 @@ class Whereabouts:
             metrics=self._metrics(frontend_id(index), metrics),
             heartbeats=heartbeats,
             scheduler_shards=shards,
+            applications=self._config.served_applications(),
         )
         if client is not None:
             client = listen_config(ListenSection(client=client), has_keys=keys is not None).client

@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.policy_options import shown, suggestion
-from policies.graphs import GRAPH_DEADLINES, ApplicationPlan
+from policies.graphs import GRAPH_DEADLINES, ApplicationPlan, FanOut
 from policies.graphs.graph import FAN_OUT_MAX, Graph, Stage, graph_of
 from profiles.model import ModelProfile
+from roles.applications.served import GlueSpec
 from roles.config.checks import DURATION_MS_MAX, finite, name_like, one_of, whole
-from roles.config.cluster import ApplicationConfig, ArrivalConfig, FanOutConfig
+from roles.config.cluster import ApplicationConfig, ArrivalConfig
+from roles.config.model_loaders import class_named
 from roles.config.rates import rate_steps
 from roles.config.sections import (
     ApplicationSection,
     ArrivalSection,
-    FanOutSection,
+    GlueSection,
     ModelSection,
     StageSection,
 )
+
+GLUE_MS_MAX = 10_000.0
+_SOURCE = "outputs."
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,39 +61,43 @@ def read_applications(
         names.append(section.name)
         finite(section.slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
         fan_outs = {
-            name: _fan_out(stage.fan_out, f"{where}.stages.{name}.fan_out")
+            name: _fan_out(stage, f"{where}.stages.{name}.fan_out") for name, stage in section.stages.items()
+        }
+        glue = {
+            name: _glue(stage.glue, f"{where}.stages.{name}.glue")
             for name, stage in section.stages.items()
+            if stage.glue is not None
         }
         graph = _graph(section.stages, fan_outs, where, [model.name for model in models])
         plan = _plan(section, graph, profiles, gpus, where)
-        budgets_ms: Mapping[str, float] = {}
-        if plan is not None:
-            try:
-                budgets_ms = plan.budgets(rule)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from error
+        try:
+            budgets_ms = plan.budgets(rule)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
         steps = () if section.rate_rps is None else rate_steps(section.rate_rps, f"{where}.rate_rps")
         arrival = read_arrival(section.arrival, f"{where}.arrival")
-        application = ApplicationConfig(section.name, section.slo_ms, graph, fan_outs, steps, arrival, plan)
-        applications.append(application)
+        applications.append(ApplicationConfig(plan, fan_outs, steps, arrival, glue))
         demand = graph.demand()
         for stage in graph.stages:
             model_id = stage.model_id
-            if stage.name in budgets_ms:
-                slo_ms[model_id] = min(slo_ms.get(model_id, DURATION_MS_MAX), budgets_ms[stage.name])
+            slo_ms[model_id] = min(slo_ms.get(model_id, DURATION_MS_MAX), budgets_ms[stage.name])
             highest_rps = max((rate_rps for _, rate_rps in steps), default=0.0)
             stage_rps[model_id] = stage_rps.get(model_id, 0.0) + highest_rps * demand[stage.name]
     return ReadApplications(tuple(applications), slo_ms, stage_rps)
 
 
-def _fan_out(section: int | FanOutSection, where: str) -> FanOutConfig:
+def _fan_out(stage: StageSection, where: str) -> FanOut:
+    section = stage.fan_out
     if isinstance(section, int):
-        return FanOutConfig("fixed", ((0.0, float(whole(section, where, 1, FAN_OUT_MAX))),))
+        return FanOut("fixed", ((0.0, float(whole(section, where, 1, FAN_OUT_MAX))),))
+    source = None if section.source is None else _source(section.source, stage, where)
     written = {
         process: value
         for process, value in (("poisson", section.poisson), ("share", section.share))
         if value is not None
     }
+    if source is not None and not written:
+        return FanOut("fixed", ((0.0, 1.0),), source)
     if len(written) != 1:
         raise ConfigError(
             f"{where}: must be a whole number, or exactly one of {{poisson: MEAN}} and {{share: PART}}"
@@ -97,12 +106,30 @@ def _fan_out(section: int | FanOutSection, where: str) -> FanOutConfig:
     steps = rate_steps(value, f"{where}.{process}")
     for _, mean in steps:
         finite(mean, f"{where}.{process}", at_most=1.0 if process == "share" else FAN_OUT_MAX)
-    return FanOutConfig(process, steps)
+    return FanOut(process, steps, source)
+
+
+def _source(written: str, stage: StageSection, where: str) -> str:
+    name = written.removeprefix(_SOURCE)
+    if not written.startswith(_SOURCE) or not name:
+        raise ConfigError(
+            f"{where}.from: is {shown(written)}; it must be {_SOURCE}NAME, an output of the stage before"
+        )
+    if not isinstance(stage.after, str) and len(stage.after) != 1:
+        raise ConfigError(f"{where}.from: the stage must come after one stage, whose output decides")
+    if stage.glue is not None:
+        raise ConfigError(f"{where}.from: the stage has a glue, which decides how many requests follow")
+    return name
+
+
+def _glue(section: GlueSection, where: str) -> GlueSpec:
+    finite(section.limit_ms, f"{where}.limit_ms", over=0, at_most=GLUE_MS_MAX)
+    return GlueSpec(class_named(section.python, f"{where}.python"), section.limit_ms)
 
 
 def _graph(
     sections: Mapping[str, StageSection],
-    fan_outs: Mapping[str, FanOutConfig],
+    fan_outs: Mapping[str, FanOut],
     where: str,
     models: Sequence[str],
 ) -> Graph:
@@ -115,7 +142,8 @@ def _graph(
                 f"{suggestion(section.model, models)}"
             )
         after = (section.after,) if isinstance(section.after, str) else section.after
-        stages.append(Stage(name, ModelId(section.model), after, fan_outs[name].mean(0.0)))
+        mean = fan_outs[name].mean(0.0)
+        stages.append(Stage(name, ModelId(section.model), after, mean, section.optional, section.answer))
     try:
         return graph_of(stages)
     except ConfigError as error:
@@ -128,13 +156,13 @@ def _plan(
     profiles: Mapping[str, Sequence[ModelProfile]],
     gpus: int,
     where: str,
-) -> ApplicationPlan | None:
-    """What is known before anything runs; None where a model's run times are not. A stage counts with its slowest GPU."""
+) -> ApplicationPlan:
+    """What is known before anything runs. A stage counts with its slowest GPU."""
     tables: dict[str, list[float]] = {}
     for stage in graph.stages:
         found = profiles[str(stage.model_id)]
         if not found:
-            return None
+            return ApplicationPlan(section.name, graph, section.slo_ms, {}, gpus)
         size_max = min(profile.batch_size_max for profile in found)
         tables[stage.name] = [
             max(profile.exec_ms(size) for profile in found) for size in range(1, size_max + 1)

@@ -101,7 +101,7 @@ def translated(message: str, document: Any, sections: Mapping[str, Any]) -> str:
     unknown = re.search(r"unknown field `(.*)`", what)
     if unknown:
         key = unknown[1]
-        known = sections[names[-1] if names else ""].__struct_fields__
+        known = sections[names[-1] if names else ""].__struct_encode_fields__
         return f"{named(path, key)}: unknown key{suggestion(key, known)}"
     missing = re.search(r"missing required field `(.*)`", what)
     if missing:

@@ -16,14 +16,15 @@ from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
-from policies.graphs import ApplicationPlan
-from policies.graphs.graph import Graph
+from policies.graphs import ApplicationPlan, FanOut
+from policies.graphs.limits import limits
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
+from roles.applications.served import GlueSpec, ServedApplication
 from roles.config.gaps import drawn_gaps
 from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
@@ -87,34 +88,28 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class FanOutConfig:
-    """How many requests of a stage follow an answer: `process` is fixed | poisson | share.
-
-    `steps` are (from_ms, value), ascending from 0: the number, the mean, or the part of the answers that one request follows.
-    """
-
-    process: str
-    steps: tuple[tuple[float, float], ...]
-
-    def mean(self, at_ms: float) -> float:
-        """On average, at a moment from the start of the run."""
-        return next(value for from_ms, value in reversed(self.steps) if from_ms <= at_ms)
-
-
-@dataclass(frozen=True, slots=True)
 class ApplicationConfig:
-    """A graph of models with one SLO. `fan_outs` by stage; `rate_steps` and `arrival` as a model's.
+    """A graph of models with one SLO. `fan_outs` by stage, `glue` of those that have any; `rate_steps` and `arrival` as a model's."""
 
-    `plan` None: the run times of its models are not known from profiles.
-    """
-
-    name: str
-    slo_ms: float
-    graph: Graph
-    fan_outs: Mapping[str, FanOutConfig]
+    plan: ApplicationPlan
+    fan_outs: Mapping[str, FanOut]
     rate_steps: tuple[tuple[float, float], ...] = ()
     arrival: ArrivalConfig = ArrivalConfig()
-    plan: ApplicationPlan | None = None
+    glue: Mapping[str, GlueSpec] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Which no model has."""
+        return self.plan.name
+
+    @property
+    def slo_ms(self) -> float:
+        """Of a whole request."""
+        return self.plan.slo_ms
+
+    def served(self, rule: str, seed: int) -> ServedApplication:
+        """It, as a frontend serves it with that rule of `graph_deadlines`."""
+        return ServedApplication(self.plan, self.fan_outs, rule, seed, self.glue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +258,10 @@ class ClusterConfig:
         rates = [model.rate_rps for model in self.models]
         return None if None in rates else sum(rate for rate in rates if rate is not None)
 
+    def served_applications(self) -> tuple[ServedApplication, ...]:
+        """The applications, as frontends serve them."""
+        return tuple(one.served(self.graph_deadlines, self.seed) for one in self.applications)
+
     def model(self, model_id: ModelId) -> ModelConfig:
         """The model of that name; ConfigError where there is none."""
         for model in self.models:
@@ -303,7 +302,10 @@ class ClusterConfig:
         own_gpus = self.gpus if gpus is None else gpus
         profiles = self.profiles()
         placement = policy.place(placed_models(self.models), own_gpus, profiles, current)
-        return replace(placement, decisions=(*placement.decisions, *_estimates(profiles)))
+        slo_ms = {model.model_id: model.slo_ms for model in self.models}
+        plans = [one.plan for one in self.applications]
+        why = (*_estimates(profiles), *limits(plans, placement, own_gpus, profiles, slo_ms))
+        return replace(placement, decisions=(*placement.decisions, *why))
 
     def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
         index_of = {(gpu.node_id, gpu.local_index): gpu.index for gpu in self.gpus}

@@ -42,8 +42,8 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
             raise ConfigError(
                 f"{where}.{key}: belongs to zoo: {' or '.join(zoos)}, not to {section.zoo or 'python'}"
             )
-    if section.python is not None and not re.fullmatch(r"[\w.]+:\w+", section.python):
-        raise ConfigError(f'{where}.python: is {section.python!r}; it must be like "package.module:Class"')
+    if section.python is not None:
+        class_named(section.python, f"{where}.python")
     if section.top_k is not None:
         whole(section.top_k, f"{where}.top_k", 1, TOP_K_LIMIT)
     whole(section.seed, f"{where}.seed", 0, SEED_MAX)
@@ -84,3 +84,10 @@ def _check_origin(section: LoaderSection, where: str) -> None:
         raise ConfigError(
             f"{where}.config: goes with arch, a type; weights and the hub bring their own configuration"
         )
+
+
+def class_named(text: str, where: str) -> str:
+    """It, if it can be the name of a class. Raises ConfigError."""
+    if not re.fullmatch(r"[\w.]+:\w+", text):
+        raise ConfigError(f'{where}: is {text!r}; it must be like "package.module:Class"')
+    return text

@@ -13,10 +13,10 @@ from roles.config.sections import Section
 def section_settings(section: Section, written: Any, path: str, source: str) -> list[Setting]:
     """Every value below a section, and whether the file says it."""
     found: list[Setting] = []
-    for field in section.__struct_fields__:
+    for name, field in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
         if named(path, field) in ("batching", "placement", "cluster.interference"):
             continue  # named with their options' defaults by `policy_settings`
-        value = getattr(section, field)
+        value = getattr(section, name)
         here = named(path, field)
         is_written = isinstance(written, Mapping) and field in written
         inner = written[field] if is_written else None

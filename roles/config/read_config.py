@@ -235,7 +235,7 @@ def _model(
         slo_ms = None if section.rate_rps is not None else applied.slo_ms.get(ModelId(section.name))
         if slo_ms is None:
             raise ConfigError(
-                f"{where}.slo_ms: is missing; only a model with a profile that stages of applications alone ask has none"
+                f"{where}.slo_ms: is missing; only a model that stages of applications alone ask has none"
             )
     finite(slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
     if section.profile is None and section.loader is None:

@@ -78,18 +78,35 @@ class ModelSection(Section, frozen=True):
 
 
 class FanOutSection(Section, frozen=True):
-    """`applications[].stages.….fan_out` where it is drawn: a mean, or the part of the answers that one request follows."""
+    """`applications[].stages.….fan_out` where it is drawn: a mean, or the part of the answers that one request follows.
+
+    `from`: the output of the stage before that decides it in a living cluster; the other key is what to expect of it then.
+    """
 
     poisson: float | Steps | None = None
     share: float | Steps | None = None
+    source: str | None = msgspec.field(default=None, name="from")
+
+
+class GlueSection(Section, frozen=True):
+    """`applications[].stages.….glue`: a class of the user's, and how long one call of it may take."""
+
+    python: str
+    limit_ms: float = 100.0
 
 
 class StageSection(Section, frozen=True):
-    """One of `applications[].stages`. `after`: the stage or stages that must have answered."""
+    """One of `applications[].stages`. `after`: the stage or stages that must have answered.
+
+    `optional`: a request does without it. `answer`: its outputs are in the answer, though stages come after it.
+    """
 
     model: str
     after: str | tuple[str, ...] = ()
     fan_out: int | FanOutSection = 1
+    glue: GlueSection | None = None
+    optional: bool = False
+    answer: bool = False
 
 
 class ApplicationSection(Section, frozen=True):
@@ -247,6 +264,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "applications": ApplicationSection,
     "stages": StageSection,
     "fan_out": FanOutSection,
+    "glue": GlueSection,
     "arrival": ArrivalSection,
     "profile": ProfileSection,
     "by_type": ProfileSection,

@@ -41,9 +41,14 @@ class NotAdmitted:
 
 
 def admit(
-    asked: Asked, shards: Shards, pending: Pending, settings: FrontendSettings, now_ms: float
+    asked: Asked,
+    shards: Shards,
+    pending: Pending,
+    settings: FrontendSettings,
+    now_ms: float,
+    application: ModelInfo | NotAdmitted | None = None,
 ) -> ModelInfo | NotAdmitted:
-    """The model that the request is for, or why it is not taken on."""
+    """What the request is for, or why it is not taken on. `application`: the one of that name, where it is of one."""
     message = asked.message
     if pending.numbered(asked.peer, message.request_no) is not None:
         return NotAdmitted(InvalidInput, f"request_no {message.request_no} of this client is still pending")
@@ -52,7 +57,9 @@ def admit(
         return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
     if shards.is_empty:
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
-    info = shards.models.get(message.model_id)
+    if isinstance(application, NotAdmitted):
+        return application
+    info = application or shards.models.get(message.model_id)
     if info is None:
         if shards.unheard:
             return NotAdmitted(NoReplica, unheard_reason(shards.unheard))
@@ -107,10 +114,9 @@ def way_kept_ms(asked: Asked, info: ModelInfo) -> float:
     return min(asked.message.way_ms, LearnedWay.SHARE_MAX * budget_of(asked, info))
 
 
-def bytes_kept(asked: Asked, info: ModelInfo) -> int:
-    """What the request's payload takes at most: a small picture's file becomes many pixels."""
-    image = encoded_image(info, asked.specs)
-    return asked.size_bytes if image is None else max(asked.size_bytes, 3 * image.crop * image.crop * 4)
+def bytes_kept(size_bytes: int, image: ImagePreprocess | None) -> int:
+    """What a request's payload takes at most: a small picture's file becomes many pixels."""
+    return size_bytes if image is None else max(size_bytes, 3 * image.crop * image.crop * 4)
 
 
 def wrong_inputs(info: ModelInfo, specs: Sequence[TensorSpec]) -> str | None:
@@ -148,7 +154,7 @@ def encoded_image(info: ModelInfo, specs: Sequence[TensorSpec]) -> ImagePreproce
 
 def _no_room(asked: Asked, info: ModelInfo, pending: Pending, settings: FrontendSettings) -> str | None:
     """Why not one more, in words; None: it fits."""
-    size_bytes = bytes_kept(asked, info)
+    size_bytes = bytes_kept(asked.size_bytes, encoded_image(info, asked.specs))
     free, free_bytes = settings.pending_max - len(pending), settings.pending_bytes_max - pending.size_bytes
     if free <= 0:
         return f"{len(pending)} requests are pending here"

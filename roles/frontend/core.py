@@ -55,9 +55,11 @@ from fabric.messages import (
     Returned,
     SeqRun,
     StatusAsked,
+    TensorSpec,
     Withdraw,
     split_runs,
 )
+from roles.applications.tally import StageTally
 from roles.frontend.admission import (
     admit,
     budget_left_ms,
@@ -78,6 +80,9 @@ from roles.frontend.events import (
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
+    InputsMade,
+    InputsNotMade,
+    KeepRow,
     OpenSlice,
     Preprocess,
     Preprocessed,
@@ -96,6 +101,8 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.grants import part_of
+from roles.frontend.graphs.applications import Applications
+from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.recorder import ABANDONED, RequestRecorder
@@ -134,6 +141,8 @@ class FrontendCore:
         self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._estimates = Estimates(make_margin)
         self._decoding: dict[int, Request] = {}  # by payload handle
+        began_at_ms = now_ms if settings.fan_outs_from_ms is None else settings.fan_outs_from_ms
+        self._applications = Applications(settings.applications, began_at_ms)
         self._ready_from_ms = now_ms + SHARDS_WAIT_MS
         """From then on it takes requests though not all shards are linked."""
         self._drain = Drain(settings.incarnation, settings.memory)
@@ -161,20 +170,33 @@ class FrontendCore:
 
     @property
     def models(self) -> tuple[ModelInfo, ...]:
-        """The models that clients may ask for."""
-        return tuple(self._shards.models.values())
+        """The models, and applications, that clients may ask for."""
+        models = self._shards.models
+        return (*models.values(), *self._applications.listed(models))
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """What happened since the start: accepted = answers + refusals + abandoned + pending."""
+        """What happened since the start: accepted = answers + refusals + abandoned + pending.
+
+        The same holds for requests of stages: tasks = tasks_answered + tasks_refused + tasks_cancelled + tasks_pending.
+        """
+        ended = ("tasks_answered", "tasks_refused", "tasks_cancelled")
+        tasks = self._counts["tasks"] - sum(self._counts[name] for name in ended)
         gauges = {
             "is_ready": float(self._is_ready),
             "shards_linked": float(sum(link.is_linked for link in self._shards.links)),
-            "pending": len(self._pending),
-            "pending_bytes": self._pending.size_bytes,
+            "pending": len(self._pending) - tasks,
+            "pending_bytes": self._pending.size_bytes + self._applications.kept_bytes,
             "reserve_ms_max": self._estimates.reserve_ms_max,
         }
+        if self._settings.applications:
+            gauges["tasks_pending"] = tasks
         return {**self._counts, **self.offences.counters, **gauges}
+
+    @property
+    def stage_tallies(self) -> Mapping[ModelId, Mapping[str, StageTally]]:
+        """What became of the requests of stages, by application."""
+        return self._applications.tallies
 
     @property
     def margins_ms(self) -> Mapping[ModelId, float]:
@@ -201,6 +223,9 @@ class FrontendCore:
         if isinstance(event, PreprocessFailed):  # the better answer where its deadline has come too
             self._on_preprocess_failed(event.payload, event.code, event.reason)
         while (late := self._pending.expired(now_ms)) is not None:
+            if late.is_application and self._applications.time_up(late):
+                self._go_on()
+                continue
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED:
                 self._estimates.note_end(late, now_ms)
@@ -230,6 +255,10 @@ class FrontendCore:
                     self._on_client(peer, message)
             case Preprocessed(payload):
                 self._on_preprocessed(payload)
+            case InputsMade(job, made):
+                out.extend(self._applications.made(job, made, self._shards.models, self._no_room_for_tasks))
+            case InputsNotMade(job, code, reason):
+                self._applications.not_made(job, code, reason)
             case WorkerSaid(message):
                 if self._checks.worker(message, now_ms) is None:
                     self._on_worker(message)
@@ -245,6 +274,7 @@ class FrontendCore:
                 out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
             case Lost(peer):
                 self._abandon(peer)
+        self._go_on()
         return out
 
     # ------------------------------------------------------------ clients
@@ -266,7 +296,10 @@ class FrontendCore:
             self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
 
     def _on_asked(self, asked: Asked) -> None:
-        admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms)
+        name, models = asked.message.model_id, self._shards.models
+        is_application = name in self._applications
+        application = self._applications.info(name, models) if is_application else None
+        admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms, application)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
             self.recorder.turned_away(asked.message.model_id, admitted.error.code, self._now_ms)
@@ -284,7 +317,6 @@ class FrontendCore:
         self._counts["accepted"] += 1
         self.recorder.asked(admitted.model_id, self._now_ms)
         info = admitted
-        image = encoded_image(info, asked.specs)
         deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
         request = Request(
             client=asked.peer,
@@ -292,16 +324,30 @@ class FrontendCore:
             model_id=info.model_id,
             payload=asked.payload,
             tensors=len(asked.specs),
-            size_bytes=bytes_kept(asked, info),
+            size_bytes=asked.size_bytes,
             asked_at_ms=self._now_ms,
             due_at_ms=deadline_at_ms - way_kept_ms(asked, info),
             deadline_at_ms=deadline_at_ms,
-            is_ready=image is None,
+            is_ready=True,
             priority=asked.message.priority,
             request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
+            is_application=is_application,
         )
+        if is_application:
+            answer_by_ms = self._applications.answer_by_ms(name, request.due_at_ms - self._now_ms)
+            request.deadline_at_ms = self._now_ms + answer_by_ms
+            self._pending.add(request)
+            self._applications.enter(request)
+        else:
+            self._take_on(request, info, asked.specs)
+
+    def _take_on(self, request: Request, info: ModelInfo, specs: Sequence[TensorSpec]) -> None:
+        """A request for a model: its picture is decoded, if it has one, and its scheduler is told."""
+        image = encoded_image(info, specs)
+        request.size_bytes = bytes_kept(request.size_bytes, image)
         self._pending.add(request)
         if image is not None:
+            request.is_ready = False
             self._decoding[request.payload] = request
             self._out.append(Preprocess(request.payload, image))
         self._gather(request)
@@ -586,6 +632,12 @@ class FrontendCore:
                     is_first = False
                 self._estimates.note_end(request, self._now_ms)
                 self._finish(request)
+                if request.task is not None:
+                    self._counts["tasks_answered"] += 1
+                    kept = self._applications.keep(request.task, event.specs, ledger)
+                    if kept:
+                        self._out.append(KeepRow(event.payload, row, kept))
+                    continue
                 self._counts["answers"] += 1
                 self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
         self._out.append(Release(event.payload))
@@ -596,6 +648,42 @@ class FrontendCore:
         for row, request in self._checks.granted(message, self._now_ms):
             if request.stage is RequestState.GRANTED and request.seq == message.seqs[row]:
                 self._refuse(request, error, message.reason)
+
+    # ------------------------------------------------------------ applications
+
+    @property
+    def _no_room_for_tasks(self) -> str:
+        """Why no more requests of stages can be taken on. For what was begun there is as much room again as for what is new."""
+        pending, settings = self._pending, self._settings
+        size_bytes = pending.size_bytes + self._applications.kept_bytes
+        if len(pending) < 2 * settings.pending_max and size_bytes < 2 * settings.pending_bytes_max:
+            return ""
+        return f"{len(pending)} requests, of {size_bytes} bytes, are pending here"
+
+    def _go_on(self) -> None:
+        """Do what follows for applications from all that happened."""
+        for step in self._applications.steps(self._shards.models, self._now_ms):
+            match step:
+                case AskTask(request, info, specs):
+                    self._counts["tasks"] += 1
+                    self.recorder.asked(request.model_id, self._now_ms)
+                    self._take_on(request, info, specs)
+                case CancelTask(request):
+                    if request.stage is not RequestState.ANSWERED:
+                        self._counts["tasks_cancelled"] += 1
+                        self._finish(request)
+                case AnswerRequest(request, ledger, reply):
+                    self._finish(request)
+                    self.recorder.answered(request, ledger, self._now_ms)
+                    self._counts["answers"] += 1
+                    self._out.append(reply)
+                case RefuseRequest(request, error, reason, retry_after_ms):
+                    if (
+                        request.stage is not RequestState.ANSWERED
+                    ):  # its client may have gone in the same turn
+                        self._refuse(request, error, reason, retry_after_ms)
+                case action:
+                    self._out.append(action)
 
     # ------------------------------------------------------------ one request
 
@@ -660,6 +748,10 @@ class FrontendCore:
     ) -> None:
         self._finish(request)
         self.recorder.refused(request, error.code, reason, self._now_ms)
+        if request.task is not None:
+            self._counts["tasks_refused"] += 1
+            self._applications.dropped(request.task, error.code, reason, retry_after_ms)
+            return
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
         self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
@@ -670,6 +762,8 @@ class FrontendCore:
         self._pending.remove(request)
         self._decoding.pop(request.payload, None)
         self._out.append(Release(request.payload))
+        if request.is_application:
+            self._applications.left(request)
         if request.run is not None and self._shards.links[request.shard].is_linked:
             withdraw = request.run.note_dead(request.seq)
             if withdraw is not None:

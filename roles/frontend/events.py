@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fabric.ids import FrontendId, Incarnation, PeerId, SliceId
+from fabric.ids import FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     Answer,
     AnyMessage,
@@ -26,6 +26,7 @@ from fabric.messages import (
     Unready,
     Withdraw,
 )
+from roles.applications.served import ServedApplication
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from roles.runtime.process_events import StopAsked
 
@@ -43,6 +44,9 @@ class FrontendSettings(Struct, frozen=True, gc=False):
     pending_bytes_max: int = 1 << 30
     memory: str = ""
     shards: int = 1
+    applications: tuple[ServedApplication, ...] = ()
+    fan_outs_from_ms: float | None = None
+    """The moment from which the steps of drawn fan-outs count; None: its start."""
     hello_every_ms: float = 250.0  # while the scheduler does not list us; at most so often if in doubt
 
 
@@ -104,6 +108,29 @@ class PreprocessFailed(Struct, frozen=True, gc=False):
     reason: str
 
 
+class MadeInputs(Struct, frozen=True, gc=False):
+    """The inputs of one request of a stage; kept under `payload`, described by `specs`."""
+
+    payload: Handle
+    specs: Sequence[TensorSpec]
+    size_bytes: int
+
+
+class InputsMade(Struct, frozen=True, gc=False):
+    """The answer to `MakeInputs`: of so many requests."""
+
+    job: int
+    made: Sequence[MadeInputs]
+
+
+class InputsNotMade(Struct, frozen=True, gc=False):
+    """The other answer to `MakeInputs`: `code` is a request error's wire code."""
+
+    job: int
+    code: str
+    reason: str
+
+
 class TurnEnded(Struct, frozen=True, gc=False):
     """The shell has handed over what one turn of its loop brought. Fed while `has_gathered`."""
 
@@ -137,6 +164,8 @@ FrontendEvent = (
     | WorkerSaid
     | Preprocessed
     | PreprocessFailed
+    | InputsMade
+    | InputsNotMade
     | TurnEnded
     | Unannounced
     | Unpushed
@@ -211,6 +240,40 @@ class Preprocess(Struct, frozen=True, gc=False):
     image: ImagePreprocess
 
 
+class ReplyWithAll(Struct, frozen=True, gc=False):
+    """To a client: the answer of an application, with all tensors of these payloads, each named after its result."""
+
+    peer: PeerId
+    message: Answer
+    payloads: Sequence[Handle]
+
+
+class KeepRow(Struct, frozen=True, gc=False):
+    """Row `row` of every tensor under `payload` is wanted longer than the rest: keep it under `kept`."""
+
+    payload: Handle
+    row: int
+    kept: Handle
+
+
+class MakeInputs(Struct, frozen=True, gc=False):
+    """Make the inputs of a stage's requests. Answered by `InputsMade` or `InputsNotMade`, unless `until_ms` is over.
+
+    `after`: the answers they are made from, by stage. `request`: the tensors of the application's request. `names`: of the inputs that
+    the model declares, if it does. `count`: so many are alike; None: the output `source` says how many, or a glue does.
+    """
+
+    job: int
+    application: ModelId
+    stage: str
+    after: Sequence[tuple[str, Sequence[Handle]]]
+    request: Handle
+    names: Sequence[str]
+    until_ms: float
+    count: int | None = None
+    source: str = ""
+
+
 class Release(Struct, frozen=True, gc=False):
     """These tensors are wanted no more."""
 
@@ -218,5 +281,16 @@ class Release(Struct, frozen=True, gc=False):
 
 
 FrontendAction = (
-    Reply | Report | Tell | UseScheduler | PushInputs | OpenSlice | DropSlice | Preprocess | Release
+    Reply
+    | ReplyWithAll
+    | Report
+    | Tell
+    | UseScheduler
+    | PushInputs
+    | OpenSlice
+    | DropSlice
+    | Preprocess
+    | KeepRow
+    | MakeInputs
+    | Release
 )

@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -85,9 +85,16 @@ class BatchSlot(Struct, frozen=True, gc=False):
     reason: str
 
 
+class TaskId(NamedTuple):
+    """One request of a stage, of an application's request."""
+
+    application: ModelId
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of a client. Moments are on the frontend's clock."""
+    """One request of a client, or of a stage of an application. Moments are on the frontend's clock."""
 
     client: PeerId
     number: int
@@ -115,6 +122,8 @@ class Request:
     tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing
     late_returns_left: int = LATE_RETURNS_MAX  # and before that, where its batch did not run for being late
     has_lost_worker: bool = False
+    task: TaskId | None = None  # it is a stage's, and no client's
+    is_application: bool = False  # it waits for its tasks, and is never announced itself
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
     def step(self, step: RequestTransition) -> None:

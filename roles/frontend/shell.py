@@ -28,13 +28,12 @@ from fabric.messages import (
     Outputs,
     Refusal,
     StatusListed,
-    TensorSpec,
 )
 from fabric.outbox import Outbox
 from fabric.shared_memory import memory_address
 from fabric.sockets import LinkOptions, PushOptions
-from fabric.tensors import dtype_name
 from fabric.transport import ZMQ, Transport
+from roles.applications.served import ServedApplication
 from roles.frontend.core import FrontendCore
 from roles.frontend.decoding import Decoding
 from roles.frontend.events import (
@@ -45,11 +44,14 @@ from roles.frontend.events import (
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
+    KeepRow,
+    MakeInputs,
     OpenSlice,
     Preprocess,
     PushInputs,
     Release,
     Reply,
+    ReplyWithAll,
     Report,
     Tell,
     TurnEnded,
@@ -58,7 +60,9 @@ from roles.frontend.events import (
     UseScheduler,
     WorkerSaid,
 )
+from roles.frontend.graphs.input_maker import InputMaker
 from roles.frontend.scheduler_links import SchedulerLinks
+from roles.frontend.tensor_lists import described, in_order, kept_row, named_results
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
@@ -102,6 +106,7 @@ class FrontendOptions:
     clock: Clock = field(default_factory=MonotonicClock)
     transport: Transport = ZMQ
     scheduler_shards: Sequence[int] = ()
+    applications: tuple[ServedApplication, ...] = ()
 
 
 class FrontendShell:
@@ -155,6 +160,9 @@ class FrontendShell:
         )
         self._to_clients = Outbox(self._clients, self._undelivered, client_options.payload_bytes_max)
         self._decoding = Decoding(self._payloads, options.decode_threads)
+        self._inputs = InputMaker(
+            self._payloads, options.applications, self._clock, options.request_bytes_max
+        )
         self._is_alone = hub is None
         self._metrics = (
             None if options.metrics is None else MetricsServer(options.metrics, self._id, self._clock)
@@ -172,6 +180,7 @@ class FrontendShell:
                 options.pending_bytes_max,
                 memory_address(),
                 len(self._shards),
+                options.applications,
             ),
             self._clock.now_ms(),
         )
@@ -183,6 +192,7 @@ class FrontendShell:
                 *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
+                self._inputs,
                 self._unsent,
                 *asked,
             ],
@@ -215,12 +225,13 @@ class FrontendShell:
         for shard in self._shards:
             shard.close()
         self._decoding.close()
+        self._inputs.close()
         self._unsent.close()
 
     def _from_client(self, received: Received) -> FrontendEvent:
         match received.message:
             case Infer() as message:
-                specs, size_bytes = _described(received.tensors)
+                specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
                 return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
@@ -230,7 +241,7 @@ class FrontendShell:
     def _from_worker(self, received: Received) -> FrontendEvent:
         match received.message:
             case Outputs() as message:
-                specs, _ = _described(received.tensors)
+                specs, _ = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "outputs are gone again before the turn ends"
                 return Computed(message, handle, specs)
@@ -255,6 +266,12 @@ class FrontendShell:
                 self._push(action)
             case Preprocess(payload, image):
                 self._decoding.start(payload, image)
+            case MakeInputs():
+                self._inputs.start(action)
+            case KeepRow(payload, row, kept):
+                self._payloads.keep(kept, kept_row(self._payloads.get(payload), row))
+            case ReplyWithAll():
+                self._reply_with_all(action)
             case OpenSlice(slice_id, incarnation, addresses):
                 self._slices.know(_pushed_to(slice_id), incarnation, addresses)
             case DropSlice(slice_id):
@@ -271,16 +288,23 @@ class FrontendShell:
             if action.payload
             else []
         )
+        self._put(action.peer, action.message, rows)
+
+    def _reply_with_all(self, action: ReplyWithAll) -> None:
+        kept = [self._payloads.get(payload) for payload in action.payloads]
+        self._put(action.peer, action.message, named_results(action.message.results, kept))
+
+    def _put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor]) -> None:
         try:
-            self._to_clients.put(action.peer, action.message, rows)
+            self._to_clients.put(peer, message, tensors)
         except (
             LocalProtocolError
         ) as error:  # what users' models and words make of an answer is no bug of ours
             self._counts["answers_unsendable"] += 1
-            if isinstance(action.message, Answer):
+            if isinstance(message, Answer):
                 reason = f"its outputs cannot be sent: {error}"
-                number, code = action.message.request_no, code_of_unsendable(error)
-                self._to_clients.put(action.peer, Refusal(number, code, reason, retryable=False))
+                number, code = message.request_no, code_of_unsendable(error)
+                self._to_clients.put(peer, Refusal(number, code, reason, retryable=False))
 
     def _tell(self, message: AnyMessage, shard: int) -> None:
         try:
@@ -313,7 +337,7 @@ class FrontendShell:
         tensors = [
             tensor
             for payload in action.payloads
-            for tensor in _in_order(self._payloads.get(payload), action.names)
+            for tensor in in_order(self._payloads.get(payload), action.names)
         ]
         try:
             is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
@@ -370,17 +394,5 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
         shell.close()
 
 
-def _described(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorSpec, ...], int]:
-    """What they are, and their bytes."""
-    specs = tuple([TensorSpec(one.name, dtype_name(one.array.dtype), one.array.shape) for one in tensors])
-    return specs, sum([one.array.nbytes for one in tensors])
-
-
 def _pushed_to(slice_id: SliceId) -> PeerId:
     return PeerId(slice_id)
-
-
-def _in_order(tensors: Sequence[NamedTensor], names: Sequence[str]) -> Sequence[NamedTensor]:
-    """As the model declares its inputs: clients may name them in any order, workers go by place."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    return [by_name[name] for name in names] if set(names) == set(by_name) else tensors

@@ -167,9 +167,9 @@ def bound_rps(question: Question) -> float:
     settings, config = question.settings, question.config
     asked = [(model.model_id, model.model_id, model.slo_ms, 1.0) for model in config.models]
     asked += [
-        (ModelId(one.name), stage.model_id, one.slo_ms, one.graph.demand()[stage.name])
+        (ModelId(one.name), stage.model_id, one.slo_ms, one.plan.graph.demand()[stage.name])
         for one in config.applications
-        for stage in one.graph.stages
+        for stage in one.plan.graph.stages
     ]
     work_ms, bound = 0.0, math.inf
     for sender, model_id, slo_ms, demand in asked:
@@ -262,7 +262,7 @@ def _unserved_models(
     network = config.network
     overhead_ms = network.control_ms + network.data_ms_per_item + network.result_ms
     found: list[tuple[ModelId, str]] = []
-    asked_by_stages = {stage.model_id for one in config.applications for stage in one.graph.stages}
+    asked_by_stages = {stage.model_id for one in config.applications for stage in one.plan.graph.stages}
     for model, source in zip(config.models, workload.sources, strict=True):
         fastest_ms = min((one.exec_ms[0] for one in _hosted(settings, model.model_id)), default=math.inf)
         if source.expected(window.from_ms, window.until_ms) <= 0:
@@ -276,7 +276,7 @@ def _unserved_models(
                 reason += f" and {overhead_ms:g} ms of network"
             found.append((model.model_id, reason))
     for one, source in zip(config.applications, workload.applications, strict=True):
-        without = [stage.model_id for stage in one.graph.stages if not _hosted(settings, stage.model_id)]
+        without = [stage.model_id for stage in one.plan.graph.stages if not _hosted(settings, stage.model_id)]
         if source.expected(window.from_ms, window.until_ms) <= 0:
             found.append((ModelId(one.name), RATE_IS_0))
         elif without:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
-from roles.benchmark.share import LoadPlan
+from roles.benchmark.share import LoadPlan, asked_of
 from roles.lab.goodput import Question
 from roles.simulator.simulation import COOLDOWN_SLOS
 
@@ -31,7 +31,7 @@ class LiveProbe:
         """Send that load once."""
         workload = replace(question.workload, seed=seed).scaled(total_rps / question.total_rps)
         window = question.window(total_rps)
-        cooldown_ms = COOLDOWN_SLOS * max(model.slo_ms for model in question.config.models)
+        cooldown_ms = COOLDOWN_SLOS * max(slo_ms for _, slo_ms in asked_of(question.config))
         plan = LoadPlan(
             question.config, workload, self.targets, window.until_ms + cooldown_ms, self.processes, 0
         )

@@ -31,6 +31,13 @@ class Payloads:
         self._kept[handle] = tensors
         return handle
 
+    def keep(self, handle: Handle, tensors: Sequence[NamedTensor]) -> None:
+        """Keep tensors under a handle that the core has chosen: below 0, so that it is none of ours. May pass `bytes_max`."""
+        assert handle < NO_PAYLOAD, "not one of ours"
+        assert handle not in self._kept, "used once"
+        self.bytes_kept += _bytes_of(tensors)
+        self._kept[handle] = tensors
+
     def get(self, handle: Handle) -> Sequence[NamedTensor]:
         """The tensors of a handle that was put and not released."""
         return self._kept[handle]

@@ -45,6 +45,7 @@ from fabric.messages import (
     SliceReady,
     Withdraw,
 )
+from roles.applications.tally import StageTally
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
@@ -301,7 +302,9 @@ class FastWorld:
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
         own, tasks = self._own_and_tasks(message.runs)
         if tasks and self._applications is not None:
-            heard = self._applications.dropped(message.model_id, self._number_of_peer[peer], tasks)
+            heard = self._applications.dropped(
+                message.model_id, self._number_of_peer[peer], tasks, message.code
+            )
             self.schedule(
                 self._network.control_at_ms(SCHEDULER, peer, now_ms), self._applications.hear, heard
             )
@@ -351,6 +354,11 @@ class FastWorld:
         frontends = len(self._frontends)
         first = run.first_seq * frontends + number
         return range(first, first + run.count * frontends, frontends)
+
+    @property
+    def stage_tallies(self) -> Sequence[Mapping[str, StageTally]]:
+        """Of each application."""
+        return [] if self._applications is None else self._applications.tallies
 
     def _own_and_tasks(self, runs: Sequence[SeqRun]) -> tuple[Sequence[SeqRun], Sequence[SeqRun]]:
         """A model's own requests, and tasks of applications."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -22,7 +22,9 @@ from fabric.ids import BatchId, ModelId, PeerId
 from fabric.link import Received
 from fabric.loopback import LoopbackLink
 from fabric.messages import Inputs, SliceSpec
+from roles.applications.tally import StageTally
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
+from roles.simulator.applications import PlayedApplication
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.surroundings import BatchTimes, VirtualRole
 from roles.simulator.traffic import ModelTraffic
@@ -43,10 +45,13 @@ class FullWorld:
         cores: Sequence[Core[Heard | Lost | Tick, Send]],
         hardware: SimulatedHardware,
         traffic: Sequence[ModelTraffic],
+        applications: Sequence[PlayedApplication] = (),
     ) -> None:
         self.batches: list[BatchRecord] = []
         """Every batch that started, in the order of their ends."""
-        self.dropped: dict[ModelId, int] = {one.model_id: 0 for one in traffic}
+        self.dropped: dict[ModelId, int] = {
+            one.model_id: 0 for one in (*traffic, *(one.traffic for one in applications))
+        }
         """Requests that were refused before their deadline."""
         self.clock = VirtualClock(BOOT_MS)
         self.hardware = hardware
@@ -61,7 +66,8 @@ class FullWorld:
         )
         self.times_of_batch: dict[BatchId, BatchTimes] = {}
         self._inputs_take_ms = 0.0
-        self._traffic = traffic
+        self._traffic = [*traffic, *(one.traffic for one in applications)]
+        self._names = [ModelId(one.served.plan.name) for one in applications]
         self._asked: list[tuple[ModelTraffic, int]] = []
         self._unanswered = 0
         self._hearers: dict[LoopbackLink, Callable[[Received], None]] = {}
@@ -72,7 +78,16 @@ class FullWorld:
             for info in node.gpus:
                 self._gpu_numbers[node.node_id, info.gpu] = len(self._gpu_numbers)
         self._schedulers = [VirtualScheduler(self, core, shard) for shard, core in enumerate(cores)]
-        self._frontends = [VirtualFrontend(self, number, len(cores)) for number in range(hardware.frontends)]
+        count_of_frontends = hardware.frontends
+        self._frontends = [
+            VirtualFrontend(
+                self,
+                number,
+                len(cores),
+                [one.served.drawn((number, count_of_frontends)) for one in applications],
+            )
+            for number in range(count_of_frontends)
+        ]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
         # What workers are told comes last of one moment: inputs that come with it are there.
         agents_links = [agent.links for agent in self._agents]
@@ -100,6 +115,18 @@ class FullWorld:
         for one in self._traffic:
             one.settle()
 
+    @property
+    def stage_tallies(self) -> Sequence[Mapping[str, StageTally]]:
+        """Of each application."""
+        found: list[dict[str, StageTally]] = []
+        for name in self._names:
+            total: dict[str, StageTally] = {}
+            for frontend in self._frontends:
+                for stage, tally in frontend.stage_tallies[name].items():
+                    total.setdefault(stage, StageTally()).add(tally)
+            found.append(total)
+        return found
+
     # ------------------------------------------------------------ for the roles
 
     def connect(
@@ -125,10 +152,10 @@ class FullWorld:
         """See `Surroundings`."""
         heapq.heappush(self._later, (self.clock.now_ms() + wait_ms, next(self._order), callback))
 
-    def answered(self, number: int, batch: BatchTimes) -> None:
+    def answered(self, number: int, started_at_ms: float) -> None:
         """See `Surroundings`."""
         traffic, index = self._asked[number - 1]
-        traffic.answered(index, 1, 1, batch.started_at_ms, self.clock.now_ms())
+        traffic.answered(index, 1, 1, started_at_ms, self.clock.now_ms())
         self._unanswered -= 1
 
     def refused(self, number: int, code: str) -> None:

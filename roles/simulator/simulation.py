@@ -14,7 +14,7 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
-from roles.simulator.applications import application_play
+from roles.simulator.applications import ApplicationPlay, application_outcomes, played_applications
 from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
@@ -101,17 +101,17 @@ def simulate(
     planning = None if replanning is None else replanning.controller
     parts = [shard_settings(settings, config, shard) for shard in range(config.shards)]
     cores = [scheduler_core(part, config.batching, planning) for part in parts]
-    applications = application_play(config, workload, until_ms)
-    if is_full and applications is not None:
-        raise ConfigError("applications: only the fast simulation plays them so far")
+    played = played_applications(config, workload, until_ms)
     if is_full and any(spec.following for _, spec in settings.slices):
         raise ConfigError(
             "placement: it has pipelines over several GPUs, which only the fast simulation plays so far"
         )
     world = (
-        FullWorld(cores, hardware, traffic)
+        FullWorld(cores, hardware, traffic, played)
         if is_full
-        else FastWorld(cores[0], hardware, traffic, applications)
+        else FastWorld(
+            cores[0], hardware, traffic, ApplicationPlay(played, config.frontends) if played else None
+        )
     )
     with _collector_paused():
         world.run()
@@ -123,7 +123,7 @@ def simulate(
         )
         for one in traffic
     }
-    ended = {} if applications is None else applications.outcomes(window)
+    ended = application_outcomes(played, world.stage_tallies, window)
     outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus, ended)
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]

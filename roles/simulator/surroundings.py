@@ -63,8 +63,8 @@ class Surroundings(Protocol):
         """Call back when so much time has passed."""
         ...
 
-    def answered(self, number: int, batch: BatchTimes) -> None:
-        """That request's outputs are with its frontend now."""
+    def answered(self, number: int, started_at_ms: float) -> None:
+        """That request's outputs are with its frontend now. `started_at_ms`: of its batch; NaN: it had several."""
         ...
 
     def refused(self, number: int, code: str) -> None:

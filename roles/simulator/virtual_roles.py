@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fabric.ids import (
@@ -21,6 +23,8 @@ from fabric.messages import (
     Refusal,
     RunBatch,
 )
+from roles.applications.served import ServedApplication
+from roles.applications.tally import StageTally
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,
@@ -29,9 +33,13 @@ from roles.frontend.events import (
     FrontendAction,
     FrontendEvent,
     FrontendSettings,
+    InputsMade,
+    MadeInputs,
+    MakeInputs,
     OpenSlice,
     PushInputs,
     Reply,
+    ReplyWithAll,
     SchedulerSaid,
     Tell,
     TurnEnded,
@@ -40,6 +48,7 @@ from roles.frontend.events import (
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.runtime.core import NO_PAYLOAD, PLANNER, Core, Handle, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
+from roles.simulator.applications import GRACE_MS
 from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
 from roles.simulator.hardware import scheduler_peer
@@ -47,8 +56,6 @@ from roles.simulator.network import KnownReturn
 from roles.simulator.surroundings import BatchTimes, Surroundings, unheard
 
 CLIENT: Final = PeerId("client")
-GRACE_MS: Final = 1e-6
-"""By which a frontend's own timer is later than the deadline: without jitter a batch may end at that to the digit."""
 PENDING_MAX: Final = 1 << 40
 _TICK: Final = Tick()
 
@@ -94,7 +101,13 @@ class VirtualScheduler:
 class VirtualFrontend:
     """A frontend; its clients are the world."""
 
-    def __init__(self, world: Surroundings, number: int, shards: int = 1) -> None:
+    def __init__(
+        self,
+        world: Surroundings,
+        number: int,
+        shards: int = 1,
+        applications: Sequence[ServedApplication] = (),
+    ) -> None:
         self._world = world
         self._id = frontend_id(number)
         outputs = PeerId(f"{self._id}/outputs")
@@ -104,7 +117,15 @@ class VirtualFrontend:
         def make_margin() -> ReturnMargin:
             return ReturnPath() if model.jitter_ms else KnownReturn(model.result_ms + GRACE_MS)
 
-        settings = FrontendSettings(self._id, FIRST, (outputs,), pending_max=PENDING_MAX, shards=shards)
+        settings = FrontendSettings(
+            self._id,
+            FIRST,
+            (outputs,),
+            pending_max=PENDING_MAX,
+            shards=shards,
+            applications=tuple(applications),
+            fan_outs_from_ms=0.0,
+        )
         self._core = FrontendCore(settings, world.clock.now_ms(), make_margin)
         self.wake_at_ms = self._core.wake_at_ms
         """The core's timer."""
@@ -114,6 +135,11 @@ class VirtualFrontend:
         world.connect(world.outputs, outputs, self._heard_worker, is_anonymous=True)
         self._slices: dict[SliceId, tuple[Incarnation, PeerId]] = {}
         self._computed: BatchTimes | None = None
+
+    @property
+    def stage_tallies(self) -> Mapping[ModelId, Mapping[str, StageTally]]:
+        """By application."""
+        return self._core.stage_tallies
 
     def tick(self) -> None:
         """Its moment has come."""
@@ -152,7 +178,12 @@ class VirtualFrontend:
         match action:
             case Reply(message=Answer(request_no=number)):
                 assert self._computed is not None, "an answer comes of outputs"
-                self._world.answered(number, self._computed)
+                self._world.answered(number, self._computed.started_at_ms)
+            case ReplyWithAll(message=Answer(request_no=number)):
+                self._world.answered(number, math.nan)
+            case MakeInputs(job=job, count=count):
+                assert count is not None, "all is drawn here"
+                self._handle(InputsMade(job, [MadeInputs(NO_PAYLOAD, (), 0)] * count))
             case Reply(message=Refusal(request_no=number, code=code)):
                 self._world.refused(number, code)
             case Tell(message, shard):

@@ -316,7 +316,7 @@ def _trace_row(
 
 def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
     """The arrivals a configuration asks for. Raises ConfigError where a model has none, or a trace is wrong."""
-    asked_by_stages = {stage.model_id for one in config.applications for stage in one.graph.stages}
+    asked_by_stages = {stage.model_id for one in config.applications for stage in one.plan.graph.stages}
     senders = [
         *((model.model_id, model.arrival, model.rate_steps) for model in config.models),
         *((ModelId(one.name), one.arrival, one.rate_steps) for one in config.applications),

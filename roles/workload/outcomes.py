@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
 from policies.scaling import advised_gpus
+from roles.applications.tally import StageTally
 
 # Moments are sums of durations: a batch planned to end at its deadline may end a rounding later.
 ROUNDING_MS = 1e-6
@@ -90,6 +91,12 @@ class StageOutcome:
     cancelled: int
     waited_mean_ms: float | None
     run_mean_ms: float | None
+
+
+def stage_outcome(tally: StageTally) -> StageOutcome:
+    """As it is reported."""
+    means = [total / tally.answered if tally.answered else None for total in (tally.waited_ms, tally.run_ms)]
+    return StageOutcome(tally.asked, tally.answered, tally.dropped, tally.cancelled, *means)
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.references.simulations import fates_apart, play, random_cluster
+from tests.references.simulations import fates_apart, play, random_cluster, with_application
 
 CASES, OF = 1_000, 20
 REQUESTS = 60
+APPLICATION_CASES = 60
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CASES // OF))
@@ -22,3 +23,24 @@ def test_both_simulators_give_every_request_the_same_fate(first: int) -> None:
         else:
             assert fates_apart(fast, full) == [], f"setting {seed}"
     assert crossed < CASES / OF / 5
+
+
+@pytest.mark.parametrize("first", range(0, APPLICATION_CASES, APPLICATION_CASES // 5))
+def test_both_simulators_do_the_same_with_applications(first: int) -> None:
+    """But where tasks are given up: what of a run is withdrawn, and when, only the full one knows to the digit."""
+    compared = 0
+    for seed in range(first, first + APPLICATION_CASES // 5):
+        document = with_application(random_cluster(seed), seed)
+        fast = play(document, seed, REQUESTS, is_full=False)
+        (one,) = fast.outcome.applications.values()
+        is_cut = fast.late_preemptions or any(told.cancelled or told.dropped for told in one.stages.values())
+        if is_cut or fast.unplaced:  # frontends refuse what nothing hosts, as the fast one's do not
+            continue
+        compared += 1
+        full = play(document, seed, REQUESTS, is_full=True)
+        (other,) = full.outcome.applications.values()
+        assert fates_apart(fast, full) == [], f"setting {seed}"
+        assert one.requests.good == other.requests.good, f"setting {seed}"
+        asked = {name: (told.asked, told.answered) for name, told in one.stages.items()}
+        assert asked == {name: (told.asked, told.answered) for name, told in other.stages.items()}
+    assert compared > APPLICATION_CASES / 5 / 4

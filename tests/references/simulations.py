@@ -106,6 +106,23 @@ def _share(document: dict[str, Any], rng: random.Random, gpus: int) -> None:
     document["placement"] = {"given": {"slices": slices}}
 
 
+def with_application(document: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The same models, and an application of one to four stages that asks some of them, as loose as they are themselves."""
+    rng = random.Random(f"{seed}/application")
+    names = [model["name"] for model in document["models"]]
+    stages: dict[str, Any] = {}
+    for place in range(rng.randint(1, 4)):
+        after = rng.sample(sorted(stages), min(len(stages), rng.choice((1, 1, 2))))
+        stage: dict[str, Any] = {"model": rng.choice(names), "after": after}
+        if len(after) == 1:
+            stage["fan_out"] = rng.choice((1, 2, {"poisson": 1.2}, {"share": 0.7}))
+        stages[f"s{place}"] = stage | {"optional": rng.random() < 0.2}
+    slo_ms = sum(model["slo_ms"] for model in document["models"]) * rng.uniform(1.0, 2.0) + 40.0
+    application = {"name": "app", "slo_ms": slo_ms, "rate_rps": rng.uniform(20, 150), "stages": stages}
+    rule = rng.choice(("carried", "equal", "proportional", "pard"))
+    return document | {"applications": [application], "graph_deadlines": rule}
+
+
 def play(document: Mapping[str, Any], seed: int, requests: int, *, is_full: bool) -> SimulatedRun:
     """About so many requests of it."""
     config = parse_config(dict(document), Path())

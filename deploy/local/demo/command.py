@@ -151,7 +151,7 @@ def _report(
                 name: {field: getattr(account, field) for field in Account.__slots__}
                 for name, account in accounts.items()
             },
-            "ledger": ledger_of(example) if example else None,
+            "ledger": ledger_of(example.ledger) if example else None,
         }
         echo_json(summary)
     else:

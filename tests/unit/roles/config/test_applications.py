@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from roles.config.cluster import ClusterConfig, FanOutConfig
+from policies.graphs import FanOut
+from policies.placement import PLACEMENTS
+from roles.config.cluster import ClusterConfig
 from roles.config.read_config import config_origins, parse_config
 from roles.workload.arrivals import workload_of
 
@@ -57,12 +59,12 @@ def read(document: dict[str, Any] = DOCUMENT) -> ClusterConfig:
 def test_a_graph_is_read() -> None:
     (application,) = read().applications
     assert (application.name, application.slo_ms, application.rate_steps) == ("traffic", 120, ((0.0, 100.0),))
-    assert [(one.name, one.model_id, one.after, one.fan_out) for one in application.graph.stages] == [
+    assert [(one.name, one.model_id, one.after, one.fan_out) for one in application.plan.graph.stages] == [
         ("detect", "ssd", (), 1.0),
         ("cars", "googlenet", ("detect",), 1.5),
         ("people", "vgg16", ("detect",), 2.0),
     ]
-    assert application.fan_outs["cars"] == FanOutConfig("poisson", ((0.0, 1.5),))
+    assert application.fan_outs["cars"] == FanOut("poisson", ((0.0, 1.5),))
     assert read().graph_deadlines == "carried"
 
 
@@ -166,11 +168,6 @@ STAGES = "applications.0.stages"
         (f"{STAGES}.cars.waits", 1, r"waits: unknown key"),
         ("models.1", model("googlenet", rate_rps=3), r"models\[1\].slo_ms: is missing"),
         (
-            "models.1",
-            {"name": "googlenet", "loader": {"zoo": "torchvision", "arch": "googlenet"}},
-            r"slo_ms: is missing; only",
-        ),
-        (
             "cluster",
             {"nodes": [{"host": "a"}, {"host": "b"}], "shards": 2},
             r"cluster.shards: applications are played with one",
@@ -191,7 +188,7 @@ def test_a_model_without_stages_needs_its_slo() -> None:
 
 def test_nexus_program_is_for_trees() -> None:
     document = changed("applications.0.stages.people.after", ["detect", "cars"])
-    assert not read(document).applications[0].graph.is_tree
+    assert not read(document).applications[0].plan.graph.is_tree
     with pytest.raises(ConfigError, match=r"applications\[0\]: graph_deadlines: nexus divides trees only"):
         read({**document, "graph_deadlines": "nexus"})
 
@@ -209,3 +206,36 @@ def test_the_page_about_applications_has_a_file_that_can_be_read() -> None:
     config = parse_config(written, HERE)
     assert [one.name for one in config.applications] == ["traffic"]
     assert config.model(ModelId("vgg16")).rate_rps == pytest.approx(20 + 0.8 * 300)
+
+
+@pytest.mark.parametrize("policy", sorted(set(PLACEMENTS) - {"given"}))
+def test_to_a_placement_policy_an_application_is_the_models_that_its_stages_ask(policy: str) -> None:
+    """With the SLO and the rate that follow from the graph; and each plan names the stage that limits it."""
+    shipped = {
+        "ssd": "ssd",
+        "googlenet": "resnet50",
+        "vgg16": "vgg19",
+    }  # of a GPU all policies have figures of
+    models = [{"name": name, "profile": {"ref": f"igniter-v100/{ref}"}} for name, ref in shipped.items()]
+    cluster = {"gpus": 4, "gpu_type": "v100"}
+    document = {"models": models, "applications": [TRAFFIC | {"slo_ms": 300}], "cluster": cluster}
+    config = read(document)
+    alone = read(
+        {
+            "models": [
+                model | {"slo_ms": one.slo_ms, "rate_rps": one.rate_rps}
+                for model, one in zip(models, config.models, strict=True)
+            ],
+            "cluster": cluster,
+        }
+    )
+    try:
+        wanted = alone.place(policy)
+    except (ConfigError, ProfileError) as error:  # it needs what these profiles do not have
+        with pytest.raises(type(error)):
+            config.place(policy)
+        return
+    placed = config.place(policy)
+    assert placed.slices == wanted.slices
+    (why,) = [one for one in placed.decisions if one.subject == "application traffic"]
+    assert why.chosen.removeprefix("bottleneck: stage ") in ("detect", "cars", "people")

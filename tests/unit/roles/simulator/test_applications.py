@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.graphs import GRAPH_DEADLINES
 from roles.config.read_config import parse_config
@@ -230,9 +229,3 @@ def test_what_is_reported() -> None:
         "stages",
     }
     assert np.isclose(applications["app"]["bad_rate"], app(outcome).requests.bad_rate)
-
-
-def test_the_full_simulation_says_that_it_plays_none() -> None:
-    config = parse_config(MIXED, Path())
-    with pytest.raises(ConfigError, match="applications: only the fast simulation plays them"):
-        simulate(config, workload_of(config), Window(0.0, 100.0), is_full=True)

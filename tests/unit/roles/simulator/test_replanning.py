@@ -14,7 +14,7 @@ from policies.batching.registry import DISCIPLINES
 from roles.config.read_config import ClusterConfig, parse_config
 from roles.simulator.replanning import simulate_replanning
 from roles.simulator.simulation import SimulatedRun
-from roles.workload.arrivals import ArrivalSource, Workload
+from roles.workload.arrivals import ArrivalSource, Workload, workload_of
 from roles.workload.outcomes import Window
 
 GROWS, STEADY = ModelId("grows"), ModelId("steady")
@@ -146,3 +146,39 @@ def test_a_pipeline_takes_the_place_of_single_gpus_where_one_of_them_is_too_litt
     assert good(run, GROWS, 0.0, STEP_AT_MS) > 0.99
     assert good(run, GROWS, 80_000.0, 100_000.0) > 0.99, "\n".join(run.log)
     assert good(run, STEADY, 80_000.0, 100_000.0) > 0.99
+
+
+def test_when_a_fan_out_grows_the_plan_follows_what_is_asked_of_the_stage() -> None:
+    """A GPU of its own carries 8 / 52 ms = 153 r/s of `grows` at best, so four for each of 60 requests/s need two."""
+    document = {
+        "models": [
+            {"name": "steady", "profile": {"alpha_ms": 1, "beta_ms": 5, "max_batch": 8}},
+            {"name": "grows", "profile": {"alpha_ms": 4, "beta_ms": 20, "max_batch": 8}},
+        ],
+        "applications": [
+            {
+                "name": "app",
+                "slo_ms": 500,
+                "rate_rps": 60,
+                "stages": {
+                    "first": {"model": "steady"},
+                    "next": {
+                        "model": "grows",
+                        "after": "first",
+                        "fan_out": {"poisson": [[0, 1], [STEP_AT_MS / 1000, 4]]},
+                    },
+                },
+            }
+        ],
+        "cluster": {"gpus": 6, "gpu_type": "v100"},
+        "placement": "exclusive",
+    }
+    workload = workload_of(parse_config(document, Path()))
+    until_ms = STEP_AT_MS + 80_000.0
+    run = played(document, workload, Window(until_ms - 20_000.0, until_ms))
+    assert run.outcome.applications["app"].requests.bad_rate < 0.01, "\n".join(run.log)
+    assert any("grows has drifted" in line for line in run.log)
+    hosting = {
+        one.slice_id for one in run.batches if one.model_id == GROWS and one.started_at_ms > until_ms - 20_000
+    }
+    assert len(hosting) >= 2

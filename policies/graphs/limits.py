@@ -1,0 +1,59 @@
+"""What a placement can serve of each application, and which stage limits it: for `tenuto plan --why`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fabric.errors import ProfileError
+from fabric.ids import ModelId
+from policies.graphs import ApplicationPlan
+from policies.graphs.bottleneck import bottleneck
+from policies.placement.common.base import Decision, GpuSlot, Placement, PlannedModel, Profiles
+from profiles.model import ModelProfile
+
+
+def limits(
+    plans: Sequence[ApplicationPlan],
+    placement: Placement,
+    gpus: Sequence[GpuSlot],
+    profiles: Profiles,
+    slo_ms: Mapping[ModelId, float],
+) -> list[Decision]:
+    """One for each application whose run times are known. Other requests of its models are left out of account.
+
+    A stage's batch may take half of its model's SLO, as in squishy packing.
+    """
+    gpu_types = {gpu.index: gpu.gpu_type for gpu in gpus}
+    found = []
+    for plan in plans:
+        if not plan.is_known:
+            continue
+        slices = [
+            {
+                stage.name: _rps(
+                    profiles[model.model_id, gpu_types[planned.gpu]],
+                    planned.share_percent,
+                    model,
+                    slo_ms[model.model_id],
+                )
+                for model in planned.models
+                for stage in plan.graph.stages
+                if stage.model_id == model.model_id
+            }
+            for planned in placement.slices
+        ]
+        limit = bottleneck(plan.graph.demand(), slices)
+        metrics = {"requests/s at most": limit.rate_rps}
+        metrics |= {f"{stage} % of what limits it": 100 * part for stage, part in limit.parts.items()}
+        found.append(Decision(f"application {plan.name}", f"bottleneck: stage {limit.stage}", metrics))
+    return found
+
+
+def _rps(profile: ModelProfile, share_percent: float | None, model: PlannedModel, slo_ms: float) -> float:
+    size_max = min(profile.batch_size_max, model.batch_max or profile.batch_size_max)
+    try:
+        times = [profile.exec_ms(size, share_percent) for size in range(1, size_max + 1)]
+    except ProfileError:  # planned for a share that nobody measured
+        return 0.0
+    fitting = [1000 * size / time for size, time in enumerate(times, 1) if size == 1 or 2 * time <= slo_ms]
+    return max(fitting)

@@ -1,0 +1,1 @@
+"""Applications in a frontend: their requests, the edges between their stages, and users' glue."""

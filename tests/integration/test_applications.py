@@ -1,0 +1,209 @@
+"""Applications in a living cluster: real models, real glue, one answer and one ledger for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fabric.client import BlockingClient, Client, RunResult
+from fabric.errors import InvalidInput, RequestError
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from tests.integration.proc import processes_naming
+from tests.models.glue import BOXES, CROP, SIDE
+
+pytestmark = pytest.mark.timeout(180)
+
+GLUE = "tests.models.glue"
+FAULTS = {
+    "raises": ("Raises", "raised KeyError"),
+    "hangs": ("Hangs", "took longer than 200 ms"),
+    "dies": ("Dies", "ended with code -9"),
+    "nonsense": ("Nonsense", "item 0 of what it gave is a str, not a dict of arrays"),
+    "too-many": ("TooMany", "10000 requests after one answer; at most 64"),
+    "wrong-shape": ("WrongShape", "must have shape"),
+    "huge": ("Huge", "bytes"),
+    "missing": ("NoSuchClass", "cannot be made"),
+}
+
+CLUSTER = """
+models:
+ - {name: detector, loader: {python: "tests.models.graphs:Detector"}}
+ - {name: classifier, slo_ms: 4000, loader: {python: "tests.models.graphs:Classifier"}}
+ - {name: mean, slo_ms: 4000, loader: {python: "tests.models.graphs:Mean"}}
+ - {name: nowhere, loader: {python: "tests.models.graphs:NoSuchModel"}}
+applications:
+ - name: traffic
+   slo_ms: 20000
+   stages:
+    detect: {model: detector, answer: true}
+    cars: {model: classifier, after: detect, glue: {python: "tests.models.glue:Cars", limit_ms: 5000}}
+    people: {model: mean, after: detect, glue: {python: "tests.models.glue:People", limit_ms: 5000}}
+ - name: unserved
+   slo_ms: 20000
+   stages: {detect: {model: detector}, rest: {model: nowhere, after: detect}}
+ - name: partial
+   slo_ms: 20000
+   stages:
+    detect: {model: detector, answer: true}
+    rest: {model: mean, after: detect, optional: true, glue: {python: "tests.models.glue:Raises"}}
+ - name: counted
+   slo_ms: 20000
+   stages:
+    detect: {model: detector}
+    again: {model: detector, after: detect, fan_out: {from: outputs.cars}}
+FAULTS
+cluster:
+  nodes: [{host: cpu, gpus: 2, device: cpu}]
+batching: eager
+placement:
+  given:
+    slices:
+     - {gpu: 0, models: [{model: detector}, {model: classifier}, {model: mean}]}
+     - {gpu: 1, models: [{model: detector}, {model: classifier}, {model: mean}, {model: nowhere}]}
+"""
+
+
+def _fault(name: str, glue: str) -> str:
+    return f"""
+ - name: {name}
+   slo_ms: 20000
+   stages:
+    detect: {{model: detector}}
+    rest: {{model: mean, after: detect, glue: {{python: "{GLUE}:{glue}", limit_ms: 200}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TemporaryCluster]:
+    text = CLUSTER.replace("FAULTS", "".join(_fault(name, glue) for name, (glue, _) in FAULTS.items()))
+    path = Path(f"/tmp/t-applications-{os.getpid()}.yaml")
+    path.write_text(text, encoding="utf-8")
+    try:
+        with temporary_cluster(path) as one:
+            yield one
+    finally:
+        path.unlink()
+
+
+@pytest.fixture
+def client(cluster: TemporaryCluster) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster.endpoints["client"][0]) as one:
+        yield one
+
+
+def picture(cars: int, people: int) -> NDArray[np.float32]:
+    noise = np.random.default_rng(10 * cars + people).standard_normal((1, SIDE, SIDE)).astype(np.float32)
+    noise[0, 0, :2] = cars, people
+    return noise
+
+
+def crop(of: NDArray[np.float32], place: int) -> NDArray[np.float32]:
+    return of[:, 4 * place : 4 * place + CROP, 4 * place : 4 * place + CROP]
+
+
+def check_ledger(result: RunResult) -> None:
+    """Its path's stages take all the time there was, and each its own."""
+    on_path = [line for line in result.stages if line.is_on_path]
+    inside_ms = result.ledger.total_ms - result.ledger.network_ms
+    assert sum(line.ledger.total_ms for line in on_path) == pytest.approx(inside_ms, abs=1e-6)
+    for line in on_path:
+        own = line.ledger
+        parts = (own.preprocess_ms, own.held_ms, own.waited_ms, own.transfer_ms, own.queue_ms, own.gpu_ms)
+        assert sum(parts) + own.return_ms == pytest.approx(own.total_ms, abs=1e-6)
+
+
+@pytest.mark.parametrize(("cars", "people"), [(2, 3), (0, 1), (BOXES, 0), (0, 0)])
+def test_boxes_decide_how_many_classifiers_are_asked_and_each_gets_its_own_crop(
+    client: BlockingClient, cars: int, people: int
+) -> None:
+    own = picture(cars, people)
+    result = client.run("traffic", {"picture": own})
+    assert {stage: len(answers) for stage, answers in result.outputs.items()} == {
+        "detect": 1,
+        "cars": cars,
+        "people": people,
+    }
+    assert result.places["cars"] == [(0, nth) for nth in range(cars)]
+    means = [float(one["mean"]) for one in result.outputs["people"]]
+    assert means == pytest.approx([crop(own, cars + nth).mean() for nth in range(people)], abs=1e-5)
+    # The same crops, sent to the same model one by one.
+    for nth, answer in enumerate(result.outputs["cars"]):
+        alone = client.infer("classifier", {"crop": crop(own, nth)})
+        np.testing.assert_allclose(answer["scores"].tolist(), alone.outputs["scores"].tolist(), atol=1e-5)
+    assert [(line.stage, line.requests) for line in result.stages] == [
+        ("detect", 1),
+        ("cars", cars),
+        ("people", people),
+    ]
+    check_ledger(result)
+
+
+def test_an_output_decides_how_many_follow_without_glue(client: BlockingClient) -> None:
+    result = client.run("counted", {"picture": picture(3, 0)})
+    assert len(result.outputs["again"]) == 3
+    check_ledger(result)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_glue_that_does_what_it_should_not_is_one_clear_error_and_the_rest_serves(
+    client: BlockingClient, name: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        client.run(name, {"picture": picture(1, 1)})
+    assert "stage rest: " in caught.value.reason
+    assert FAULTS[name][1] in caught.value.reason
+    check_ledger(client.run("traffic", {"picture": picture(1, 1)}))
+
+
+def test_what_an_optional_stage_lacks_is_said_beside_the_rest(client: BlockingClient) -> None:
+    result = client.run("partial", {"picture": picture(1, 1)})
+    assert result.is_partial
+    assert (len(result.outputs["detect"]), len(result.outputs["rest"])) == (1, 0)
+    (rest,) = [line for line in result.stages if line.stage == "rest"]
+    assert (rest.lost, rest.reason.partition(":")[0]) == (1, "Internal")
+    check_ledger(result)
+
+
+def test_bad_requests_are_refused_with_what_is_wrong(client: BlockingClient) -> None:
+    with pytest.raises(RequestError, match=r"stage rest of application 'unserved': nothing .* 'nowhere'"):
+        client.run("unserved", {"picture": picture(1, 1)})
+    with pytest.raises(InvalidInput, match=r"stage detect: .*picture"):
+        client.run("traffic", {"photo": picture(1, 1)})
+    with pytest.raises(InvalidInput, match="'mean' is a model"):
+        client.run("mean", {"crop": crop(picture(1, 1), 0)})
+    assert {info.model_id for info in client.models()} >= {"traffic", "detector"}
+
+
+def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
+    cluster: TemporaryCluster,
+) -> None:
+    """What ran there runs again on the other slice, which hosts the same models: the SLO leaves time for that."""
+
+    def workers() -> list[int]:
+        named = processes_naming(str(cluster.run_dir))
+        return sorted(pid for pid, command in named.items() if "roles.gpu_worker" in command)
+
+    async def play() -> list[RunResult | BaseException]:
+        async with Client(cluster.endpoints["client"][0]) as client:
+            asked = []
+            for nth in range(60):
+                asked.append(asyncio.ensure_future(client.run("traffic", {"picture": picture(2, 2)})))
+                if nth == 30:
+                    os.kill(workers()[-1], signal.SIGKILL)
+                await asyncio.sleep(0.01)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert workers(), "there is somebody to kill"
+    answers = asyncio.run(play())
+    assert len(answers) == 60
+    for answer in answers:
+        assert isinstance(answer, RunResult), answer
+        assert (len(answer.outputs["cars"]), len(answer.outputs["people"])) == (2, 2)
+        check_ledger(answer)

@@ -1,0 +1,183 @@
+"""An application's requests in a frontend's core: one answer, one ledger, and nothing left behind."""
+
+from __future__ import annotations
+
+from fabric.ids import ModelId, PeerId
+from fabric.messages import Arrivals, CancelRequest, Dropped, SeqRun, StageResult, Withdraw, replaced
+from policies.graphs.graph import Stage
+from roles.frontend.events import ClientSaid, InputsNotMade, KeepRow, ReplyWithAll, SchedulerSaid
+from roles.runtime.core import Lost, Tick
+from tests.applications_stage import ApplicationStage, served
+from tests.builders import CLIENT, computed, directory, grant, model_info, of_type, slice_info
+
+
+def detector() -> ApplicationStage:
+    """One stage, then two side by side, of models d, c and p."""
+    return ApplicationStage(
+        served(
+            Stage("detect", ModelId("d")),
+            Stage("cars", ModelId("c"), ("detect",)),
+            Stage("people", ModelId("p"), ("detect",)),
+        )
+    )
+
+
+def run(stage: ApplicationStage, name: str, at_ms: float, batch_id: int) -> None:
+    """The first request of that model is granted, and answered 10 ms later."""
+    _, seq = stage.take(lambda model_id: model_id == name)
+    stage.do(grant((seq, 1), batch_id=batch_id, model_id=name), at_ms)
+    stage.do(computed(seq, batch_id=batch_id, model_id=name), at_ms + 10.0)
+
+
+def nothing_is_left(stage: ApplicationStage) -> bool:
+    counters = stage.core.counters
+    return (
+        counters["pending"] == counters["pending_bytes"] == counters["tasks_pending"] == 0
+        and not any(stage.kept.values())
+        and stage.core.wake_at_ms is None
+    )
+
+
+def test_every_stage_has_a_line_and_those_on_the_path_sum_to_the_whole() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 1, 1.0)
+    run(stage, "d", 5.0, 1)  # until 15
+    stage.make(stage.job("cars"), 2, 17.0)
+    stage.make(stage.job("people"), 0, 18.0)
+    run(stage, "c", 20.0, 2)  # until 30
+    assert not stage.answers
+    run(stage, "c", 30.0, 3)  # until 40
+    answer = stage.answers[1]
+    assert [(line.stage, line.requests, line.is_on_path) for line in answer.stages] == [
+        ("detect", 1, True),
+        ("cars", 2, True),
+        ("people", 0, False),
+    ]
+    detect, cars, _ = (line.ledger for line in answer.stages)
+    # Its inputs took 1 ms, it was held for 4; of the 10 after the grant 6 are the worker's.
+    assert (detect.preprocess_ms, detect.held_ms, detect.return_ms, detect.total_ms) == (1.0, 4.0, 4.0, 15.0)
+    assert (cars.preprocess_ms, cars.held_ms, cars.return_ms, cars.total_ms) == (2.0, 13.0, 4.0, 25.0)
+    assert answer.ledger.total_ms == 40.0
+    assert (answer.ledger.held_ms, answer.ledger.gpu_ms, answer.ledger.preprocess_ms) == (17.0, 6.0, 3.0)
+    assert answer.ledger.reason == "stages detect > cars"
+    assert answer.results == (StageResult("cars", (0, 0), 1), StageResult("cars", (0, 1), 1))
+    assert nothing_is_left(stage)
+
+
+def test_the_answer_has_the_kept_rows_in_the_order_of_its_results() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 1, 0.0)
+    run(stage, "d", 0.0, 1)
+    stage.make(stage.job("people"), 0, 10.0)
+    stage.make(stage.job("cars"), 2, 10.0)
+    (_, first), (_, second) = stage.take(), stage.take()
+    stage.do(grant((first, 2), model_id="c", batch_id=2), 11.0)
+    actions = stage.do(computed(second, first, model_id="c", batch_id=2), 21.0)
+    (reply,) = of_type(ReplyWithAll, actions)
+    rows = {keep.kept: keep.row for keep in of_type(KeepRow, actions)}
+    assert [rows[payload] for payload in reply.payloads] == [1, 0]
+
+
+def test_a_task_that_is_given_up_refuses_the_request_and_withdraws_its_siblings() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 1, 0.0)
+    run(stage, "d", 0.0, 1)
+    stage.make(stage.job("cars"), 3, 10.0)
+    _, seq = stage.take()
+    stage.do(SchedulerSaid(Dropped(ModelId("c"), (SeqRun(seq, 2),), "Overloaded", "too much", 9.0)), 12.0)
+    refusal = stage.refusals[1]
+    assert (refusal.code, refusal.reason, refusal.retry_after_ms) == (
+        "Overloaded",
+        "stage cars: too much",
+        9.0,
+    )
+    assert stage.finals == {1: 1}
+    assert of_type(Withdraw, stage.told) == [Withdraw(ModelId("c"), (SeqRun(seq + 2, 1),))]
+    # What was being made for it meanwhile is given back when it comes.
+    stage.make(stage.job("people"), 4, 13.0)
+    assert nothing_is_left(stage)
+    assert stage.core.counters["tasks_refused"] == 2
+    assert stage.core.counters["tasks_cancelled"] == 1
+
+
+def test_a_cancelled_request_and_one_whose_client_is_gone_withdraw_all_they_have() -> None:
+    for end in (ClientSaid(CLIENT, CancelRequest(1)), Lost(PeerId(CLIENT), "closed")):
+        stage = detector()
+        stage.ask(1, 0.0)
+        stage.make(stage.job("detect"), 1, 0.0)
+        run(stage, "d", 0.0, 1)
+        stage.make(stage.job("cars"), 2, 10.0)
+        stage.do(end, 11.0)
+        gone = [run for withdraw in of_type(Withdraw, stage.told) for run in withdraw.runs]
+        assert sum(run.count for run in gone) == 2
+        stage.make(stage.job("people"), 1, 12.0)
+        assert nothing_is_left(stage)
+
+
+def test_a_slice_that_is_lost_in_the_middle_of_a_graph_costs_its_request_nothing_but_time() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 1, 0.0)
+    _, seq = stage.take()
+    stage.do(grant((seq, 1), model_id="d"), 1.0)
+    stage.do(directory([model_info(name) for name in "dcp"], [slice_info(incarnation="b1b1b1b1")]), 5.0)
+    _, again = stage.take()
+    assert again != seq
+    stage.do(grant((again, 1), model_id="d", batch_id=2, incarnation="b1b1b1b1"), 6.0)
+    stage.do(computed(again, model_id="d", batch_id=2), 16.0)
+    stage.make(stage.job("cars"), 0, 16.0)
+    stage.make(stage.job("people"), 0, 17.0)
+    assert stage.finals == {1: 1}
+    (detect, *_) = stage.answers[1].stages
+    assert detect.ledger.waited_ms == 5.0, "what the lost try cost was forced"
+    assert sum(line.ledger.total_ms for line in stage.answers[1].stages if line.is_on_path) == 17.0
+    assert nothing_is_left(stage)
+
+
+def test_at_its_deadline_a_request_is_refused_with_what_is_open() -> None:
+    stage = detector()
+    stage.ask(1, 0.0, budget_ms=50.0)
+    stage.make(stage.job("detect"), 1, 0.0)
+    stage.do(Tick(), 50.0)
+    assert stage.refusals[1].code == "DeadlineExceeded"
+    assert stage.refusals[1].reason == "no answer within the budget; still open: detect"
+    assert stage.finals == {1: 1}
+    assert nothing_is_left(stage)
+
+
+def test_inputs_that_do_not_fit_or_cannot_be_made_are_one_error() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.do(InputsNotMade(stage.jobs.pop().job, "Internal", "its glue raised"), 1.0)
+    assert (stage.refusals[1].code, stage.refusals[1].reason) == ("Internal", "stage detect: its glue raised")
+    assert nothing_is_left(stage)
+
+
+def test_a_stage_without_a_replica_is_named_before_anything_runs() -> None:
+    stage = detector()
+    models = [model_info(name) for name in "dc"]
+    stage.do(directory([*models, replaced(model_info("p"), replicas=0)]), 1.0)
+    stage.ask(1, 1.0)
+    assert stage.refusals[1].code == "NoReplica"
+    assert stage.refusals[1].reason == (
+        "stage people of application 'app': nothing that serves model 'p' is ready"
+    )
+    stage.do(directory(models), 2.0)
+    stage.ask(2, 2.0)
+    assert stage.refusals[2].code == "ModelNotFound"
+    assert nothing_is_left(stage)
+
+
+def test_tasks_are_announced_like_requests_and_bear_their_own_budgets() -> None:
+    stage = ApplicationStage(
+        served(Stage("a", ModelId("d")), Stage("b", ModelId("c"), ("a",)), rule="equal", slo_ms=100.0)
+    )
+    stage.ask(1, 0.0)
+    stage.make(stage.job("a"), 1, 0.0)
+    (arrivals,) = of_type(Arrivals, stage.told)
+    assert (arrivals.model_id, arrivals.count) == ("d", 1)
+    assert 45.0 <= arrivals.budget_ms + arrivals.slack_ms <= 50.0
+    assert stage.core.counters["accepted"] == 1
