@@ -52,7 +52,7 @@ chaos: $(VENV)/test.stamp  ## HISTORIES virtual ones from seed FIRST on, then RU
 	$(BIN)/python -m tests.chaos.virtual --first $(FIRST) --count $(HISTORIES)
 	$(BIN)/python -m tests.chaos.live --runs $(RUNS) --seconds $(SECONDS) --seed $(SEED)
 
-bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
+bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/results/benchmarks.md
 	$(BIN)/python -m benchmarks.report
 
 fmt: $(VENV)/test.stamp

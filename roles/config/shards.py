@@ -1,4 +1,4 @@
-"""Which shard has each model, and a shard's part of a configuration (docs/scaling.md).
+"""Which shard has each model, and a shard's part of a configuration (docs/operate/scaling.md).
 
 Every scheduler reads the same file and has to find the same partition, on any host: so it is the search alone that
 finds it, which is bounded by a count, and no solver, which may be missing here or stopped by its time limit.

@@ -12,7 +12,7 @@ ROOMS = ("fabric", "profiles", "policies", "roles", "deploy", "tests", "benchmar
 def test_every_named_file_is_there() -> None:
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     known = {path.relative_to(ROOT).as_posix() for path in files}
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "adr").glob("*.md"), *files]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *files]
     dead = [
         f"{page.relative_to(ROOT)}: {name}"
         for page in pages

@@ -1,4 +1,4 @@
-"""Reproductions as Markdown (`docs/reproduction.md`) and as JSON.
+"""Reproductions as Markdown (`docs/results/reproduction.md`) and as JSON.
 
 The document is a chapter per experiment, and can be read back as such: what is run again replaces its own chapter and
 leaves the others.
@@ -15,7 +15,7 @@ _TITLE = "# The papers' figures beside ours"
 _HEAD = f"""\
 {_TITLE}
 
-Written by `tenuto reproduce --all --write docs/reproduction.md`, not by hand; each chapter says when. An empty cell: the
+Written by `tenuto reproduce --all --write docs/results/reproduction.md`, not by hand; each chapter says when. An empty cell: the
 paper states no number there, or there is none to give. A note says where a difference comes from.
 
 What is what:
@@ -25,8 +25,8 @@ What is what:
 - iGniter's V100: coefficients and 750 co-located pairs measured by its authors. **Its T4 is an estimate**: the
   authors published no coefficients for it.
 - The thesis: run times and requirements of its Table A.1, measured by its author. **Interference is the model `sm`**, whose one
-  constant is fitted to two of the thesis' observations ([ADR 0040](adr/0040-interference-sm.md)). **iGniter's
-  coefficients for these models are estimates** ([how](profiles.md)); the thesis measured its own and did not
+  constant is fitted to two of the thesis' observations ([ADR 0040](../adr/0040-interference-sm.md)). **iGniter's
+  coefficients for these models are estimates** ([how](../guides/profiles.md)); the thesis measured its own and did not
   publish them.
 - gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
   published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
@@ -39,7 +39,7 @@ What of each paper is run again, and what is not:
   place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
 - gpulet: figures 5, 13 and 16, planned. Not what was measured (figures 4, 6, 7, 10 and 14). Its applications are independent models here.
 - Symphony: nothing by `tenuto reproduce`. Benchmarks play its table 2, the workloads of its table 1, its overload (figure 2), figures 9 and 11 in
-  part ([disciplines](disciplines.md)) and its partition (figure 16, [sub-clusters](subclusters.md)), in virtual time. Not its minimum number of GPUs (figure 10), queueing (12),
+  part ([disciplines](disciplines.md)) and its partition (figure 16, [sub-clusters](../operate/subclusters.md)), in virtual time. Not its minimum number of GPUs (figure 10), queueing (12),
   scalability (13), network (14 and 17) and changing workload (15), which are of real systems and larger clusters.
 - Usher, Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
