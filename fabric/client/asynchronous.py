@@ -53,10 +53,12 @@ Inputs = Mapping[str, ArrayLike | bytes]
 
 @dataclass(slots=True, frozen=True)
 class InferResult:
-    """Outputs by name, read-only, and where the time went."""
+    """What a request ends with."""
 
     outputs: Mapping[str, Tensor]
+    """Arrays by name, read-only, without a batch axis."""
     ledger: Ledger
+    """Where its time went."""
 
 
 class _Awaited(asyncio.Future[InferResult]):
