@@ -74,7 +74,7 @@ LONG: tuple[Long, ...] = (
     Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
         "29 settings of the thesis, with `--set held-out` 12 drawn at random, two disciplines, each policy:"
-        " [docs/guides/placement.md](../guides/placement.md)",
+        " [docs/results/placements.md](../results/placements.md)",
     ),
     Long(
         "python benchmarks/applications.py --seconds 20 --seeds 3",

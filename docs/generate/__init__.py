@@ -1,4 +1,4 @@
-"""Pages of docs/reference, made from the code: `python -m docs.generate` writes them, a test holds them to it."""
+"""Pages that are made from the code: `python -m docs.generate` writes them, a test holds them to it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from docs.generate.commands import commands_page
+from docs.generate.decisions import decisions_page
 from docs.generate.errors import errors_page
 from docs.generate.file_keys import file_page
 from docs.generate.messages import messages_page
 from docs.generate.sdk import sdk_page
 
-FOLDER = Path(__file__).resolve().parents[1] / "reference"
+FOLDER = Path(__file__).resolve().parents[1]
 MARK = "<!-- Made by `python -m docs.generate` (or `make docs`). Do not edit: change the code it is made from. -->\n"
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "file.md": file_page,
-    "commands.md": commands_page,
-    "sdk.md": sdk_page,
-    "errors.md": errors_page,
-    "messages.md": messages_page,
+    "reference/file.md": file_page,
+    "reference/commands.md": commands_page,
+    "reference/sdk.md": sdk_page,
+    "reference/errors.md": errors_page,
+    "reference/messages.md": messages_page,
+    "adr/README.md": decisions_page,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +19,12 @@ from profiles.interference import INTERFERENCE_LAWS
 from roles.config import sections
 from roles.config.sections import Document, Section
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cluster.yaml"
 HEAD = """# The file
 
 Every key that a file may have. `tenuto up`, `plan`, `simulate`, `goodput`, `compare`, `bench`, `deploy` and the roles read the same file,
 as YAML or as JSON (`.json`). An unknown key is an error that names the closest known one. `tenuto config show FILE` lists
-every value and where it comes from. [examples/cluster.yaml](../../examples/cluster.yaml) has all of them in one file.
+every value and where it comes from. [All of it in one file](#all-of-it-in-one-file) is at the end.
 
 Times are in ms where a name ends in `_ms`, and in s where it ends in `_s`. *Required* means that the key must be there where its
 section is. `-`: nothing is set, and the meaning says what holds then.
@@ -42,6 +44,7 @@ def file_page() -> str:
         "## Options of interference\n\nWhat each law needs: [profiles](../guides/profiles.md#interference).\n"
     )
     parts.append(_options({name: law.options for name, law in INTERFERENCE_LAWS.items()}))
+    parts.append(f"## All of it in one file\n\nThis is examples/cluster.yaml.\n\n```yaml\n{EXAMPLE.read_text(encoding='utf-8')}```\n")
     return "\n".join(part for part in parts if part)
 
 
