@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := fabric profiles policies roles deploy tests examples benchmarks
+SOURCES := fabric profiles policies roles deploy docs tests examples benchmarks
 
-.PHONY: demo test check fuzz chaos bench fmt clean
+.PHONY: demo test check docs fuzz chaos bench fmt clean
 
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
@@ -24,11 +24,11 @@ $(VENV)/demo.stamp: pyproject.toml
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,docs,test]'
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,docs,test,bench]'
 	touch $@
 
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
@@ -43,6 +43,10 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
+
+docs: $(VENV)/test.stamp  ## pages that are made from the code, then the site in build/site; a dead link is an error
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, then INPUTS malformed ones for decoders and sockets; prints what makes a finding happen again
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

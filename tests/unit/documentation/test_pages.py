@@ -22,7 +22,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     dead = []
     for path, anchor in links(page):
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or not target.is_relative_to(ROOT):
+        if not target.is_file() or not target.is_relative_to(ROOT):
             dead.append(f"{path}: there is no such file")
         elif anchor and (target.suffix != ".md" or anchor not in anchors(target)):
             dead.append(f"{path}#{anchor}: there is no such heading")
