@@ -60,7 +60,11 @@ def blocks(page: Path) -> tuple[Block, ...]:
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
         line = (token.map or [0])[0] + 1
         if token.type in {"fence", "code_block"}:
-            mark = _MARK.fullmatch(before.content) if before is not None and before.type == "html_block" else None
+            mark = (
+                _MARK.fullmatch(before.content)
+                if before is not None and before.type == "html_block"
+                else None
+            )
             language = token.info.strip() if token.type == "fence" else "indented"
             found.append(Block(page, line, language, token.content, (mark[1], mark[2]) if mark else None))
         before = token

@@ -23,8 +23,7 @@ def commands_page() -> str:
     for name in sorted(COMMANDS):
         command = tenuto.get_command(root, name)
         assert command is not None
-        for context in _with_inner(click.Context(command, info_name=name, parent=root)):
-            parts.append(_section(context))
+        parts += map(_section, _with_inner(click.Context(command, info_name=name, parent=root)))
     return "\n".join(parts)
 
 
@@ -43,7 +42,9 @@ def _section(context: click.Context) -> str:
     options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
     rows = [_row(one, context) for one in options if not one.hidden and "--help" not in one.opts]
     text = paragraphs((command.help or "").replace("\b\n", ""))
-    return "\n".join([f"## {context.command_path}\n", f"`{usage}`\n", f"{text}\n", table(("option", "meaning"), rows)])
+    return "\n".join(
+        [f"## {context.command_path}\n", f"`{usage}`\n", f"{text}\n", table(("option", "meaning"), rows)]
+    )
 
 
 def _row(option: click.Option, context: click.Context) -> tuple[str, str]:

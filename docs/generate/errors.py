@@ -46,7 +46,10 @@ def errors_page() -> str:
                 ),
             ),
             OTHERS,
-            table(("error", "meaning"), ((f"`{one.__name__}`", one.__doc__ or "") for one in _others(FabricError))),
+            table(
+                ("error", "meaning"),
+                ((f"`{one.__name__}`", one.__doc__ or "") for one in _others(FabricError)),
+            ),
             EXITS,
             table(("code", "meaning"), _exit_codes()),
         ]

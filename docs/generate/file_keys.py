@@ -44,7 +44,9 @@ def file_page() -> str:
         "## Options of interference\n\nWhat each law needs: [profiles](../guides/profiles.md#interference).\n"
     )
     parts.append(_options({name: law.options for name, law in INTERFERENCE_LAWS.items()}))
-    parts.append(f"## All of it in one file\n\nThis is examples/cluster.yaml.\n\n```yaml\n{EXAMPLE.read_text(encoding='utf-8')}```\n")
+    parts.append(
+        f"## All of it in one file\n\nThis is examples/cluster.yaml.\n\n```yaml\n{EXAMPLE.read_text(encoding='utf-8')}```\n"
+    )
     return "\n".join(part for part in parts if part)
 
 

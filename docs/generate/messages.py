@@ -42,7 +42,9 @@ def _section(struct: type[msgspec.Struct], title: str, level: int = 2) -> str:
     rows = (
         (
             f"`{field.name}`",
-            in_words(kinds.type_info(field.type), lambda found: f"[`{found.__name__}`](#{found.__name__.lower()})"),
+            in_words(
+                kinds.type_info(field.type), lambda found: f"[`{found.__name__}`](#{found.__name__.lower()})"
+            ),
             _default(field),
             told.get(field.name, ""),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -42,7 +43,7 @@ def attribute_docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
 
 def _below_names(body: Sequence[ast.stmt]) -> dict[str, str]:
     found = {}
-    for statement, below in zip(body, body[1:], strict=False):
+    for statement, below in itertools.pairwise(body):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)

@@ -61,7 +61,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     np.save(found / "x.npy", np.zeros(4, np.float32))
     yield found
     subprocess.run(
-        [sys.executable, "-m", "roles.cli", "down", "--run-dir", str(found / "run")], check=False, capture_output=True
+        [sys.executable, "-m", "roles.cli", "down", "--run-dir", str(found / "run")],
+        check=False,
+        capture_output=True,
     )
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roles.runtime.process import read_run_file
 from roles.runtime.run_directory import UP_FILE
 from tests.documentation import PAGES, ROOT, Block, blocks
 
-pytestmark = pytest.mark.timeout(300)  # torchvision is imported in some of them, perhaps on a busy host
-COMMAND_LIMIT_S = 150
+pytestmark = pytest.mark.timeout(
+    600
+)  # torch is imported several times in some of them, perhaps on a busy host
+COMMAND_LIMIT_S = 200
 PORTS = (5555, 8000, 8001, 8002)
 """That pages use, and that others may have here."""
 
@@ -69,7 +70,9 @@ class Reader:
         elif block.mark is None and block.language == "console":
             for line in block.commands:
                 command, _, promised = self.moved(line).partition(" # exit ")
-                self.run(command, block.where, {int(code) for code in re.findall(r"\b\d+\b", promised)} or {0})
+                self.run(
+                    command, block.where, {int(code) for code in re.findall(r"\b\d+\b", promised)} or {0}
+                )
 
     def run(self, command: str, where: str, promised: set[int]) -> None:
         ran = subprocess.run(

@@ -64,7 +64,7 @@ def test_a_file_is_taken_as_it_is(block: Block, tmp_path: Path) -> None:
         (tmp_path / found).write_text(json.dumps(profile))
     whole = copy.deepcopy(BASE) | {key: value for key, value in document.items() if key != "cluster"}
     cluster = document.get("cluster") or {}
-    whole["cluster"] = (cluster if {"gpus", "nodes"} & set(cluster) else BASE["cluster"] | cluster)
+    whole["cluster"] = cluster if {"gpus", "nodes"} & set(cluster) else BASE["cluster"] | cluster
     if whole["cluster"].get("shards", 1) > 1 and len(whole["models"]) == 1:
         whole["models"] = [{**BASE["models"][0], "name": f"m{n}"} for n in range(whole["cluster"]["shards"])]
     parse_config(whole, tmp_path)
@@ -88,7 +88,9 @@ def commands_of(page: Path) -> Iterator[str]:
                 for part in re.split(r"&&|\|\||[|;]|--(?= tenuto)", line):
                     if found := re.match(r"(?:\w+=\S+ )*(tenuto .*)", part.strip(" '")):
                         text = found[1].partition(" #")[0].strip()
-                        yield text if text.count("'") % 2 == 0 else text.rpartition("'")[0]  # the end of sh -c '…'
+                        yield (
+                            text if text.count("'") % 2 == 0 else text.rpartition("'")[0]
+                        )  # the end of sh -c '…'
     for code in inline_code(page):
         if re.match(r"tenuto [a-z]", code) and "…" not in code:
             yield code.partition(" && ")[0]
@@ -123,7 +125,7 @@ def _check(words: list[str]) -> None:
         if found is None:
             raise click.UsageError(f"there is no command {name}")
         command, context = found, click.Context(found, info_name=name, parent=context)
-    command.make_parser(context).parse_args([word for word in words if word not in {"[-f]"} and "[" not in word])
+    command.make_parser(context).parse_args([word for word in words if "[" not in word])
 
 
 def _options(command: click.Command) -> Iterator[str]:
@@ -140,7 +142,9 @@ def _options(command: click.Command) -> Iterator[str]:
 def test_every_option_that_a_guide_names_exists() -> None:
     ours = set(_options(tenuto))
     benchmarks = "".join(
-        path.read_text(encoding="utf-8") for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
+        path.read_text(encoding="utf-8")
+        for folder in ("benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
     )
     wrong = [
         f"{page.relative_to(ROOT)}: {code}"

@@ -45,6 +45,8 @@ def _pages_in(nav: Any) -> Any:
         yield from _pages_in(one)
 
 
-@pytest.mark.parametrize(("path", "text"), generated().items(), ids=lambda one: "" if isinstance(one, str) else named(one))
+@pytest.mark.parametrize(
+    ("path", "text"), generated().items(), ids=lambda one: "" if isinstance(one, str) else named(one)
+)
 def test_pages_made_from_the_code_are_as_the_code_is(path: Path, text: str) -> None:
     assert path.read_text(encoding="utf-8") == text, "the code has changed: run `python -m docs.generate`"
