@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -56,7 +57,7 @@ class Block:
 def blocks(page: Path) -> tuple[Block, ...]:
     """All blocks of code of a page. One that is only indented is of no language of ours, as nothing says what it is."""
     found: list[Block] = []
-    before = None
+    before: Token | None = None
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
         line = (token.map or [0])[0] + 1
         if token.type in {"fence", "code_block"}:
