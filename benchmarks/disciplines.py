@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Drop, HostedModel, RequestRun
+from policies.batching.registry import make_discipline
 from roles.workload.arrivals import ArrivalSource, Workload
 
 WARMUP_MS = 5000.0  # what the disciplines' rate meters look back

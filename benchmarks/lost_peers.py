@@ -40,7 +40,7 @@ from fabric.messages import (
     SliceSpec,
     SliceStatus,
 )
-from policies.batching import DISCIPLINES, make_discipline
+from policies.batching.registry import DISCIPLINES, make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import Event, SchedulerCore
 from roles.scheduler.settings import SchedulerSettings

@@ -25,8 +25,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.batching import make_discipline
 from policies.batching.base import Discipline
+from policies.batching.registry import make_discipline
 from tests.references import central
 from tests.references.pairs import PAIRS, kinds_of
 from tests.references.playing import (

@@ -35,7 +35,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings

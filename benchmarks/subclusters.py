@@ -20,9 +20,9 @@ import pulp
 from figures import Figures, add_json_option, tell
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Dispatch, HostedModel, RequestRun
 from policies.batching.per_subcluster import per_subcluster
+from policies.batching.registry import make_discipline
 from policies.subclusters.base import NO_BOUNDS, Partition, PartitionModel, Problem
 from policies.subclusters.milp import solve_partition
 from policies.subclusters.search import search_partition

@@ -27,7 +27,7 @@ from figures import Figures, Line, add_json_option, tell
 from numpy.typing import NDArray
 from stage import CpuMeter, Stage, by_kind, children, cluster
 
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.benchmark.verdict import LoadRun

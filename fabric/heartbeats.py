@@ -19,6 +19,10 @@ from typing import Final
 from fabric.ids import PeerId
 from fabric.messages import Ping
 
+INTERVAL_MS: Final = 250.0
+PATIENCE_MS: Final = 1_500.0
+"""What a cluster has whose file does not say otherwise."""
+
 
 class PeerState(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each message needs two
     """What we take a peer for."""
@@ -50,8 +54,8 @@ NEXT: Final[Mapping[tuple[PeerState, Sign], PeerState]] = {
 class HeartbeatTiming:
     """When a quiet peer is asked, and when a silent one is given up, in ms. `rtt_every_ms`: busy ones are asked too."""
 
-    interval_ms: float = 250.0
-    patience_ms: float = 1_500.0
+    interval_ms: float = INTERVAL_MS
+    patience_ms: float = PATIENCE_MS
     rtt_every_ms: float = 5_000.0
 
     @property

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from fabric.ids import ModelId
 from policies.rounding import ROUNDING
+from policies.slo import BAD_RATE_ALLOWED
 
-BAD_RATE_ALLOWED = 0.01  # p99 within the SLO
 # Advice once given stands until things are clearly better than what raised it.
 _BAD_RATE_CALM = BAD_RATE_ALLOWED / 2
 _IDLE_WORTH_RELEASING = 0.1

@@ -34,7 +34,7 @@ from fabric.messages import (
     SliceSpec,
     TensorSpec,
 )
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     Asked,

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case
 from benchmarks.peers.search import highest_good_rps
 from fabric.ids import ModelId
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.workload.arrivals import ArrivalSource
 
 _ARRIVALS_MS = 20_000.0

@@ -25,7 +25,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId
 from fabric.link import Tensor
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.player import PlannedRequest, PlayedRequest, Submits, play, run_precisely
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, Recorder, merged
 from roles.benchmark.verdict import LATE_MS_MAX

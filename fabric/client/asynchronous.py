@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fabric.client.connection import ClientOptions, Connection
+from fabric.client.connection import Connection
+from fabric.client.options import ClientOptions
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
     DeadlineExceeded,
@@ -323,9 +324,12 @@ class Client:
         else:
             awaited.connection, awaited.was_sent_again = connection, True
             connection.awaited.add(awaited.number)
-            # The smallest moment says that it may have run, whatever the clock's steps are.
-            spent_ms = max(spent_ms, 1e-3) if has_left else spent_ms
-            again = replaced(awaited.message, way_ms=connection.way.planned_ms, spent_ms=spent_ms)
+            awaited.message = again = replaced(
+                awaited.message,
+                way_ms=connection.way.planned_ms,
+                spent_ms=spent_ms,
+                may_have_run=has_left or awaited.message.may_have_run,
+            )
             connection.put(again, awaited.inputs)
             connection.expect()
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from fabric.client.asynchronous import Client, InferResult, Inputs, limit_ms_of
-from fabric.client.connection import ClientOptions
+from fabric.client.options import ClientOptions
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 
+from fabric.client.options import ClientOptions
 from fabric.client.retries import Circuit
-from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX
 from fabric.curve import guarded
-from fabric.frames import ANSWER_BYTES_MAX
-from fabric.heartbeats import HeartbeatTiming, Liveness
+from fabric.heartbeats import Liveness
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.learned_margin import LearnedWay
+from fabric.lateness_quantile import LearnedWay
 from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
 from fabric.outbox import Outbox
@@ -27,30 +24,6 @@ from fabric.tensors import ArenaSharing
 FRONTEND: Final = PeerId("frontend")  # what this side calls it; a connection leads to one only
 GREET_EVERY_MS: Final = 50.0
 GREET_EVERY_MS_MAX: Final = 200.0  # of a frontend that has been away for a while
-
-
-@dataclass(slots=True, frozen=True)
-class ClientOptions:
-    """Limits and heartbeats of a client; times in ms."""
-
-    connect_timeout_ms: float = 5_000.0
-    """How long `open` waits for a frontend's sign of life."""
-    grace_ms: float = 500.0
-    """Added to a budget for the way there and back, before the client itself ends a request."""
-    budget_unknown_ms: float = 60_000.0
-    """Waited for a request without a budget of its own."""
-    pending_max: int = 10_000
-    """Requests without an answer; more are refused (`Overloaded`)."""
-    payload_bytes_max: int = ANSWER_BYTES_MAX
-    """Of a request's inputs; more is `TooLarge`."""
-    shared_bytes_max: int = 256 << 20
-    """Of tensors in memory that is shared with a frontend of this host; what is over it travels. 0: none."""
-    heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 2_000.0))
-    """When a silent frontend is asked, and when it is lost."""
-    clock: Clock = field(default_factory=MonotonicClock)
-    """For tests."""
-    key_file: Path | None = None
-    """From `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its place is taken over."""
 
 
 class Owner(Protocol):

@@ -58,7 +58,9 @@ class Infer(Message, frozen=True, tag=1):
     way_ms: float = 0.0
     priority: int | None = None
     spent_ms: float = 0.0
-    """Of the budget, on another frontend that was lost before it answered: over 0, the request may have run already."""
+    """Of the budget, before it was sent here: on its way to another frontend that was lost, or on that one."""
+    may_have_run: bool = False
+    """Another frontend had it, and was lost before it answered."""
 
 
 class CancelRequest(Message, frozen=True, tag=2):

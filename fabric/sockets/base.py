@@ -117,7 +117,7 @@ class SocketLink(ABC):
         self._socket = open_socket(self.kind, self._options)
         self._monitor: ConnectionMonitor | None = None
         self._epoll: select.epoll | None = None
-        self._borrowed = Borrowed() if self._options.is_sharing else None
+        self._lender = _ByIpc() if self._options.is_sharing else None
         self._frames_max = self.routes + self._options.frames_max
         self._is_amid = False  # in a message that has more frames than were taken of it
         # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
@@ -134,6 +134,8 @@ class SocketLink(ABC):
         """See `new_counters`."""
         if self._guard is not None:
             self._counters["keys_refused"] = float(self._guard.refused)
+        if self._lender is not None:
+            self._counters["shared_bytes_in"] = float(self._lender.lent_bytes)
         return self._counters
 
     @property
@@ -245,16 +247,17 @@ class SocketLink(ABC):
         if len(whole.parts) > self._frames_max:
             raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
         peer, speaker = self._sender(whole)
+        lender = self._lender
+        if lender is not None:
+            lender.frame = whole.last
         envelope, named = frames.split(
             whole.parts[self.routes :],
             header_bytes_max=self._options.header_bytes_max,
             payload_bytes_max=self._options.payload_bytes_max,
-            borrowed=_ByIpc(self._borrowed, whole.last) if self._borrowed is not None else None,
+            borrowed=lender,
         )
-        if self._borrowed is not None:
-            self._counters["shared_bytes_in"] += sum(
-                len(tensor.place.data) for own in named for tensor in own if tensor.place is not None
-            )
+        if lender is not None:
+            lender.frame = _NO_FRAME  # it may be large
         if self._guard is not None and speaker is not None:
             for parcel in envelope.parcels:
                 self._guard.check_owner(speaker.principal, parcel.body)
@@ -343,24 +346,31 @@ class Whole(NamedTuple):
     last: zmq.Frame  # knows by which connection it came
 
 
+_NO_FRAME: Final = zmq.Frame()
+
+
 class _ByIpc:
-    """Lends what is in shared memory to peers that are connected by ipc: only they can be of our host and user."""
+    """Lends what is in shared memory to peers that are connected by ipc: only they can be of our host and user.
 
-    __slots__ = ("_borrowed", "_frame")
+    `frame`: of the message that is looked at.
+    """
 
-    def __init__(self, borrowed: Borrowed, frame: zmq.Frame) -> None:
-        self._borrowed = borrowed
-        self._frame = frame
+    def __init__(self) -> None:
+        self.frame = _NO_FRAME
+        self.lent_bytes = 0
+        self._borrowed = Borrowed()
 
     def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError for another peer, and for bytes that are not there."""
         try:
-            shown = str(self._frame.get("Peer-Address"))
+            shown = str(self.frame.get("Peer-Address"))
         except zmq.ZMQError:  # it had gone before its connection was looked at
             shown = "an address unknown"
         if not _IPC_PEER.fullmatch(shown):
             raise RemoteProtocolError(f"a peer at {shown} cannot share memory with us")
-        return self._borrowed.place(at, size)
+        region = self._borrowed.place(at, size)
+        self.lent_bytes += len(region.data)
+        return region
 
 
 @dataclass(slots=True)

@@ -95,11 +95,6 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
-    def receive(self, limit: int) -> Sequence[Received]:
-        """At most `limit` messages. Garbage counts against the limit."""
-        self._note_ended()
-        return super().receive(limit)
-
     def take_lost(self) -> Sequence[PeerId]:
         """Peers whose connection was closed, or that a send found gone, since the last call."""
         self._note_ended()
@@ -112,7 +107,6 @@ class RouterLink(ListeningLink):
         return bool(self._lost) or super().has_more
 
     def _note_ended(self) -> None:
-        """Before any message of a newer connection is looked at: the kernel gives descriptors out again."""
         if self._socket.closed:
             return
         for descriptor in self._connections.ended():
@@ -154,16 +148,15 @@ class RouterLink(ListeningLink):
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         route = bytes(whole.parts[0])
-        peer, mark = frames.peer_from(route)
+        known = self._routes.peer_at(route)
+        peer, mark = (known, "") if known is not None else frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last, peer)
-        is_known = self._routes.to(peer) == route
-        if not is_known:
-            self._note_ended()
-        if not self._routes.note(route, peer, mark, None if speaker is None else speaker.public):
-            raise Outdated(f"{peer} has a newer connection")
+        if known is None:
+            self._note_ended()  # before the message is looked at: the kernel gives descriptors out again
+            if not self._routes.note(route, peer, mark, None if speaker is None else speaker.public):
+                raise Outdated(f"{peer} has a newer connection")
         descriptor = whole.last.get(zmq.SRCFD)
-        is_other = not is_known or self._descriptor_of.get(peer) != descriptor
-        if is_other and self._routes.to(peer) == route:
+        if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
             assert isinstance(descriptor, int), "asked for a number"
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer

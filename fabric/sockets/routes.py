@@ -46,6 +46,7 @@ class Routes:
     def __init__(self, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
         self._routes: dict[PeerId, _Route] = {}
+        self._peers: dict[bytes, PeerId] = {}  # by the identity of the connection that is answered
         self._names: dict[str | None, dict[PeerId, None]] = {}  # of each key, the oldest first
 
     def __len__(self) -> int:
@@ -70,6 +71,7 @@ class Routes:
             names = self._names.setdefault(key, {})
         names[peer] = None
         self._routes[peer] = _Route(identity, _number(mark), key)
+        self._peers[identity] = peer
         return True
 
     def to(self, peer: PeerId) -> bytes | None:
@@ -77,10 +79,15 @@ class Routes:
         route = self._routes.get(peer)
         return None if route is None else route.identity
 
+    def peer_at(self, identity: bytes) -> PeerId | None:
+        """Whom that connection belongs to; None: it has not spoken, or its peer has a newer one."""
+        return self._peers.get(identity)
+
     def forget(self, peer: PeerId) -> None:
         """It is gone, or its key is."""
         route = self._routes.pop(peer, None)
         if route is not None:
+            del self._peers[route.identity]
             names = self._names[route.key]
             del names[peer]
             if not names:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import settings_from

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fabric.frames import PAYLOAD_BYTES_MAX
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.benchmark.targets import default_processes

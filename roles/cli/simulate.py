@@ -9,7 +9,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.console import plain_console
 from roles.cli.options import (
     OutputPath,

@@ -8,6 +8,7 @@ import click
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
+from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.options import (
     as_plain,
     chosen_run_dir,
@@ -21,7 +22,7 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.cli.records import Remembered, remembered
-from roles.observability.diagnosis import FINE, Evidence, Finding, diagnose
+from roles.observability.diagnosis import Evidence, Finding, diagnose
 from roles.observability.minute import minute_of
 from roles.observability.remedies import Remedy, remedies
 from roles.observability.situation import MINUTE_MS, Situation
@@ -98,7 +99,7 @@ def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> li
     model, slo = evidence.model_id, shown_ms(evidence.slo_ms)
     count = f"{evidence.bad} of {evidence.offered} requests of the last minute were late or refused ({evidence.bad_rate:.1%})"
     if not findings:
-        if evidence.bad_rate < FINE:
+        if evidence.bad_rate < BAD_RATE_ALLOWED:
             return [f"{model} keeps its SLO of {slo}: {count}."]
         return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]
     lines = [f"{model} misses its SLO of {slo}: {count}."]
@@ -116,5 +117,5 @@ def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> li
 
 
 def _remedy(remedy: Remedy) -> str:
-    others = f", worst other model {remedy.worst_other:.1%}" if remedy.worst_other >= FINE else ""
+    others = f", worst other model {remedy.worst_other:.1%}" if remedy.worst_other >= BAD_RATE_ALLOWED else ""
     return f" - {remedy.change}: {remedy.bad_rate:.1%} bad{others}"

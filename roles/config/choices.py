@@ -10,7 +10,7 @@ from typing import Any
 
 from fabric.errors import ConfigError
 from fabric.policy_options import shown
-from policies.batching import discipline_options
+from policies.batching.registry import discipline_options
 from roles.config.cluster import PolicyChoice, placement_choice
 from roles.config.documents import read_value
 

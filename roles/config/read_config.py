@@ -20,7 +20,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId
 from fabric.messages import PRIORITY_MAX
 from fabric.policy_options import shown
-from policies.batching import discipline_options
+from policies.batching.registry import discipline_options
 from profiles.gpu import MIB
 from profiles.interference import interference_options
 from profiles.model import ModelProfile

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-import policies.batching
 import policies.graphs
+from fabric.heartbeats import INTERVAL_MS, PATIENCE_MS
+from policies.batching.registry import DEFAULT as BATCHING_DEFAULT
 from policies.placement import DEFAULT as PLACEMENT_DEFAULT
 from roles.config.rates import Steps
 
@@ -186,9 +187,9 @@ class NetworkSection(Section, frozen=True):
 class HeartbeatSection(Section, frozen=True):
     """`cluster.heartbeats`."""
 
-    interval_ms: float = 250.0
+    interval_ms: float = INTERVAL_MS
     """A peer that was quiet for so long is asked for a sign of life."""
-    patience_ms: float = 1_500.0
+    patience_ms: float = PATIENCE_MS
     """A peer that was silent for so long is lost. At least twice the interval."""
 
 
@@ -336,7 +337,7 @@ class Document(Section, frozen=True):
     """Graphs of models with one SLO."""
     graph_deadlines: str = policies.graphs.DEFAULT
     """By when each stage of an application is due: `carried`, `nexus`, `equal`, `proportional` or `pard`."""
-    batching: str | dict[str, dict[str, Any] | None] = policies.batching.DEFAULT
+    batching: str | dict[str, dict[str, Any] | None] = BATCHING_DEFAULT
     """The discipline: a name, or a name with options."""
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
     """The placement policy: a name, or a name with options."""

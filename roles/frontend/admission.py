@@ -18,7 +18,7 @@ from fabric.errors import (
     WorkerLost,
 )
 from fabric.ids import ModelId
-from fabric.learned_margin import LearnedWay
+from fabric.lateness_quantile import LearnedWay
 from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo, TensorSpec
 from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending
@@ -60,7 +60,7 @@ def admit(
                 NoReplica, f"no shard that answers has it, and shard {unheard} does not answer"
             )
         return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, shards.models))
-    if message.spent_ms > 0 and not info.is_idempotent:
+    if message.may_have_run and not info.is_idempotent:
         return NotAdmitted(
             WorkerLost,
             f"another frontend was lost with it, and model {info.model_id!r} must not run it twice",

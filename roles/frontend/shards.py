@@ -61,7 +61,10 @@ class Shards:
     @property
     def is_empty(self) -> bool:
         """Nothing has been heard of any shard yet."""
-        return all(link.known.is_empty for link in self.links)
+        for link in self.links:  # noqa: SIM110  asked for every request; a generator costs as much as all the rest
+            if not link.known.is_empty:
+                return False
+        return True
 
     @property
     def unheard(self) -> tuple[int, ...]:
@@ -79,7 +82,10 @@ class Shards:
     @property
     def are_linked(self) -> bool:
         """All of them."""
-        return all(link.is_linked for link in self.links)
+        for link in self.links:  # noqa: SIM110  asked after every event
+            if not link.registration.is_linked:
+                return False
+        return True
 
     def of(self, model_id: ModelId) -> ShardLink | None:
         """Where its requests go; None: no shard lists it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fabric.ids import ModelId
 from policies.placement.common.base import largest_batch
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.simulation import simulate

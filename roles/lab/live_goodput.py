@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan
 from roles.lab.goodput import Question

@@ -39,7 +39,7 @@ from roles.node_agent.events import (
 from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.node_agent.lease_file import LeaseFile
-from roles.node_agent.measured import METRICS, measured_agent
+from roles.node_agent.metrics import METRICS, measured_agent
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin

@@ -18,11 +18,10 @@ from statistics import median
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.seen import BatchSeen, RequestSeen
 from roles.observability.units import shown_ms
 
-FINE: Final = 0.01
-"""A bad rate up to this is no miss: the project's line."""
 MENDED: Final = 0.3
 """What is left of a bad rate where a change has mended it: at most this part of it, or a fine one."""
 SLOW: Final = 1.15
@@ -109,7 +108,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     if evidence.replicas == 0:
         text = f"no ready slice hosts {evidence.model_id}"
         return [Finding(Cause.UNHOSTED, 1.0, text, "see tenuto status for why")]
-    if evidence.bad_rate < FINE:
+    if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
     found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]
     if not _is_plan_enough(evidence):
@@ -125,7 +124,7 @@ def _is_plan_enough(evidence: Evidence) -> bool:
 
 def is_mended(bad_rate: float | None, before: float) -> bool:
     """Whether little is left of a bad rate."""
-    return bad_rate is not None and (bad_rate < FINE or bad_rate < MENDED * before)
+    return bad_rate is not None and (bad_rate < BAD_RATE_ALLOWED or bad_rate < MENDED * before)
 
 
 # ---------------------------------------------------------------- the cluster

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.messages import SliceSpec, replaced
-from policies.batching import discipline_options
+from policies.batching.registry import discipline_options
 from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice

@@ -8,7 +8,8 @@ from typing import Final
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
-from roles.observability.diagnosis import FINE, Evidence, Played, is_mended
+from policies.slo import BAD_RATE_ALLOWED
+from roles.observability.diagnosis import Evidence, Played, is_mended
 from roles.observability.minute import Minute
 
 DISCIPLINES: Final = ("tenuto", "eager", "deferred")
@@ -36,7 +37,7 @@ def suspects_played(minute: Minute, model_id: ModelId, planned_rps: dict[ModelId
     """The minute as planned, and without each suspect."""
     others = [other for other in minute.arrivals if other != model_id]
     as_planned = minute.bad_rate(model_id)
-    if as_planned is None or as_planned < FINE:
+    if as_planned is None or as_planned < BAD_RATE_ALLOWED:
         return Played(as_planned)
     return Played(
         as_planned,
@@ -55,7 +56,7 @@ def remedies(minute: Minute, evidence: Evidence, on_step: Callable[[float], None
     """
     model_id = evidence.model_id
     before = minute.bad_rate(model_id)
-    if before is None or before < FINE:
+    if before is None or before < BAD_RATE_ALLOWED:
         return []
     found: list[Remedy] = []
     tried = 0
@@ -111,5 +112,8 @@ def _tried(change: str, minute: Minute, model_id: ModelId, before: float) -> Rem
     bad_rate = models[model_id].bad_rate
     others: Sequence[float] = [one.bad_rate for name, one in models.items() if name != model_id]
     return Remedy(
-        change, bad_rate, max(others, default=0.0), is_mended(bad_rate, before) and bad_rate < 2 * FINE
+        change,
+        bad_rate,
+        max(others, default=0.0),
+        is_mended(bad_rate, before) and bad_rate < 2 * BAD_RATE_ALLOWED,
     )

@@ -18,10 +18,8 @@ from roles.node_agent.mps.control import (
     MpsPlace,
     MpsUnsupported,
     check_gpu,
-    daemon_environment,
-    device_environment,
-    without_mps,
 )
+from roles.node_agent.mps.environment import daemon_environment, device_environment, without_mps
 from roles.runtime.process import child_environment
 
 ANSWERS_WITHIN_S = 10.0

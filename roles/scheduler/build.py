@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.batching import make_discipline
 from policies.batching.per_subcluster import per_subcluster
+from policies.batching.registry import make_discipline
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings

@@ -48,8 +48,8 @@ from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
-from roles.scheduler.measured import measured_batches
 from roles.scheduler.measured_rates import MeasuredRates
+from roles.scheduler.metrics import measured_batches
 from roles.scheduler.model_warnings import model_warnings
 from roles.scheduler.peer_checks import SchedulerPeerChecks
 from roles.scheduler.planning.actuator import Actuator

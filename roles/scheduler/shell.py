@@ -34,7 +34,7 @@ from roles.runtime.metrics.common import about_process, about_role, other_events
 from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
-from roles.scheduler.availability.standby import (
+from roles.scheduler.availability.replica import (
     CopyPlan,
     KeepPlan,
     ReplicaAction,
@@ -44,7 +44,7 @@ from roles.scheduler.availability.standby import (
 )
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.measured import measured_standing
+from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
 from roles.scheduler.planning.plan_launcher import PlanLauncher

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 GAP_MS = 0.75

@@ -21,10 +21,9 @@ from roles.node_agent.mps.control import (
     MpsError,
     MpsPlace,
     check_gpu,
-    client_environment,
-    device_environment,
     end_client,
 )
+from roles.node_agent.mps.environment import client_environment, device_environment
 from roles.runtime.identities import identity_of, processes_with, write_record
 from tests.integration.proc import until
 

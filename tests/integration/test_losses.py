@@ -161,9 +161,10 @@ def test_what_must_not_run_twice_is_refused_when_its_worker_is_lost(alone: Tempo
 
 
 def test_a_frontend_answers_what_it_has_before_it_ends(alone: TemporaryCluster) -> None:
-    with BlockingClient(alone.endpoints["client"]) as client:
+    address = alone.endpoints["client"][0]
+    with BlockingClient(address) as client:
         future = client.submit("once", INPUT)
-        time.sleep(0.05)
+        until(lambda: ask_status([address]).counters["accepted"] == 1, what="the request")
         role = "frontend-0"
         pid = pid_of(alone, role)
         began_ms = CLOCK.now_ms()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from fabric.client import BlockingClient, Client, ClientOptions
-from fabric.client.retries import FAILURES_MAX, RETRIES_AT_FIRST
+from fabric.client.retries import FAILURES_MAX, PAUSE_MS, RETRIES_AT_FIRST
 from fabric.errors import DeadlineExceeded, Overloaded, PeerLost
 from fabric.ids import Incarnation
 from fabric.link import Received
 from fabric.messages import Infer, Ping, Pong, Refusal, Unready
+from tests.integration.proc import CLOCK
 from tests.integration.test_client import Frontend, seen, within
 
 QUICK = ClientOptions(connect_timeout_ms=2_000, grace_ms=50)
@@ -45,6 +47,12 @@ class Named(Frontend):
     @property
     def asked(self) -> list[Infer]:
         return [received.message for received in self.seen if isinstance(received.message, Infer)]
+
+
+async def had(frontend: Named, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(frontend.asked) < count:  # noqa: ASYNC110  seen on another thread
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -101,16 +109,34 @@ def test_what_a_lost_frontend_had_is_answered_by_another(pair: tuple[Named, Name
         async with Client([one.address for one in pair], QUICK) as client:
             pair[0].is_mute.set()  # it takes requests and says nothing
             futures = [client.submit("echo", {"x": np.array([i])}, budget_ms=5_000) for i in range(10)]
-            await seen(pair[0], Infer)
+            await had(pair[0], 5)
             await asyncio.to_thread(pair[0].end)
             with within(1_500):  # the patience is two seconds: the closed connection said it
                 results = await asyncio.gather(*futures)
             assert [int(result.outputs["x"][0]) for result in results] == list(range(10))
 
     asyncio.run(run())
-    again = [message for message in pair[1].asked if message.spent_ms > 0]
+    again = [message for message in pair[1].asked if message.may_have_run]
     assert len(again) == 5
     assert all(message.budget_ms == 5_000 for message in again), "what is left is the frontend's to reckon"
+
+
+def test_what_never_left_has_not_run(pair: tuple[Named, Named]) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], QUICK) as client:
+            pair[0].is_mute.set()
+            pair[1].is_mute.set()
+            future = client.submit("echo", {"x": np.array([1])}, budget_ms=5_000)
+            awaited = client._pending[1]
+            await asyncio.sleep(0.002)
+            client.unsent(awaited.connection, 1)  # as if there had been no connection
+            to = next(one for one in pair if one.address == awaited.connection.address)
+            await seen(to, Infer)
+            future.cancel()
+            assert to.asked[0].spent_ms >= 2.0
+            assert not to.asked[0].may_have_run
+
+    asyncio.run(run())
 
 
 def test_a_silent_frontend_is_lost_too(pair: tuple[Named, Named]) -> None:
@@ -129,12 +155,12 @@ def test_no_more_than_the_retry_budget_is_sent_again(pair: tuple[Named, Named]) 
         async with Client([one.address for one in pair], QUICK) as client:
             pair[0].is_mute.set()
             futures = [client.submit("echo", {"x": np.array([i])}, budget_ms=5_000) for i in range(100)]
-            await seen(pair[0], Infer)
+            await had(pair[0], 50)  # else some may never leave, and cost no retry
             await asyncio.to_thread(pair[0].end)
             return list(await asyncio.gather(*futures, return_exceptions=True))
 
     results = asyncio.run(run())
-    again = sum(message.spent_ms > 0 for message in pair[1].asked)
+    again = sum(message.may_have_run for message in pair[1].asked)
     assert again == RETRIES_AT_FIRST + 10
     failed = [result for result in results if isinstance(result, BaseException)]
     assert len(failed) == 50 - again
@@ -189,16 +215,14 @@ def test_a_frontend_that_answers_pings_only_is_left_alone(pair: tuple[Named, Nam
     async def run() -> None:
         async with Client([one.address for one in pair], QUICK) as client:
             pair[0].is_deaf = True
-            unanswered = 0
-            while unanswered < FAILURES_MAX:
-                try:
+            while len(pair[0].asked) < FAILURES_MAX:
+                with contextlib.suppress(DeadlineExceeded):
                     await client.infer("echo", {"x": [1]}, budget_ms=50)
-                except DeadlineExceeded:
-                    unanswered += 1
-            before = len(pair[0].asked)
-            with within(900):
-                for _ in range(4):
-                    await client.infer("echo", {"x": [1]})
-            assert len(pair[0].asked) == before == FAILURES_MAX
+            began_ms = CLOCK.now_ms()  # a bit after the last one was given up
+            for _ in range(4):
+                await client.infer("echo", {"x": [1]})
+                if CLOCK.now_ms() - began_ms > PAUSE_MS / 2:
+                    break  # a busy host: it may be tried again before long
+                assert len(pair[0].asked) == FAILURES_MAX
 
     asyncio.run(run())

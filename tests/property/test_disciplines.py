@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId
-from policies.batching import DISCIPLINES, make_discipline
 from policies.batching.base import Delay, HostedModel
+from policies.batching.registry import DISCIPLINES, make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 MODELS = ("a", "b", "c")

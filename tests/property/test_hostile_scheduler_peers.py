@@ -34,7 +34,7 @@ from fabric.messages import (
     Telemetry,
     Withdraw,
 )
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from roles.config.cluster import PolicyChoice
 from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick

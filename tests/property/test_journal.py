@@ -31,8 +31,8 @@ from fabric.messages import (
     StatusAsked,
     Withdraw,
 )
-from policies.batching import DISCIPLINES
 from policies.batching.base import Delay
+from policies.batching.registry import DISCIPLINES
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, Recorded, replay

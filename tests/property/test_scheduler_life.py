@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import DrainAsked, ModelsAdd, ModelSet, ModelsRemove
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from roles.config.cluster import PolicyChoice
 from tests.scheduler_stage import BUDGETS, NODES, SHAPES, SLOS_MS, UNLISTED, WAITS_MS, Cluster
 

@@ -1,1 +1,1 @@
-"""One file for each batching discipline; `policies/batching/__init__.py` has their names and options."""
+"""One file for each batching discipline; `policies/batching/registry.py` has their names and options."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.ids import ModelId
-from policies.batching import discipline_options
+from policies.batching.registry import discipline_options
 from policies.placement import placement_options
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles
 from profiles.gpu import gpu_profile

@@ -38,9 +38,8 @@ from roles.node_agent.mps.control import (
     MpsPlace,
     MpsTaken,
     MpsWrongUser,
-    daemon_environment,
-    without_mps,
 )
+from roles.node_agent.mps.environment import daemon_environment, without_mps
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_GUARD_REFUSED
 from roles.runtime.identities import (
     ProcessIdentity,

@@ -23,11 +23,10 @@ from roles.node_agent.mps.control import (
     MpsMissing,
     MpsPlace,
     check_gpu,
-    client_environment,
-    device_environment,
     end_client,
 )
 from roles.node_agent.mps.daemons import MPS, TIME_SHARING, guard_name
+from roles.node_agent.mps.environment import client_environment, device_environment
 from roles.runtime.children import Processes
 from roles.runtime.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
 

@@ -20,6 +20,7 @@ driver never sleeps then.
 from __future__ import annotations
 
 import gc
+import math
 import select
 import sys
 from collections import deque
@@ -44,7 +45,7 @@ COLLECT_IF_IDLE_MS = (
 COLLECT_AT_LAST_MS = 20_000.0  # a loop that has had no time to spare for so long collects all the same
 YOUNG_MAX = 10_000  # objects made and not gone again: collecting them takes about a millisecond
 YOUNG_TIMES_MAX = 3  # collections of the youngest, before those that outlived one are looked at with them
-RECENT_MAX = 1_024  # events that a role remembers, for the report of a defect
+RECENT_MAX = 128  # events that a role remembers, for the report of a defect: with more, each one's memory has left the cache
 SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 
 EventT = TypeVar("EventT")
@@ -131,8 +132,9 @@ class Role(Generic[EventT, ActionT]):
         self._remember = self.recent.append
         self._core = core
         self._perform = perform
+        self.next_at_ms = math.inf
+        """The core's timer, as of its last event or the turn's end; infinite: it wants none."""
         self._fed_at_ms = 0.0
-        self._wanted_at_ms: float | None = None
         self._due_at_ms = 0.0
 
     @property
@@ -144,11 +146,17 @@ class Role(Generic[EventT, ActionT]):
         """A driver takes the role up. Moments before now are no lateness of its."""
         self._fed_at_ms = now_ms
         self.stats = stats
+        self.look_at_timer()
 
-    @property
-    def wake_at_ms(self) -> float | None:
-        """The core's timer."""
-        return self._core.wake_at_ms
+    def look_at_timer(self) -> None:
+        """Whatever happened to the core may have changed it."""
+        wake_at_ms = self._core.wake_at_ms
+        if wake_at_ms is None:
+            self.next_at_ms = math.inf
+        elif wake_at_ms != self.next_at_ms:
+            self.next_at_ms = wake_at_ms
+            # A core that wants a moment of the past means now: only what passes from here on is our doing.
+            self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
 
     def feed(self, event: EventT | Tick, now_ms: float) -> None:
         """Let the core take an event, and do what it decides."""
@@ -156,22 +164,19 @@ class Role(Generic[EventT, ActionT]):
         self._remember((now_ms, event))
         for action in self._core.handle(event, now_ms):
             self._perform(action)
+        self.look_at_timer()
 
-    def tick_if_due(self, now_ms: float, clock: Clock) -> None:
-        """Feed the tick that the core wants by `now_ms`, if it does."""
-        wake_at_ms = self._core.wake_at_ms
-        if wake_at_ms is None:
-            self._wanted_at_ms = None
-            return
-        if wake_at_ms != self._wanted_at_ms:
-            self._wanted_at_ms = wake_at_ms
-            # A core that wants a moment of the past means now: only what passes from here on is our doing.
-            self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
-        if now_ms >= wake_at_ms:
-            self._wanted_at_ms = None
-            at_ms = clock.now_ms()
-            self.stats.note_lateness(at_ms - self._due_at_ms)
-            self.feed(Tick(), at_ms)
+    def tick(self, clock: Clock) -> None:
+        """Feed the tick that the core wants: its moment has come."""
+        now_ms = clock.now_ms()
+        self.stats.note_lateness(now_ms - self._due_at_ms)
+        self.next_at_ms = math.inf
+        self.feed(Tick(), now_ms)
+
+    def end_turn(self) -> None:
+        """Let go what the turn's actions gathered."""
+        self.on_turn_end()
+        self.look_at_timer()
 
 
 OnDefect = Callable[[Exception, Sequence[Role[Any, Any]]], object]
@@ -245,7 +250,7 @@ class Driver:
                         role.feed(event, now_ms)
                         self._tick_if_due(now_ms)
             self._tick_if_due(now_ms)
-            role.on_turn_end()
+            role.end_turn()
         now_ms = clock.now_ms()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, now_ms - began_ms)
@@ -260,15 +265,14 @@ class Driver:
 
     def _tick_if_due(self, now_ms: float) -> None:
         for role in self._roles:
-            role.tick_if_due(now_ms, self._clock)
+            if now_ms >= role.next_at_ms:
+                role.tick(self._clock)
 
     def _sleep(self, now_ms: float) -> set[Source[Any]]:
         """Until a source has something or a moment comes; the sources to hear from."""
         wake_at_ms = now_ms + SLEEP_MAX_MS
         for role in self._roles:
-            role_at_ms = role.wake_at_ms
-            if role_at_ms is not None and role_at_ms < wake_at_ms:
-                wake_at_ms = role_at_ms
+            wake_at_ms = min(wake_at_ms, role.next_at_ms)
         ready: set[Source[Any]] = set()
         timed: list[tuple[float, Source[Any]]] = []
         for source in self._sources:

@@ -6,7 +6,7 @@ matter: replacing a slice's table in the discipline costs more than reading one 
 
 from __future__ import annotations
 
-from fabric.learned_margin import Margin
+from fabric.lateness_quantile import Margin
 
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)

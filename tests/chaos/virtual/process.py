@@ -68,7 +68,7 @@ class VirtualDriver(Driver):
         if any(source.has_more for source in self._sources):
             return now_ms + LEAST_WAIT_MS
         moments = [source.wake_at_ms for source in self._sources]
-        moments += [role.wake_at_ms for role in self._roles]
+        moments += [role.next_at_ms for role in self._roles]
         next_at_ms = min((at_ms for at_ms in moments if at_ms is not None), default=None)
         return None if next_at_ms is None else max(next_at_ms, now_ms + LEAST_WAIT_MS)
 

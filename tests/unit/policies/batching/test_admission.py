@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.ids import FrontendId, ModelId
-from policies.batching import make_discipline
 from policies.batching.admission import (
     ADMITTED,
     BURST,
@@ -26,6 +25,7 @@ from policies.batching.admission import (
 )
 from policies.batching.base import Drop, RequestRun
 from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import Delay
 from policies.batching.baselines.squishy import Bin, ModelLoad, pack, saturated_size, spread
 from policies.batching.batch_moments import exec_table
+from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)  # l(b) = b + 5

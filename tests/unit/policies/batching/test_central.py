@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from policies.batching import make_discipline
 from policies.batching.base import Delay
+from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 THREE = linear(1, 5, 64)  # the model of Symphony's example: l(b) = b + 5

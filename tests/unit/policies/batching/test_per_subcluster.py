@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from policies.batching import make_discipline
 from policies.batching.base import (
     BatchDecision,
     BatchModel,
@@ -18,6 +17,7 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.per_subcluster import PerSubcluster, components, per_subcluster
+from policies.batching.registry import make_discipline
 
 FRONTEND = FrontendId("frontend-0/0")
 EXEC_MS = tuple(float(b + 5) for b in range(1, 33))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fabric.errors import ConfigError
-from policies.batching import DEFAULT, DISCIPLINES, discipline_options, make_discipline
+from policies.batching.registry import DEFAULT, DISCIPLINES, discipline_options, make_discipline
 
 NEEDED: dict[str, dict[str, Any]] = {"timeout": {"timeout_ms": 5}}
 

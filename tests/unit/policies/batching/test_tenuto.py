@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId
-from policies.batching import make_discipline
 from policies.batching.base import NEVER_MS, BatchModel, Delay
 from policies.batching.batch_moments import cost_table, exec_table, lead_table
 from policies.batching.disciplines.tenuto import Tenuto
 from policies.batching.holding import Hold, Prospect, plan_holds, plan_reserves, prospect
+from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from fabric.errors import ConfigError
 from fabric.policy_options import Number
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from policies.placement import PLACEMENTS
 from roles.cli.group import COMMANDS, LazyGroup
 from roles.cli.options import FloatRange, IntRange, OutputPath, echo_json

@@ -55,9 +55,11 @@ def test_what_another_frontend_spent_of_a_budget_is_spent() -> None:
 def test_what_must_not_run_twice_is_not_taken_from_a_frontend_that_was_lost() -> None:
     core = linked_core(replaced(model_info(), is_idempotent=False))
     again = asked(1)
-    again = replace(again, message=replaced(again.message, spent_ms=1.0))
+    again = replace(again, message=replaced(again.message, may_have_run=True))
     assert refusals(core.handle(again, 0.0)) == [(1, "WorkerLost")]
-    assert refusals(core.handle(asked(2), 0.0)) == []
+    never_sent = asked(2)
+    never_sent = replace(never_sent, message=replaced(never_sent.message, spent_ms=1.0))
+    assert refusals(core.handle(never_sent, 0.0)) == [], "it only waited for a connection"
 
 
 def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> None:

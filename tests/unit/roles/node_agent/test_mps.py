@@ -19,11 +19,9 @@ from roles.node_agent.mps.control import (
     MpsUnsupported,
     MpsWrongUser,
     check_gpu,
-    client_environment,
-    daemon_environment,
     end_client,
-    without_mps,
 )
+from roles.node_agent.mps.environment import client_environment, daemon_environment, without_mps
 
 A100 = GpuInfo(0, "a100", "cuda", 40 << 30, "GPU-7", "NVIDIA A100", 108, "8.0")
 MIB = 1 << 20

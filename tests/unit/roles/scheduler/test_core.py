@@ -33,7 +33,7 @@ from fabric.messages import (
     StatusListed,
     Withdraw,
 )
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings

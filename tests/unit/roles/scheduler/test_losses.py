@@ -28,8 +28,8 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
-from policies.batching import make_discipline
 from policies.batching.base import Delay
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch

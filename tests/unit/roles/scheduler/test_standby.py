@@ -31,12 +31,12 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
 )
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
-from roles.scheduler.availability.standby import (
+from roles.scheduler.availability.replica import (
     GATHER_FIRST_MS,
     GATHER_MS,
     NOT_ACTIVE,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.dispatch import recorder
 from tests.scheduler_stage import NODES, Cluster, objects_within

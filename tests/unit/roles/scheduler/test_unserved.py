@@ -23,7 +23,7 @@ from fabric.messages import (
     SliceState,
     SliceStatus,
 )
-from policies.batching import make_discipline
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.dispatch.start_times import THERE_MS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fabric.ids import ModelId
-from policies.batching import DISCIPLINES
+from policies.batching.registry import DISCIPLINES
 from roles.config.read_config import ClusterConfig, parse_config
 from roles.simulator.replanning import simulate_replanning
 from roles.simulator.simulation import SimulatedRun
