@@ -73,6 +73,7 @@ def _all_sections() -> Iterator[tuple[str, type[Section]]]:
 
 def _inner(kind: kinds.Type) -> Iterator[tuple[str, type[Section]]]:
     if isinstance(kind, kinds.StructType):
+        assert issubclass(kind.cls, Section), "nothing else is in a file"
         yield "", kind.cls
     elif isinstance(kind, kinds.UnionType):
         for one in kind.types:

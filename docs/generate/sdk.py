@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ outputs: [errors](errors.md#errors-of-a-request). A cluster to try it on: [READM
 """
 CONNECTIONS_CALL = {*vars(Owner), "forget"}
 """Calls of a client that are for its own connections and futures."""
-ANSWERED = {Ledger: client_frontend, ModelInfo: models}
+ANSWERED: Mapping[type[msgspec.Struct], ModuleType] = {Ledger: client_frontend, ModelInfo: models}
 """Values that calls return, and where they are defined."""
 
 
@@ -61,7 +62,7 @@ def _class(name: str, found: type) -> Iterator[str]:
             ((f"`{one.name}`", _field_default(one), told.get(one.name, "")) for one in fields(found)),
         )
         return
-    yield f"`{name}{_signature(found.__init__)}`\n"
+    yield f"`{name}{_signature(found)}`\n"
     for call, function in vars(found).items():
         if call.startswith("_") or call in CONNECTIONS_CALL:
             continue
