@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := fabric profiles policies roles deploy tests examples benchmarks
+SOURCES := fabric profiles policies roles deploy docs tests examples benchmarks
 
-.PHONY: demo test check fuzz chaos bench fmt clean
+.PHONY: demo test check docs fuzz chaos bench fmt clean
 
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
@@ -24,11 +24,11 @@ $(VENV)/demo.stamp: pyproject.toml
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,docs,test]'
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,test,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plan,estimate,worker,gateway,plots,sweep,docs,test,bench]'
 	touch $@
 
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
@@ -44,6 +44,10 @@ check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: befo
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rooms.py tests/unit tests/property
 
+docs: $(VENV)/test.stamp  ## pages that are made from the code, then the site in build/site; a dead link is an error
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 fuzz: $(VENV)/test.stamp  ## property tests with new seeds for MINUTES, then INPUTS malformed ones for decoders and sockets; prints what makes a finding happen again
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.malformed --inputs $(INPUTS)
@@ -52,7 +56,7 @@ chaos: $(VENV)/test.stamp  ## HISTORIES virtual ones from seed FIRST on, then RU
 	$(BIN)/python -m tests.chaos.virtual --first $(FIRST) --count $(HISTORIES)
 	$(BIN)/python -m tests.chaos.live --runs $(RUNS) --seconds $(SECONDS) --seed $(SEED)
 
-bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/benchmarks.md
+bench: $(VENV)/bench.stamp  ## every benchmark beside its rival, in its quick form; writes docs/results/benchmarks.md
 	$(BIN)/python -m benchmarks.report
 
 fmt: $(VENV)/test.stamp

@@ -56,45 +56,45 @@ LONG: tuple[Long, ...] = (
     Long(
         "python benchmarks/links/virtual.py; python benchmarks/links (as root)",
         "lines of 1 and 8 Gbit/s and 0, 1, 3 ms: on virtual time, and in network namespaces"
-        " ([ADR 0090](adr/0090-inputs-before-the-grant.md))",
+        " ([ADR 0090](../adr/0090-inputs-before-the-grant.md))",
     ),
     Long(
         "python benchmarks/several_hosts.py (as root)",
-        "a cluster on three hosts is set up, killed while it is, changed under load and taken over: [docs/deploy.md](deploy.md)",
+        "a cluster on three hosts is set up, killed while it is, changed under load and taken over: [docs/operate/deploy.md](../operate/deploy.md)",
     ),
     Long(
         "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
-        "goodput of `tenuto` on 42 workloads beside four rivals: [docs/disciplines.md](disciplines.md)",
+        "goodput of `tenuto` on 42 workloads beside four rivals: [docs/results/disciplines.md](disciplines.md)",
     ),
     Long(
         "python benchmarks/overload.py; python benchmarks/overload.py --set held-out",
         "goodput at 1.2 to 5 times the capacity, of others in a flood of one model, and how soon all is well again:"
-        " [docs/disciplines.md](disciplines.md#overload)",
+        " [docs/results/disciplines.md](disciplines.md#overload)",
     ),
     Long(
         "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
         "29 settings of the thesis, with `--set held-out` 12 drawn at random, two disciplines, each policy:"
-        " [docs/placement.md](placement.md)",
+        " [docs/results/placements.md](../results/placements.md)",
     ),
     Long(
         "python benchmarks/applications.py --seconds 20 --seeds 3",
         "goodput of nine applications under carried deadlines, Nexus' program, equal and proportional splits and PARD's rule:"
-        " [docs/applications.md](applications.md)",
+        " [docs/guides/applications.md](../guides/applications.md)",
     ),
     Long(
         "python benchmarks/gpulet_schedulability.py",
         "19,682 scenarios; of a sample of 300 on 4 GPUs `gpulet` serves 189, exhaustive search 205, whole GPUs 53"
-        " ([docs/gpulet.md](gpulet.md))",
+        " ([docs/results/gpulet.md](gpulet.md))",
     ),
     Long(
         "python benchmarks/subclusters.py",
         "800 models in 20 sub-clusters: imbalance 0.056 % by search, 17.4 % by HiGHS, 7.07 % by CBC"
-        " ([docs/subclusters.md](subclusters.md))",
+        " ([docs/operate/subclusters.md](../operate/subclusters.md))",
     ),
     Long(
         "python benchmarks/large_cluster.py --seconds 0.5",
         "1,000 hosts with 8 GPUs each in 16 shards, simulated: 3.4 M requests/s, 0.005 % bad, 163 s of CPU and 0.28 GB "
-        "([docs/scaling.md](scaling.md))",
+        "([docs/operate/scaling.md](../operate/scaling.md))",
     ),
     Long(
         "python benchmarks/scheduling_quality.py --batching tenuto --all",
@@ -107,7 +107,7 @@ LONG: tuple[Long, ...] = (
     Long(
         "python -m benchmarks.peers install; python -m benchmarks.peers",
         "mosec, LitServe, MLServer, Ray Serve, BentoML and Triton, each in its own environment; the last figures and what is"
-        " behind them: [docs/performance.md](performance.md#beside-peers)",
+        " behind them: [docs/results/performance.md](performance.md#beside-peers)",
     ),
     Long(
         "python benchmarks/links --gbit 1 8 --delay-ms 0 0.5 1 3",
@@ -116,20 +116,20 @@ LONG: tuple[Long, ...] = (
     Long(
         "python -m benchmarks.estimator",
         "profiles estimated without a GPU: run times of the thesis' 71 rows 7.0 % off at the median, 19.8 % at the 90th"
-        " percentile ([docs/estimator.md](estimator.md))",
+        " percentile ([docs/guides/estimator.md](../guides/estimator.md))",
     ),
     Long(
         "python benchmarks/prefix_merging.py",
-        "ten heads on one backbone, joint against separate: [docs/worker.md](worker.md#equal-leading-layers)",
+        "ten heads on one backbone, joint against separate: [docs/guides/worker.md](../guides/worker.md#equal-leading-layers)",
     ),
     Long(
         "python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32",
-        "on a CUDA device: [docs/worker.md](worker.md)",
+        "on a CUDA device: [docs/guides/worker.md](../guides/worker.md)",
     ),
     Long(
         "tests/gpu/measure.sh RESULTS",
         "all that needs a CUDA device, `served_throughput.py` and `colocation.py` among it:"
-        " [tests/gpu](../tests/gpu/README.md)",
+        " [tests/gpu](../../tests/gpu/README.md)",
     ),
     Long(
         "python benchmarks/memory.py --minutes 10",

@@ -5,7 +5,7 @@
 
 Goodput is the highest total rate at which every model's bad rate is under 1 %. Disciplines are played directly on
 virtual time, without network delays: what they dispatch runs exactly l(b), so a request is bad if it is dropped.
-A run goes on where its results file ends. The method's reasons are in docs/disciplines.md.
+A run goes on where its results file ends. The method's reasons are in docs/results/disciplines.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.full_simulation [--settings 20000] [--first 0] [--requests 80] [--processes 2]
 
 Random clusters without jitter (`tests/references/simulations.py`). A setting in which a stop crossed the end of its batch is
-counted apart: docs/replay.md says what differs then. Processor time of both, in requests a second and process.
+counted apart: docs/operate/replay.md says what differs then. Processor time of both, in requests a second and process.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python benchmarks/gpulet_schedulability.py [--sample N] [--exhaustive N] [--processes N] [--json FILE]
 
 Nine models, each at 0, 100 or 200 requests per second (Choi et al., ATC 2022, figures 5 and 16), on a SYNTHETIC
-latency table (docs/gpulet.md). Exhaustive search looks at a seeded sample, and so does everyone else beside it.
+latency table (docs/results/gpulet.md). Exhaustive search looks at a seeded sample, and so does everyone else beside it.
 """
 
 from __future__ import annotations

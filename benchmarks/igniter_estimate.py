@@ -1,7 +1,7 @@
 """Estimate iGniter's coefficients for the models of the thesis' Table A.1, and write them where profiles are shipped.
 
 No co-location data, no latency by share and no power were published for these models, so iGniter can take part in the
-thesis' settings only with estimates; `docs/profiles.md` says how each is made. Run it again when Table A.1's
+thesis' settings only with estimates; `docs/guides/profiles.md` says how each is made. Run it again when Table A.1's
 transcription or the share assumption changes:
 
     python benchmarks/igniter_estimate.py
@@ -138,7 +138,7 @@ def main() -> None:
     document = {
         "source": "ESTIMATE, not measured: iGniter's coefficients for the models of the thesis' Table A.1",
         "warning": "Table A.1 has no latency by share, no power, no cache use and no co-location data.",
-        "method": "docs/profiles.md, 'iGniter's coefficients for Table A.1'; made by benchmarks/igniter_estimate.py",
+        "method": "docs/guides/profiles.md, 'iGniter's coefficients for Table A.1'; made by benchmarks/igniter_estimate.py",
         "hardware": "that of igniter_v100.json",
         "workload_coefficients": models,
     }

@@ -1,4 +1,4 @@
-"""Pictures of the page for docs/page.md: a cluster with every real core on a virtual clock, so the same on a busy host.
+"""Pictures of the page for docs/operate/page.md: a cluster with every real core on a virtual clock, so the same on a busy host.
 
     python -m benchmarks.page_pictures docs/pictures     # needs Chromium and the extra 'browser'
 

@@ -9,7 +9,7 @@ The set `held-out` has settings drawn at random, on which nothing was tuned.
 
 Emulated V100s, table A.1's run times, interference `sm` of the given strength, Poisson arrivals, no network delay.
 All policies play the same arrivals. A row is a setting under a discipline: the best of the others, `tenuto` beside
-it, and whether it has what docs/placement.md promises. What `tenuto` plans depends on discipline and strength, the
+it, and whether it has what docs/results/placements.md promises. What `tenuto` plans depends on discipline and strength, the
 others' plans do not. A run goes on where its results file ends.
 """
 

@@ -1,6 +1,6 @@
-"""Runs the quick benchmarks and writes `docs/benchmarks.md`: what `make bench` does.
+"""Runs the quick benchmarks and writes `docs/results/benchmarks.md`: what `make bench` does.
 
-    python -m benchmarks.report [--only latency throughput] [--results DIR] [--render] [--out docs/benchmarks.md]
+    python -m benchmarks.report [--only latency throughput] [--results DIR] [--render] [--out docs/results/benchmarks.md]
 
 Each one's figures go to `--results` as NAME.json and what it printed as NAME.txt; one that was not asked for keeps
 those of the time before, `--render` writes the document from all of them and runs nothing. What does not run is named
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "benchmarks")
     parser.add_argument("--render", action="store_true", help="run nothing")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "benchmarks.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     machine = this_machine(os.getloadavg()[0])

@@ -1,1 +1,1 @@
-"""The estimator against everything measured that is shipped; `python -m benchmarks.estimator` writes docs/estimator.md's tables."""
+"""The estimator against everything measured that is shipped; `python -m benchmarks.estimator` writes docs/guides/estimator.md's tables."""

@@ -1,4 +1,4 @@
-"""Runs the evaluation and writes its tables into docs/estimator.md; an hour on two busy cores, minutes on idle ones.
+"""Runs the evaluation and writes its tables into docs/guides/estimator.md; an hour on two busy cores, minutes on idle ones.
 
 python -m benchmarks.estimator            everything
 python -m benchmarks.estimator orion      one part; the others' results stay as they were

@@ -1,4 +1,4 @@
-"""The results as tables between the marks of docs/estimator.md."""
+"""The results as tables between the marks of docs/guides/estimator.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from profiles.estimator.gpus import RECORDED
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "estimator.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "estimator.md"
 SPLITS = {"random": "random", "sizes": "unseen sizes", "models": "unseen models"}
 
 

@@ -192,5 +192,5 @@ hostIPC is not set. NVIDIA's MPS needs its daemon and its clients in one IPC nam
 daemons, whose pipes are in its run directory, and the workers. hostIPC is needed where daemon and clients are in different pods; here it would only
 let other pods' processes in. For the same reason the GPUs must not be shared by the device plugin (MPS, time-slicing): they are shared here.
 The run directory is the node's (/var/lib/{APP}/NAMESPACE): which scheduler an agent obeys must outlive its pod
-(docs/availability.md). That, and the container that gives it to the agent's user, is what the "restricted" and "baseline" pod security
+(docs/operate/availability.md). That, and the container that gives it to the agent's user, is what the "restricted" and "baseline" pod security
 standards refuse; nothing else here is."""

@@ -2,7 +2,7 @@
 
 Kubernetes says where schedulers and frontends run, the file how many there are. Node agents are different: the GPUs are the file's, so
 each of `cluster.nodes` names the Kubernetes node with them. In the pods' file the roles are placed as on hosts of one's own
-(docs/deploy.md): schedulers by their stable DNS names, frontends at one place that all of them share.
+(docs/operate/deploy.md): schedulers by their stable DNS names, frontends at one place that all of them share.
 """
 
 from __future__ import annotations

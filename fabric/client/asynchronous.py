@@ -57,10 +57,12 @@ Inputs = Mapping[str, ArrayLike | bytes]
 
 @dataclass(slots=True, frozen=True)
 class InferResult:
-    """Outputs by name, read-only, and where the time went."""
+    """What a request ends with."""
 
     outputs: Mapping[str, Tensor]
+    """Arrays by name, read-only, without a batch axis."""
     ledger: Ledger
+    """Where its time went."""
     stages: Sequence[StageLine] = ()
     results: Sequence[StageResult] = ()
     """Of an application asked as if it were a model: whose the outputs are, in their order (see `RunResult`)."""

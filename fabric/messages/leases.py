@@ -1,4 +1,4 @@
-"""Which scheduler is the active one: schedulers, agents and workers about leases and epochs (docs/availability.md)."""
+"""Which scheduler is the active one: schedulers, agents and workers about leases and epochs (docs/operate/availability.md)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class LoaderSpec(Value, frozen=True):
     (`arch` a type such as ``bert``, with `config` over its defaults as (key, JSON) pairs; or `weights`, a local
     directory; or, `from_hub`, `arch` a name there).
     python: ``module:Class`` with `load`, `infer(batch)`, `example`.
-    `cuda_graphs` None: where it is known to be safe. The rest is in docs/worker.md.
+    `cuda_graphs` None: where it is known to be safe. The rest is in docs/guides/worker.md.
     """
 
     zoo: str | None = None

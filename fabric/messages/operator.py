@@ -1,4 +1,4 @@
-"""Operator <-> any role: its status. Operator <-> scheduler: changes of what is served (docs/dynamic-placement.md)."""
+"""Operator <-> any role: its status. Operator <-> scheduler: changes of what is served (docs/operate/dynamic-placement.md)."""
 
 from __future__ import annotations
 

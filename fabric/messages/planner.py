@@ -1,4 +1,4 @@
-"""Scheduler <-> its planner, which computes placements in a process of its own (docs/dynamic-placement.md)."""
+"""Scheduler <-> its planner, which computes placements in a process of its own (docs/operate/dynamic-placement.md)."""
 
 from __future__ import annotations
 

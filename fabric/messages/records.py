@@ -9,21 +9,34 @@ from fabric.messages.base import Listed, Message, Value
 
 
 class Ledger(Value, frozen=True):
-    """Where a request's time went, in ms. `held_ms` was chosen by the scheduler, `waited_ms` was forced on it."""
+    """Where one request's time went, in ms."""
 
-    network_ms: float = 0.0  # client -> frontend and back; filled by the client
+    network_ms: float = 0.0
+    """Between client and frontend and back; the client fills it in."""
     preprocess_ms: float = 0.0
+    """A picture was decoded."""
     held_ms: float = 0.0
+    """Chosen by the scheduler: kept back so that the batch grows."""
     waited_ms: float = 0.0
+    """Forced on it: no slice was free, or an earlier try came to nothing."""
     transfer_ms: float = 0.0
-    queue_ms: float = 0.0  # inputs complete on the device -> start
+    """Inputs on their way from the frontend to the device."""
+    queue_ms: float = 0.0
+    """From complete inputs on the device to the start of the batch."""
     gpu_ms: float = 0.0
+    """The batch ran."""
     return_ms: float = 0.0
-    total_ms: float = 0.0  # frontend receipt -> answer; the client replaces it by send -> receipt
+    """Outputs on their way back to the frontend."""
+    total_ms: float = 0.0
+    """At the frontend from receipt to answer; in the client's hands from send to receipt."""
     batch_size: int = 0
+    """Requests in the batch that it ran in."""
     slice_id: SliceId = SliceId("")
-    reason: str = ""  # why the batch left when it did: full, frontrun, slice_free, ...
-    request_id: str = ""  # by which `tenuto explain` knows it
+    """Where it ran: `NODE/gpuG/N`."""
+    reason: str = ""
+    """Why the batch left when it did: full, frontrun, slice_free, …"""
+    request_id: str = ""
+    """By which `tenuto explain` knows it."""
 
     def seen_by_client(self, total_ms: float) -> Ledger:
         """The frontend's ledger for one who waited `total_ms` in all: the difference was the network."""

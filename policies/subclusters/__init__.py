@@ -1,4 +1,4 @@
-"""Which models form a sub-cluster: a search and a solver behind one function (docs/subclusters.md)."""
+"""Which models form a sub-cluster: a search and a solver behind one function (docs/operate/subclusters.md)."""
 
 from __future__ import annotations
 

@@ -29,20 +29,21 @@ __all__ = [
     "interference_options",
 ]
 
-_LAWS: Mapping[str, InterferenceLaw[Any]] = {
+INTERFERENCE_LAWS: Mapping[str, InterferenceLaw[Any]] = {
     "none": NO_LAW,
     "igniter": igniter.LAW,
     "gpulet": linear.LAW,
     "sm": by_sm.LAW,
 }
+"""By the names that a configuration may say."""
 
-INTERFERENCE_NAMES = tuple(_LAWS)
+INTERFERENCE_NAMES = tuple(INTERFERENCE_LAWS)
 """What a configuration may name (design section 10)."""
 
 
 def interference_options(name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The options of a law with the defaults filled in; ConfigError where name or options are wrong."""
-    law = _LAWS.get(name)
+    law = INTERFERENCE_LAWS.get(name)
     if law is None:
         raise ConfigError(f"{where}: there is no {shown(name)}{suggestion(name, INTERFERENCE_NAMES)}")
     return checked_options(law.options, given, f"{where}.{name}")
@@ -59,7 +60,7 @@ def interference_named(
     Raises ProfileError where there is no such law, never a silent `none`; where an option cannot be; and where a
     profile lacks what the law needs, naming both.
     """
-    law = _LAWS.get(name)
+    law = INTERFERENCE_LAWS.get(name)
     if law is None:
         raise ProfileError(
             f"there is no interference model {name!r}; available: {', '.join(INTERFERENCE_NAMES)}"

@@ -54,7 +54,7 @@ def gateway(
     key_file: Path | None,
     here: bool,
 ) -> None:
-    """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/gateway.md)."""
+    """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/guides/gateway.md)."""
     try:
         from roles.gateway.shell import GatewayOptions, run_gateway  # noqa: PLC0415  only this command needs it
     except ImportError as error:

@@ -89,7 +89,7 @@ def timers() -> Iterator[Finding]:
         f"a sleep of 2 ms ends {late_ms[SLEEPS // 2]:.2f} ms late, {p99_ms:.2f} ms at the 99th percentile",
         p99_ms > TIMER_MS_MAX,
         "leave Tenuto's cores to it (pin_cores in the file, or isolcpus), and keep idle cores awake:"
-        " tuned-adm profile latency-performance (docs/performance.md)",
+        " tuned-adm profile latency-performance (docs/results/performance.md)",
     )
 
 
@@ -112,7 +112,7 @@ def cores() -> Iterator[Finding]:
         and not polls
         and "the cores are virtual and halt when idle: the host may give them back late",
         "modprobe cpuidle_haltpoll force=1, or boot with idle=poll, or hold /dev/cpu_dma_latency at 0:"
-        " tuned-adm profile latency-performance (docs/performance.md)",
+        " tuned-adm profile latency-performance (docs/results/performance.md)",
     )
     governor = _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor:

@@ -1,4 +1,4 @@
-"""`tenuto keys`: make, list, rotate and revoke the keys of a cluster. `docs/security.md` says what each may do."""
+"""`tenuto keys`: make, list, rotate and revoke the keys of a cluster. `docs/operate/security.md` says what each may do."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ from roles.workload.outcomes import Outcome, Window
     "--full",
     "is_full",
     is_flag=True,
-    help="With the real frontends, node agents and workers too, much slower; without jitter the fates are the same (docs/replay.md).",
+    help="With the real frontends, node agents and workers too, much slower; without jitter the fates are the same (docs/operate/replay.md).",
 )
 @click.option(
     "--arrivals",

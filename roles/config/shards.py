@@ -1,4 +1,4 @@
-"""Which shard has each model, and a shard's part of a configuration (docs/scaling.md).
+"""Which shard has each model, and a shard's part of a configuration (docs/operate/scaling.md).
 
 Every process reads the same file and has to find the same partition, on any host, and nearly the same when a line of the file has
 changed: so models are dealt by their names (`dealing.py`), and by no search or solver.

@@ -1,4 +1,4 @@
-"""A gateway's figures as metrics (docs/metrics.md)."""
+"""A gateway's figures as metrics (docs/operate/metrics.md)."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _interference(evidence: Evidence) -> Iterator[Finding]:
             Cause.NEIGHBOUR,
             _weight(lost_ms, evidence),
             f"on {slice_id} its batches take {beside:.2f} times their profile while {neighbour} runs on the same GPU, and {alone:.2f} times otherwise",
-            f"place {neighbour} on another GPU, or use a placement that knows interference (cluster.interference, docs/placement.md)",
+            f"place {neighbour} on another GPU, or use a placement that knows interference (cluster.interference, docs/guides/placement.md)",
             neighbour,
         )
 
@@ -255,7 +255,7 @@ def _host(evidence: Evidence) -> Iterator[Finding]:
         Cause.HOST,
         _weight(late_ms, evidence),
         f"timers of {role_id} are {shown_ms(late_ms)} late (p99): its host's cores are taken by others, or sleep too deeply",
-        "give the host more cores or fewer processes; tenuto doctor says what else (docs/performance.md: cores that go idle come back late)",
+        "give the host more cores or fewer processes; tenuto doctor says what else (docs/results/performance.md: cores that go idle come back late)",
         role_id,
     )
 

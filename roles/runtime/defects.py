@@ -74,7 +74,7 @@ class DefectReport:
             yield f"To see it again, from the start: tenuto replay {self.journal}"
         else:
             yield "Only its last events are known. A scheduler started with --journal FILE keeps all of them, for"
-            yield "tenuto replay FILE (docs/replay.md)."
+            yield "tenuto replay FILE (docs/operate/replay.md)."
         yield ""
         yield "".join(traceback.format_exception(error))
 

@@ -1,4 +1,4 @@
-"""Epochs: who commands since when. A scheduler's epoch is granted to it by a majority of the agents (docs/availability.md).
+"""Epochs: who commands since when. A scheduler's epoch is granted to it by a majority of the agents (docs/operate/availability.md).
 
 An epoch names its scheduler: the scheduler's number is its last four bits, so no two schedulers ever ask for the same
 one. Whoever asks takes a higher one than all that it has heard of. 0 is the epoch of a scheduler that has none yet.

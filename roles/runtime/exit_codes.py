@@ -3,10 +3,15 @@
 from typing import Final
 
 EXIT_FAILURE: Final = 1
+"""Failure: a change was rolled back, `demo` was under 97 %, `doctor` or `replay` found something, `bench` sent too late."""
 EXIT_CONFIG: Final = 3
+"""The configuration, or a change that was asked for, cannot be."""
 EXIT_SLO_MISSED: Final = 4
+"""An SLO was missed: `bench`, or `simulate`, `goodput` and `plan` with `--check`."""
 EXIT_UNREACHABLE: Final = 5
+"""There is no cluster, or it does not answer."""
 EXIT_PARTIAL: Final = 6
+"""Partly done: `up`, `models`, `drain`, `reproduce`, `deploy`."""
 EXIT_DEFECT: Final = 70
 """A defect of ours; a report was written (EX_SOFTWARE of sysexits.h)."""
 EXIT_HUNG: Final = 71
@@ -14,6 +19,7 @@ EXIT_HUNG: Final = 71
 EXIT_NOT_STARTED: Final = 127
 """Of a command that the system does not let us start, as a shell says it."""
 EXIT_INTERRUPTED: Final = 130
+"""Interrupted."""
 EXIT_UNKNOWN: Final = 256
 """No process can end with that code: of one that was adopted nobody is told."""
 EXIT_GUARD_REFUSED: Final = EXIT_CONFIG

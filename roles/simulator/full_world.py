@@ -2,7 +2,7 @@
 
 Messages go through the real codec over loopback links, with the modelled network's delays; devices are the emulated
 ones that a live cluster has. Only sockets, processes and clients are missing. `FastWorld` plays the same with models of all but
-the scheduler, many times as fast; docs/replay.md says where the two may differ, and a property test holds them against
+the scheduler, many times as fast; docs/operate/replay.md says where the two may differ, and a property test holds them against
 each other.
 
 Of one moment's events requests come first, then messages with what devices answer to them, batches that end, the timers of

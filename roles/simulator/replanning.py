@@ -1,4 +1,4 @@
-"""A workload in virtual time with a placement that follows it, as a live cluster's does (docs/dynamic-placement.md)."""
+"""A workload in virtual time with a placement that follows it, as a live cluster's does (docs/operate/dynamic-placement.md)."""
 
 from __future__ import annotations
 

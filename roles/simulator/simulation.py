@@ -48,7 +48,7 @@ class SimulatedRun:
     log: Sequence[str] = ()
     """What the controller did, where there was one."""
     late_preemptions: int = 0
-    """Batches that had ended when their stop came, of the fast simulation: see docs/replay.md."""
+    """Batches that had ended when their stop came, of the fast simulation: see docs/operate/replay.md."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,4 @@
-"""docs/gateway.md as a reader does it: its file, its curl lines and its Python, with a cluster of real processes."""
+"""docs/guides/gateway.md as a reader does it: its file, its curl lines and its Python, with a cluster of real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roles.runtime.process import read_run_file
 from tests.integration.proc import until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/gateway.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/gateway.md").read_text(encoding="utf-8")
 
 
 pytestmark = pytest.mark.timeout(

@@ -18,7 +18,9 @@ def test_both_simulators_give_every_request_the_same_fate(first: int) -> None:
         document = random_cluster(seed)
         fast = play(document, seed, REQUESTS, is_full=False)
         full = play(document, seed, REQUESTS, is_full=True)
-        if fast.late_preemptions:  # a stop crossed an end: what follows differs, as docs/replay.md says
+        if (
+            fast.late_preemptions
+        ):  # a stop crossed an end: what follows differs, as docs/operate/replay.md says
             crossed += 1
         else:
             assert fates_apart(fast, full) == [], f"setting {seed}"

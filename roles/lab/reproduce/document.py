@@ -1,4 +1,4 @@
-"""Reproductions as Markdown (`docs/reproduction.md`) and as JSON.
+"""Reproductions as Markdown (`docs/results/reproduction.md`) and as JSON.
 
 The document is a chapter per experiment, and can be read back as such: what is run again replaces its own chapter and
 leaves the others.
@@ -15,7 +15,7 @@ _TITLE = "# The papers' figures beside ours"
 _HEAD = f"""\
 {_TITLE}
 
-Written by `tenuto reproduce --all --write docs/reproduction.md`, not by hand; each chapter says when. An empty cell: the
+Written by `tenuto reproduce --all --write docs/results/reproduction.md`, not by hand; each chapter says when. An empty cell: the
 paper states no number there, or there is none to give. A note says where a difference comes from.
 
 What is what:
@@ -25,8 +25,8 @@ What is what:
 - iGniter's V100: coefficients and 750 co-located pairs measured by its authors. **Its T4 is an estimate**: the
   authors published no coefficients for it.
 - The thesis: run times and requirements of its Table A.1, measured by its author. **Interference is the model `sm`**, whose one
-  constant is fitted to two of the thesis' observations ([ADR 0040](adr/0040-interference-sm.md)). **iGniter's
-  coefficients for these models are estimates** ([how](profiles.md)); the thesis measured its own and did not
+  constant is fitted to two of the thesis' observations ([ADR 0040](../adr/0040-interference-sm.md)). **iGniter's
+  coefficients for these models are estimates** ([how](../guides/profiles.md)); the thesis measured its own and did not
   publish them.
 - gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
   published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
@@ -38,12 +38,12 @@ What of each paper is run again, and what is not:
 - The thesis: figures 5.5 to 5.10, 6.1, 6.10 and 6.15 and what its text states of 6.2 to 6.8, 6.11 to 6.13, 6.16, 6.18 and 6.19, emulated in
   place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
 - gpulet: figures 5, 13 and 16, planned, and 14, emulated. Not what was measured (figures 4, 6, 7 and 10). Its applications are independent models here; as graphs:
-  [applications](applications.md).
+  [applications](../guides/applications.md).
 - Symphony: table 2 and figures 1, 2, 5 to 7 and 9 to 16, by the discipline alone on virtual time, as its own "scheduler-only" runs: no network, no lateness, and
-  rivals that decide in no time and know all requests ([ADR 0013](adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
+  rivals that decide in no time and know all requests ([ADR 0013](../adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
   seeds of `tenuto goodput`. Not figure 17, measurements of a network; figures 3, 4, 8 and 18 are drawings, of which 4 is a test. More workloads and seeds: [disciplines](disciplines.md).
 - Usher: figures 3 and 7, and 6a and 16 on the thesis' models, since it publishes no requirements. Not figures 1, 2, 4, 5 and 13 to 26, measured under traces of production on 24 V100s, or of a GPU's cache. Its
-  estimator (table 4): [estimator](estimator.md). Of its merger the exact part: [worker](worker.md).
+  estimator (table 4): [estimator](../guides/estimator.md). Of its merger the exact part: [worker](../guides/worker.md).
 - Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
 _AGREES = 0.05

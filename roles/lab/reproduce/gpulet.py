@@ -133,7 +133,7 @@ def schedulability(sample: int = 100, gpu_counts: Sequence[int] = (2, 3, 4)) -> 
         "gpulet-schedulability",
         "gpulet: schedulable scenarios of nine models",
         "gpulet (ATC 2022), figures 5 and 16: nine models at 0, 100 or 200 requests per second. The figures' "
-        "counts are not printed as numbers; the full grid is in docs/gpulet.md.",
+        "counts are not printed as numbers; the full grid is in docs/results/gpulet.md.",
         rows,
     )
 

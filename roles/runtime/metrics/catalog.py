@@ -1,4 +1,4 @@
-"""Every metric that Tenuto has. `docs/metrics.md` shows this list, and a page has nothing that is not in it.
+"""Every metric that Tenuto has. `docs/operate/metrics.md` shows this list, and a page has nothing that is not in it.
 
 Names follow Prometheus' rules: base units (seconds, bytes), `_total` for what only grows, ratios from 0 to 1. Labels are
 of what an operator configured, so that no client can add a time series: models, slices, GPUs, workers, and fixed words.
@@ -142,7 +142,7 @@ CLIENT_FAULTS: Final = (
 BATCHES = _counter(
     "batches",
     "model reason",
-    "Batches that were sent. reason: why each left then (docs/disciplines.md).",
+    "Batches that were sent. reason: why each left then (docs/results/disciplines.md).",
     "scheduler",
 )
 BATCH_SIZE = _histogram("batch_size", "model", "Requests in a batch that was sent.", "scheduler")

@@ -1,1 +1,1 @@
-"""One active scheduler of several: who it is, and how the next one goes on from where it was (docs/availability.md)."""
+"""One active scheduler of several: who it is, and how the next one goes on from where it was (docs/operate/availability.md)."""

@@ -1,4 +1,4 @@
-"""One of a cluster's schedulers: active, or standing by until it is (docs/availability.md).
+"""One of a cluster's schedulers: active, or standing by until it is (docs/operate/availability.md).
 
 While it is the active one it has a scheduler's core (`roles/scheduler/core.py`), which hears all that is not about leases,
 and what that decides bears the epoch. A standby has none: it remembers which frontends are there and the plan that the

@@ -175,6 +175,6 @@ def figure_16(*, is_full: bool = False) -> Reproduction:
         "symphony-figure-16",
         "Symphony: 800 models in 20 sub-clusters",
         "Symphony, figure 16 (appendix A.2). Ours is the search that `partition` uses at this size; with the paper's program "
-        "and 10 s of a solver: docs/subclusters.md.",
+        "and 10 s of a solver: docs/operate/subclusters.md.",
         tuple(rows),
     )

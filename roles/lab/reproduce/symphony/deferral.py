@@ -259,7 +259,7 @@ def figure_7(*, is_full: bool = False) -> Reproduction:
 
 def _rows_of_7(drop: str, found: Mapping[Synthetic, float]) -> list[Row]:
     why = (
-        "eager dispatch gained most when a waiting batch got its right rank (docs/disciplines.md); the paper's eager is its own "
+        "eager dispatch gained most when a waiting batch got its right rank (docs/results/disciplines.md); the paper's eager is its own "
         "scheduler's"
     )
     kinds: tuple[tuple[str, Value, Callable[[Synthetic], bool]], ...] = (

@@ -131,7 +131,7 @@ def figure_13(*, is_full: bool = False) -> Reproduction:
             gpus / counts[0],
             round(found[gpus] / found[counts[0]], 3),
             "the paper: linear, from what number on it does not say; with fewer GPUs than models (20) a batch that was held finds none free when its "
-            "moment comes, which is where `tenuto` does not hold (docs/disciplines.md)",
+            "moment comes, which is where `tenuto` does not hold (docs/results/disciplines.md)",
         )
         for gpus in counts[1:]
     ]
@@ -141,7 +141,7 @@ def figure_13(*, is_full: bool = False) -> Reproduction:
             12,
             round(handled / 1000, 2),
             "the paper: 32 cores, C++; ours: one Python process, requests as runs of 1 ms, 20 models and 64 GPUs, measured when this was "
-            "written on a shared machine. Shards (docs/scaling.md) add processes",
+            "written on a shared machine. Shards (docs/operate/scaling.md) add processes",
         )
     )
     return Reproduction(

@@ -164,7 +164,7 @@ def test_a_folder_gets_files_of_which_one_is_secret_and_a_second_time_the_same(t
 
 def test_the_page_tells_it_as_it_is(tmp_path: Path) -> None:
     """Its file is taken, and its table names the files that come of it."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "operate" / "kubernetes.md").read_text()
     example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert example is not None
     stage = Stage(tmp_path, yaml.safe_load(example[1]))

@@ -130,7 +130,7 @@ def test_two_offers_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_policy_in_the_documentation_works(tmp_path: Path) -> None:
-    document = Path(__file__).resolve().parents[4] / "docs" / "placement.md"
+    document = Path(__file__).resolve().parents[4] / "docs" / "guides" / "own-policy.md"
     example = document.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     (tmp_path / "nearest.py").write_text(example, encoding="utf-8")
     info = tmp_path / "nearest-1.0.dist-info"

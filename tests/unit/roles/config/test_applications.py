@@ -201,7 +201,7 @@ def test_an_application_without_a_rate_sends_nothing_that_could_be_played() -> N
 
 
 def test_the_page_about_applications_has_a_file_that_can_be_read() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "applications.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "guides" / "applications.md").read_text(encoding="utf-8")
     written = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     config = parse_config(written, HERE)
     assert [one.name for one in config.applications] == ["traffic"]

@@ -1,4 +1,4 @@
-"""The page of metrics, read by the client library's own parser; and the list of metrics in docs/metrics.md."""
+"""The page of metrics, read by the client library's own parser; and the list of metrics in docs/operate/metrics.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roles.runtime.metrics.histogram import SLO_FRACTIONS, Histogram, of_slo
 from roles.runtime.metrics.page import page_of
 from roles.runtime.metrics.snapshot import Buckets, Measured, buckets_of
 
-PAGE = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
 UNITS = ("_seconds", "_bytes", "_ratio", "_rps", "_info", "_watts", "_hertz", "_celsius")
 COUNTED = {  # what is a number of things, and needs no unit
     "tenuto_requests_pending",

@@ -1,0 +1,1 @@
+"""The documentation. What is generated of it, and the site, are made by `docs/generate`."""
