@@ -9,7 +9,6 @@ from fabric.messages.models import ModelInfo
 from fabric.messages.records import Ledger
 
 
-
 class Infer(Message, frozen=True, tag=1):
     """Client -> frontend, with input tensors: one request to a model, or to an application by its name. `budget_ms` None means its SLO.
 

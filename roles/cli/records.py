@@ -19,7 +19,6 @@ from roles.runtime.running_cluster import (
     ActiveScheduler,
     ClusterReport,
     ProcessReport,
-    active_schedulers,
     having,
     look,
 )

@@ -326,9 +326,9 @@ def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
                 f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
                 " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
             )
-    for key, value in (("metrics", section.metrics), ("page", section.page)):
-        if value is not None:
-            check_endpoint(value, f"listen.{key}", schemes=())
+    for key, address in (("metrics", section.metrics), ("page", section.page)):
+        if address is not None:
+            check_endpoint(address, f"listen.{key}", schemes=())
     return ListenConfig(section.client, section.control, section.metrics, section.page)
 
 

@@ -29,7 +29,7 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.registry import make_discipline
-from policies.scaling import BAD_RATE_ALLOWED
+from policies.slo import BAD_RATE_ALLOWED
 from roles.workload.arrivals import ArrivalSource, Workload
 from roles.workload.outcomes import BatchRecord, Window
 

@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from fabric.ids import ModelId
-from policies.scaling import BAD_RATE_ALLOWED, advised_gpus
+from policies.scaling import advised_gpus
+from policies.slo import BAD_RATE_ALLOWED
 from policies.subclusters import NO_BOUNDS, PartitionModel, partition
 from policies.subclusters.base import Partition, Problem
 from roles.lab.reproduce.report import Grid, Reproduction, Row, Value

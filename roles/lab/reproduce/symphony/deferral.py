@@ -56,7 +56,7 @@ def _example(name: str, numbers: Sequence[int], free_at_ms: Sequence[float]) -> 
 
 def _dropped(played: Played, numbers: Sequence[int]) -> list[int]:
     refused = np.flatnonzero(~np.isnan(played.fates["m"].refused_at_ms))
-    return [numbers[index] for index in refused]
+    return [numbers[index] for index in refused.tolist()]
 
 
 def figure_5() -> Reproduction:
@@ -207,7 +207,8 @@ def synthetic_workloads() -> list[Synthetic]:
     """All of table 1: 7,560 of one model's profile, 42 mixed. The paper counts 5,880 and does not say which."""
     alike = [
         Synthetic(model, int(count), per_model, slo_ms, shape)
-        for model, count, per_model, slo_ms, shape in itertools.product(TABLE_1_MODELS, *TABLE_1.values())
+        for model in TABLE_1_MODELS
+        for count, per_model, slo_ms, shape in itertools.product(*TABLE_1.values())
     ]
     mixed = [
         Synthetic(None, 35, per_model, 0.0, shape)

@@ -186,10 +186,10 @@ def figure_11(
         if slo_ms not in (TIGHT_MS, LOOSE_MS):
             continue
         best = max(rps[rival] for rival in ("Clockwork", "Nexus", "Shepherd"))
-        paper = "significant benefits" if slo_ms == TIGHT_MS else "all relatively good"
+        said = "significant benefits" if slo_ms == TIGHT_MS else "all relatively good"
         over = round(rps["Symphony"] / best, 3) if best else None
         rows.append(
-            Row(f"{_setup(zipf, shape)}, {slo_ms:g} ms: Symphony over the best rival", paper, over, IDEAL)
+            Row(f"{_setup(zipf, shape)}, {slo_ms:g} ms: Symphony over the best rival", said, over, IDEAL)
         )
     for zipf in (0.0, 0.9):
         steady, bursty = (found[zipf, shape, LOOSE_MS] for shape in (1.0, 0.05))

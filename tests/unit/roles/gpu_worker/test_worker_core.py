@@ -772,7 +772,7 @@ def test_whatever_its_agent_did_not_take_is_said_again_until_it_does(word: type)
         SliceReady: loaded(one),
         SliceFailed: LoadFailed(one.slice_id, "no such file"),
     }
-    (first,) = sent(word, core.handle(event[word], 1.0))
+    first: Any = sent(word, core.handle(event[word], 1.0))[0]
     for now_ms in (1.0, 1.0 + TELL_AGAIN_MS):
         core.handle(AgentUntold(), now_ms)
         again = core.handle(Tick(), now_ms + TELL_AGAIN_MS)

@@ -81,7 +81,8 @@ def test_a_peer_that_missed_what_it_had_to_hear_is_lost_and_begins_anew_with_its
     peer.send(OWN, StatusAsked())
     source.take(10, clock.at_ms)
     source.give_up(PEER)
-    assert source.has_more
+    had_more = source.has_more
+    assert had_more
     assert list(source.take(10, clock.at_ms)) == [Lost(PEER, REFUSED)]
     assert not source.has_more
     peer.send(OWN, Ping(7))
