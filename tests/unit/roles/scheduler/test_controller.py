@@ -105,7 +105,7 @@ class Stage:
         self.now_ms = 0.0
         self.failing: set[str] = set()
         self.is_starting_slow = False
-        self.make_plan = make_plan
+        self.make_plan: Callable[[PlanAsked], PlanMade] = make_plan
         self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
         self.sent: list[Send] = []
         self.asked: list[PlanAsked] = []
