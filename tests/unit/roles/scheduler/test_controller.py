@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Stage:
         self.now_ms = 0.0
         self.failing: set[str] = set()
         self.is_starting_slow = False
-        self.make_plan = make_plan
+        self.make_plan: Callable[[PlanAsked], PlanMade] = make_plan
         self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
         self.sent: list[Send] = []
         self.asked: list[PlanAsked] = []
