@@ -11,8 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster import KEYS
-
+from benchmarks.links.cluster import KEYS
 from fabric.ids import FrontendId
 from fabric.keys import FRONTEND, Keyring
 from roles.config.documents import read_document
