@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.config.dealing import ROOM, deal
+from roles.config.shard_assignment import ROOM, deal
 
 names = st.text("abcdefgh0123456789-", min_size=1, max_size=6)
 sizes = st.dictionaries(
