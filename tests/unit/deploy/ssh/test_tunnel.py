@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from deploy.ssh import tunnel as tunnels
 from deploy.ssh.tunnel import _addresses_of, _sockets_of
 from fabric.errors import FabricError
 from roles.cli.options import key_option, via_option
