@@ -22,7 +22,6 @@ from roles.runtime.loop.scheduler_source import LOOK_EVERY_MS, SchedulerEvent, S
 from roles.runtime.process import read_run_file
 from roles.runtime.process_events import SchedulerFound
 
-
 LOOK_IN_PEACE_MS: Final = 1_000.0
 UNSURE_MS: Final = 5_000.0  # after a connection ended or a message was refused; a restart takes less
 
