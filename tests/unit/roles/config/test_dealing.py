@@ -43,7 +43,7 @@ def test_nobody_has_nothing_while_another_has_two(
 def test_the_order_in_which_names_are_written_means_nothing(
     each: Mapping[str, tuple[float, float]], of: list[float]
 ) -> None:
-    assert deal(dict(reversed(each.items())), of) == deal(each, of)
+    assert deal({name: each[name] for name in reversed(list(each))}, of) == deal(each, of)
 
 
 @given(st.integers(1, 200), weights)
