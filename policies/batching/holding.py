@@ -126,7 +126,7 @@ def plan_holds(
     leaves_idle = frugal < slices and mean < ALL_LOSE
     price = _price(prospects, (allowed - fixed) / opening_ratio)
     price_of_need = _price(prospects, slices - fixed)
-    crowd = min(1.0, deferred / (CROWDED * slices))
+    crowd = 0.0 if leaves_idle else min(1.0, deferred / (CROWDED * slices))
     holds = []
     for one, own, lost_share in zip(prospects, work, lost_shares, strict=True):
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.

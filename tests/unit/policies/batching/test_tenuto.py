@@ -152,12 +152,12 @@ def test_holding_saves_whole_slices_or_nothing(rate_rps: float) -> None:
     assert planned == pytest.approx(min(eager, math.ceil(deferred)), abs=0.01)
 
 
-def slow_of(alpha_ms: float, beta_ms: float, slo_ms: float, load: float) -> tuple[float, float]:
-    """One model on one slice, at that part of what two batches within the SLO can do: p50 and the run time of one request."""
+def p50_ms(discipline: str, alpha_ms: float, beta_ms: float, slo_ms: float, load: float) -> float:
+    """Of one model on one slice, at that part of what two batches within the SLO can do."""
     size = max(1, int((slo_ms / 2 - beta_ms) / alpha_ms))
     per_ms = load * size / (alpha_ms * size + beta_ms)
     draw = random.Random(5)
-    to = Stage(make_discipline("tenuto"))
+    to = Stage(make_discipline(discipline))
     to.model("m", slo_ms)
     to.slice("s0", hosted("m", linear(alpha_ms, beta_ms, max(2, 2 * size))))
     came_ms: dict[int, float] = {}
@@ -174,7 +174,7 @@ def slow_of(alpha_ms: float, beta_ms: float, slo_ms: float, load: float) -> tupl
         for seq in batch.seqs
         if came_ms[seq] > 2_000.0
     ]
-    return median(waits_ms), alpha_ms + beta_ms
+    return median(waits_ms)
 
 
 @pytest.mark.parametrize("slo_runs", [3.0, 8.0, 40.0])
@@ -182,10 +182,12 @@ def slow_of(alpha_ms: float, beta_ms: float, slo_ms: float, load: float) -> tupl
 def test_on_one_slice_with_little_to_do_no_latency_is_spent(
     alpha_ms: float, beta_ms: float, slo_runs: float
 ) -> None:
-    """Nobody could use the device time that longer holds would save."""
+    """Nobody could use the device time that longer holds would save. (Where the slice has to batch, going at once takes two runs too.)"""
+    alone_ms = alpha_ms + beta_ms
     for load in (0.05, 0.3):
-        took_ms, alone_ms = slow_of(alpha_ms, beta_ms, slo_runs * (alpha_ms + beta_ms), load)
-        assert took_ms <= 2.0 * alone_ms
+        took_ms = p50_ms("tenuto", alpha_ms, beta_ms, slo_runs * alone_ms, load)
+        at_once_ms = p50_ms("eager", alpha_ms, beta_ms, slo_runs * alone_ms, load)
+        assert took_ms <= max(2.0 * alone_ms, 1.1 * at_once_ms)
 
 
 def test_holding_is_longer_the_fewer_slices_there_are() -> None:
