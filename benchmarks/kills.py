@@ -1,6 +1,6 @@
 """What the loss of each role costs its clients: kill -9 under open-loop load, and a rolling restart of everything.
 
-    python benchmarks/kills.py [--rates 500,1000] [--budget 100] [--kills 50] [--pause 8] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
+    python -m benchmarks.kills [--rates 500,1000] [--budget 100] [--kills 50] [--pause 8] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
 
 A cluster of this host: 4 nodes with one emulated GPU each (so 4 agents and 4 workers, which may outlive their agent), two
 frontends, a scheduler, and a standby where schedulers are killed and where all are restarted. One more process sends Poisson
@@ -31,9 +31,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from figures import Figures, Line, add_json_option, tell
-from steady_load import CLOCK, Fate, Load, sending
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.steady_load import CLOCK, Fate, Load, sending
 from deploy.local.rolling import Health, health_of
 from fabric.client import ask_status
 from fabric.errors import PeerLost

@@ -1,6 +1,6 @@
 """An hour at half load in which every minute one role is killed: what always holds held, and no role's memory grows.
 
-    python benchmarks/soak.py [--minutes 60] [--rate 500] [--budget 200] [--every 60] [--json FILE]
+    python -m benchmarks.soak [--minutes 60] [--rate 500] [--budget 200] [--every 60] [--json FILE]
 
 The cluster of `kills.py` with a standby, and a model of which four emulated GPUs carry 1,000 requests/s; one client that knows both frontends
 sends at `--rate`, Poisson. Every `--every` seconds one role is killed (SIGKILL), in turn: a worker, an agent whose workers outlive it, a frontend,
@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from figures import Figures, Line, add_json_option, tell
-from kills import CLOCK, GRACE_MS, KILLERS, loaded_cluster, wait_until_whole
-from memory import sample
-from steady_load import Fate
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.kills import CLOCK, GRACE_MS, KILLERS, loaded_cluster, wait_until_whole
+from benchmarks.memory import sample
+from benchmarks.steady_load import Fate
 from roles.benchmark.temporary_cluster import TemporaryCluster
 from roles.runtime.running_cluster import processes_in
 from tests.integration.proc import processes_naming
