@@ -67,6 +67,10 @@ LONG: tuple[Long, ...] = (
         "goodput of `tenuto` on 42 workloads beside four rivals: [docs/results/disciplines.md](disciplines.md)",
     ),
     Long(
+        "python -m benchmarks.below_peak PEAKS.json",
+        "p50 and busy GPUs at 10 to 70 % of the peak: [docs/results/disciplines.md](disciplines.md#below-the-peak)",
+    ),
+    Long(
         "python -m benchmarks.overload; python -m benchmarks.overload --set held-out",
         "goodput at 1.2 to 5 times the capacity, of others in a flood of one model, and how soon all is well again:"
         " [docs/results/disciplines.md](disciplines.md#overload)",

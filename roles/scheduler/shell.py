@@ -16,6 +16,7 @@ from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
+from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
     BatchesRemembered,
@@ -340,7 +341,10 @@ class SchedulerShell:
             assert controller is not None, "it was made with one"
             while controller.unlogged:
                 log.info("placement %s", controller.unlogged.popleft())
-            if controller.is_steady and kept.is_due(controller.settled, self._clock):
+            is_granted = (
+                self._replica.epoch != NO_EPOCH
+            )  # else another plan would count for more than this one
+            if is_granted and controller.is_steady and kept.is_due(controller.settled, self._clock):
                 # Before anybody hears that it is settled.
                 copy = self._copy()
                 kept.write(copy, self._clock.now_ms())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
 from tests.chaos.virtual.monitor import Violated
 from tests.chaos.virtual.script import Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
@@ -54,3 +57,38 @@ class Silent(World):
 def test_a_request_without_an_answer_is_found() -> None:
     with pytest.raises(Violated, match="no answer"):
         Silent(Script(1, Shape(rate_rps=1.0))).play()
+
+
+class Crowded(World):
+    """The first five times queues do not take a message of that type."""
+
+    def __init__(self, script: Script, word: type) -> None:
+        self.left = 5
+        self.started: list[str] = []
+        self.known: list[str] = []
+        super().__init__(script)
+        self.network.refuses = partial(self._refuses, word)
+
+    def clock_offset_ms(self, place: str) -> float:
+        """Each process asks once."""
+        self.started.append(place)
+        return super().clock_offset_ms(place)
+
+    def _probe(self) -> None:
+        super()._probe()
+        self.known = [one.state for agent in self.agents_alive() for one in agent.core._reports.alive()]
+
+    def _refuses(self, word: type, message: object) -> bool:
+        is_refused = self.left > 0 and isinstance(message, word)
+        self.left -= is_refused
+        return is_refused
+
+
+@pytest.mark.parametrize("word", [WorkerHello, Host, SliceReady, NodeHello, SliceChanged])
+def test_what_a_full_queue_does_not_take_is_said_again(word: type) -> None:
+    """Before the limits of a start, after which another process begins."""
+    world = Crowded(Script(1, Shape(nodes=2)), word)
+    world.play()
+    assert world.left == 0, "it was said"
+    assert world.known == ["ready", "ready"], "to agents: they end workers that do not load in time"
+    assert sorted(one for one in world.started if one.startswith("worker")) == ["worker-a-1", "worker-b-1"]

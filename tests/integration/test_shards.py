@@ -69,6 +69,8 @@ def test_a_model_moves_under_load_and_the_others_do_not_notice_a_dead_shard(
     report = look(cluster.run_dir)
     assert [one.scheduler for one in report.shards] == [f"scheduler-{k}" for k in range(SHARDS)]
     assert [(one.slices, one.gpus, len(one.models)) for one in report.shards] == [(GPUS, GPUS, 2)] * SHARDS
+    plans = [cluster.run_dir / f"scheduler-{k}.plan" for k in range(SHARDS)]
+    until(lambda: all(plan.exists() for plan in plans), what="what the next schedulers go on from")
     clients = list(cluster.endpoints["client"])
     rates = {"m0": 20.0, "m1": 20.0, "m3": 20.0}
 

@@ -85,7 +85,7 @@ def ready(laptop: Host) -> list[int]:
 
 
 def shard_of(laptop: Host, model: str) -> list[int]:
-    return [one["shard"] for one in asked(laptop, "status")["shards"] if model in one["models"]]
+    return [one["shard"] for one in asked(laptop, "status").get("shards", ()) if model in one["models"]]
 
 
 def answering(laptop: Host) -> list[int]:
@@ -98,6 +98,26 @@ def test_a_model_moves_to_another_host_and_no_request_is_refused(placed: dict[st
         assert asked(laptop, "models", "move", "m0", "--to", "3")["status"] == "ok"
         assert shard_of(laptop, "m0") == [3]
     assert set(found["fates"]) == {"ok"}, found["fates"]
+
+
+def test_a_changed_file_moves_a_model_to_another_host_and_no_request_is_refused(
+    placed: dict[str, Host],
+) -> None:
+    """Each scheduler reads it when it starts again, and goes on with the slices that run."""
+    laptop = placed["laptop"]
+    models = [{**one, "shard": 3} if one["name"] == "m4" else one for one in CLUSTER["models"]]
+    changed = yaml.safe_dump({**CLUSTER, "models": models}).encode()
+    with loaded(laptop, "m4", 20.0, BUDGET_MS, CLIENTS) as found:
+        assert shard_of(laptop, "m4") == [0]
+        for name in ("a", "d"):
+            host, role_id = placed[name], f"scheduler-{NAMES.index(name)}"
+            host.put("cluster.yaml", changed)
+            written = json.loads(host.run(f"cat {host.home}/run/{role_id}.json").stdout)
+            host.run(f"kill -9 {written['pid']}")
+            start_role(host, "scheduler", "cluster.yaml", "--index", role_id.rpartition("-")[2])
+        until(lambda: shard_of(laptop, "m4") == [3], 120_000.0, "the new host alone has it")
+    assert set(found["fates"]) == {"ok"}, found["fates"]
+    assert ready(laptop) == [64] * 4
 
 
 def test_a_host_that_dies_takes_its_own_models_with_it_and_no_others(placed: dict[str, Host]) -> None:

@@ -2,7 +2,8 @@
 
 Slices outlive their scheduler. One that began with the file's plan would end those that the file does not know,
 and forget models that operators have added. So the active scheduler writes down each plan that it has settled, in a
-file of its own, and sends it to the standbys, which do the same with what they are sent. The plan that counts is
+file of its own, and sends it to the standbys, which do the same with what they are sent: also the first one, for the next
+scheduler may read another configuration. The plan that counts is
 that of the highest epoch, and of that the one with the highest number. One of another configuration counts where it can be carried over. `tenuto up` takes the files away when it ends itself.
 """
 
@@ -49,7 +50,7 @@ class SavedPlan:
         self.failures = 0
         self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
         """Of the configuration."""
-        self._settled = 0
+        self._settled: int | None = None
         self._again_at_ms = 0.0
         self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
         self.newest: PlanCopy | None = None
@@ -80,11 +81,11 @@ class SavedPlan:
         return None
 
     def begin(self) -> None:
-        """Another core counts what it settles from 0 on."""
-        self._settled = 0
+        """Another core counts what it settles from 0 on, and nothing of it is written yet."""
+        self._settled = None
 
     def is_due(self, settled: int, clock: Clock) -> bool:
-        """Whether the plan changed since it was written. `settled`: the state of the controller that has it."""
+        """Whether the plan changed since it was written, if it was. `settled`: the state of the controller that has it."""
         return settled != self._settled and clock.now_ms() >= self._again_at_ms
 
     def write(self, copy: PlanCopy, now_ms: float) -> None:

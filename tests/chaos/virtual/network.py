@@ -196,6 +196,8 @@ class End:
 
     def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
         """As `fabric.link.Link`."""
+        if self._network.refuses(message):
+            return False
         return self.send_packed(peer, (frames.pack(message, tensors),))
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
@@ -282,6 +284,8 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.opened: Callable[[Wire, End, float, Sequence[object]], None] = lambda *_: None
         """Hears of each message that is read: its connection, the reader, when it was sent, and what it says."""
+        self.refuses: Callable[[AnyMessage], bool] = lambda _: False
+        """Whether a queue is too full to take that message, of those that are sent alone."""
         self._delay_ms = delay_ms
         self._paths: dict[tuple[str, str], Path] = {}
         self._order = 0
