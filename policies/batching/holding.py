@@ -8,6 +8,9 @@ Of all choices of T that keep equally many slices busy, the one that wastes the 
 saving beta/(T + 1/r)² everywhere, so T = sqrt(beta·price) - 1/r with one price for all: what batches well or is asked
 for often is held, the rest goes at once. The price follows from how many slices may be busy.
 
+Only whole slices can be released. So while nobody loses by waiting, all may be busy that full deferral keeps busy at least
+in part: what it leaves of the last of them is there to answer sooner. The slices beyond those are kept for batches that can wait no longer.
+
 1/r is the gap of requests that come one by one. Under bursts batches fill by themselves, and cost a part of
 beta/(T + 1/r): `opening_ratio`, which the discipline counts.
 """
@@ -24,9 +27,6 @@ from policies.batching.base import BatchModel
 from policies.batching.batch_moments import Table
 from policies.batching.drop import target_size
 
-SPARE = 0.003  # of the slices may be busy beyond full deferral while nobody loses requests: idle GPUs can be released
-IDLE_SHARE = 0.2  # so many may be busy whatever the load is, but …
-IDLE_SLICES = 0.5  # … no more than this: whoever serves anything keeps a slice
 # Batches that find all slices busy are held longer than planned, the longer the more models wait for a slice. So
 # planning for more than there is fills them: for so much more per model and slice, but …
 OVERBOOKED = 0.15
@@ -119,13 +119,14 @@ def plan_holds(
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
     work = [one.work_deferred(opening_ratio) for one in prospects]
     deferred = sum(work)
-    frugal = max(deferred + SPARE * slices, min(IDLE_SHARE * slices, IDLE_SLICES))
+    frugal = whole_slices(deferred, slices)
     models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
     allowed = frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal)
+    leaves_idle = frugal < slices and mean < ALL_LOSE
     price = _price(prospects, (allowed - fixed) / opening_ratio)
     price_of_need = _price(prospects, slices - fixed)
-    crowd = min(1.0, deferred / (CROWDED * slices))
+    crowd = 0.0 if leaves_idle else min(1.0, deferred / (CROWDED * slices))
     holds = []
     for one, own, lost_share in zip(prospects, work, lost_shares, strict=True):
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.
@@ -140,7 +141,7 @@ def plan_holds(
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = held_share == 1.0 and needed_ms > 0.0
+        spares_reserve = held_share == 1.0 and (leaves_idle or needed_ms > 0.0)
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
             holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))
@@ -150,13 +151,25 @@ def plan_holds(
     return holds
 
 
+def whole_slices(needed: float, slices: float) -> float:
+    """So many cannot be released where `needed` of them are busy, counted in slices at a time."""
+    return min(slices, math.ceil(needed - _ROUNDING))
+
+
 def plan_reserves(
-    prospects: Sequence[Prospect], slices: float, pools: Sequence[float], opening_ratio: float = 1.0
+    prospects: Sequence[Prospect],
+    slices: float,
+    pools: Sequence[float],
+    opening_ratio: float = 1.0,
+    mean: float = 0.0,
 ) -> list[int]:
     """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
 
-    They pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
-    waited for a large batch, and both are small then. Never more than deferral saves. `opening_ratio` as for `plan_holds`.
+    While nobody loses by waiting, those that full deferral leaves idle: they could be released.
+
+    Else they pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
+    waited for a large batch, and both are small then. Never more than deferral saves. `opening_ratio` and `mean` as for
+    `plan_holds`.
     """
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
     price_of_need = _price(prospects, (slices - fixed) / opening_ratio)
@@ -170,7 +183,8 @@ def plan_reserves(
     if not deferred:
         return [0] * len(pools)
     share = RESERVE * (needed / deferred) ** 2
-    return [int(min(saved * pool / slices, share * math.sqrt(pool))) for pool in pools]
+    idle = (1.0 - min(1.0, mean / ALL_LOSE)) * (slices - whole_slices(deferred, slices)) / slices
+    return [int(max(idle * pool, min(saved * pool / slices, share * math.sqrt(pool)))) for pool in pools]
 
 
 def _price(prospects: Sequence[Prospect], allowed: float) -> float:

@@ -1,8 +1,8 @@
 """Tenuto's own discipline: it holds a batch only while holding pays (ADR 0030).
 
 Deferral with a timeout per model, planned for all models together every 100 ms (`policies/batching/holding.py`). While slices are
-plentiful, models are held nearly as long as deferral holds them, so that GPUs stay idle and can be released; a
-request in a cluster with next to nothing to do goes at once. As far as requests are found to *lose by waiting*, i.e. to be
+plentiful, models are held as long as saves a whole slice, so that GPUs stay idle and can be released; what is left of the
+last one that is needed is spent on going earlier, so on one GPU with little to do a request goes at once. As far as requests are found to *lose by waiting*, i.e. to be
 dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
 go earlier, those first whose holding saves the least. Heads are given up to protect the batch size at which
 the slices just carry the load, and by models that lose more than others not at all.
@@ -66,7 +66,7 @@ class WaitLosses:
 class ModelCounts:
     """What one model lost, and what opening its batches cost beside what its plan expects.
 
-    Counted over the batches that found a slice at once: who waits gathers more, however requests arrive. What such a batch leaves
+    Counted over the batches that found a slice at once, the reserve aside: who waits gathers more, however requests arrive. What such a batch leaves
     behind goes at once too, and counts, so where slices are short the openings fall behind what is expected under Poisson arrivals as well.
     """
 
@@ -152,7 +152,7 @@ class Tenuto(Central):
             counts.losses.requests += size
             counts.gate.served += size
             counts.gate.busy_ms += slice_.tables[candidate.model.model.model_id][size]
-            if candidate.wanted_at_ms >= now_ms:
+            if candidate.wanted_at_ms >= now_ms and not candidate.was_early:
                 counts.openings_ms += counts.opening_ms
                 counts.expected_ms += counts.expected_ms_per_request * size
             elif size < candidate.size_max:
@@ -216,7 +216,7 @@ class Tenuto(Central):
             is_short = any(counts.gate.buckets is not None for counts in all_counts)
             holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio, is_short=is_short)
             reserves = plan_reserves(
-                prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio
+                prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio, mean
             )
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:
@@ -236,7 +236,8 @@ class Tenuto(Central):
         for model_id in group.model_ids:
             state = self._models[model_id]
             slices = sum(pool.at_once for candidate in state.candidates for pool in candidate.pools)
-            models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
+            gate = self._counts[model_id].gate
+            models.append(Sharing(gate, state.alone_ms, slices, state.model.slo_ms))
         share_out(models, group.slices, elapsed_ms, now_ms)
         for model_id in group.model_ids:
             self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None

@@ -337,7 +337,7 @@ class Matchmaker(Timed[Target]):
                 return False
             if pool.is_spare(now_ms + lead_ms) and (pool is chosen or self._first_early(pool) is None):
                 return False
-        candidate.is_early = True
+        candidate.is_early = candidate.was_early = True
         for pool in candidate.pools:
             self._arm_pool(pool, lead_ms, now_ms)
         self._sleep(candidate, pressed_at_ms, now_ms)

@@ -102,8 +102,8 @@ class Candidate:
     moment at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
     last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for
     this class and left to faster ones. `is_early`: it stands in its pools' `early`, with its `head_no`, which counts the
-    heads that the queue has had. `awaits_inputs`: it would go now if the inputs of more of its requests were ready, and
-    sleeps until they are.
+    heads that the queue has had; `was_early`: it has stood there since this head came. `awaits_inputs`: it would go now if
+    the inputs of more of its requests were ready, and sleeps until they are.
     """
 
     __slots__ = (
@@ -135,6 +135,7 @@ class Candidate:
         "timeout_at_ms",
         "timeout_ms",
         "wanted_at_ms",
+        "was_early",
     )
 
     def __init__(self, model: ModelState, class_: SpeedClass, rule: SendRule) -> None:
@@ -179,7 +180,7 @@ class Candidate:
         self.wanted_at_ms = NEVER_MS
         self.skip_runs = 0
         self.skip_count = 0
-        self.is_early = False
+        self.is_early = self.was_early = False
         self.awaits_inputs = False
         self.head_no += 1
         self.aim(guard_ms)

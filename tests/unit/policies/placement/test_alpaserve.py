@@ -20,7 +20,7 @@ from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement,
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.request_checks import require_pipelines
 from profiles.model import TableProfile
-from roles.config.gaps import drawn_gaps
+from roles.config.arrival_gaps import drawn_gaps
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
