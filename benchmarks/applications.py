@@ -7,7 +7,8 @@ Goodput is the highest rate of the application at which less than 1 % of its req
 to end (`tenuto goodput`, virtual time, four GPUs that all host all models). `game` and `traffic` are gpulet's applications on its
 synthetic profiles, `nexus-traffic` has Nexus' fan-outs that the data decide, chains and trees are of Symphony's table of models on a
 GTX 1080 Ti. The SLO of the latter is `FITTED` times what the models on the longest way take alone; 2: twice the fitted SLO.
-`surge` is `nexus-traffic` whose fan-outs double in the run.
+In `surge-…` every fan-out of that case doubles in the middle of the run. Nexus' cut stays as it was planned, as it does for an epoch; for
+`nexus-traffic` at the fitted SLO its program cuts in the same places before and after, so nothing can be lost there by not following.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from roles.lab.parallel import executor_of
 GPUS = 4
 FITTED = 4.0
 OURS = "carried"
+SURGES = ("nexus-traffic", "chain-3", "chain-4", "tree-1", "tree-2", "tree-3")
 PROFILES = json.loads((Path(__file__).parents[1] / "profiles/data/symphony_profiles.json").read_text())
 SMALL = [row for row in PROFILES["gtx1080ti"] if row["alpha_ms"] + row["beta_ms"] < 20.0]
 
@@ -76,17 +78,28 @@ def drawn(seed: int, count: int, *, is_chain: bool) -> Case:
     return FITTED * max(ends_ms.values()), profiles, stages
 
 
+def surge(case: Case, from_s: float) -> Case:
+    """The same, and from that moment on twice as many requests follow each answer."""
+    slo_ms, profiles, stages = case
+    doubled = {
+        name: stage | {"fan_out": {"poisson": [[0, mean], [from_s, 2 * mean]]}}
+        if (mean := stage.get("fan_out", {}).get("poisson"))
+        else stage
+        for name, stage in stages.items()
+    }
+    return slo_ms, profiles, doubled
+
+
 def cases(seconds: float) -> Mapping[str, Case]:
     """All of them. `seconds`: of a run, of which a surge begins in the middle."""
-    surges = [{"poisson": [[0, mean], [1.0 + seconds / 2, 2 * mean]]} for mean in (1.2, 0.8)]
-    return {
+    plain = {
         "game": game(),
         "traffic": traffic(),
         "nexus-traffic": traffic({"poisson": 1.2}, {"poisson": 0.8}),
         **{f"chain-{count}": drawn(count, count, is_chain=True) for count in (2, 3, 4)},
         **{f"tree-{seed}": drawn(seed, 3 + seed, is_chain=False) for seed in (1, 2, 3)},
-        "surge": traffic(*surges),
     }
+    return plain | {f"surge-{name}": surge(plain[name], 1.0 + seconds / 2) for name in SURGES}
 
 
 def document(case: Case, rule: str, batching: str, slo_factor: float) -> dict[str, Any]:

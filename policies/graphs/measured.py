@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from policies.graphs.graph import Graph
 
 WEIGHT = 0.01  # of a new value in a mean: it remembers about the last hundred
-WAITS_KEPT = 256  # of a stage, for quantiles
 
 
 @dataclass(slots=True)
 class StageTimes:
-    """Of one stage: means, and its last waits."""
+    """Of one stage: means."""
 
     run_ms: float
     waited_ms: float = 0.0
-    waits_ms: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS_KEPT))
-
-    def wait_quantile_ms(self, fraction: float) -> float:
-        """So long or less that part of the last requests waited; 0 before there were any."""
-        ascending = sorted(self.waits_ms)
-        return ascending[min(len(ascending) - 1, int(fraction * len(ascending)))] if ascending else 0.0
 
 
 class Measured:
@@ -38,7 +30,6 @@ class Measured:
         times = self.stages[stage]
         times.run_ms += WEIGHT * (run_ms - times.run_ms)
         times.waited_ms += WEIGHT * (waited_ms - times.waited_ms)
-        times.waits_ms.append(waited_ms)
 
     def followed(self, stage: str, count: int) -> None:
         """So many requests of the stage followed one answer before it."""

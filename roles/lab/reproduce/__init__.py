@@ -32,6 +32,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "gpulet-schedulability": "roles.lab.reproduce.gpulet:schedulability",
     "gpulet-throughput": "roles.lab.reproduce.gpulet:slo_preserved_throughput",
     "gpulet-figure-14": "roles.lab.reproduce.gpulet_violations:figure_14",
+    "gpulet-applications": "roles.lab.reproduce.gpulet_applications:figures_12_to_14",
     "symphony-table-2": "roles.lab.reproduce.symphony.batch_sizes:table_2",
     "symphony-figure-2": "roles.lab.reproduce.symphony.load:figure_2",
     "symphony-figure-5": "roles.lab.reproduce.symphony.deferral:figure_5",

@@ -37,8 +37,7 @@ What of each paper is run again, and what is not:
   latencies and shares over time.
 - The thesis: figures 5.5 to 5.10, 6.1, 6.10 and 6.15 and what its text states of 6.2 to 6.8, 6.11 to 6.13, 6.16, 6.18 and 6.19, emulated in
   place of its cluster. Not its measured metrics (figures 5.2 to 5.4), its transport (figures 4.4 and 4.5, table 4.1), nor the latencies of figures 6.9, 6.14 and 6.17.
-- gpulet: figures 5, 13 and 16, planned, and 14, emulated. Not what was measured (figures 4, 6, 7 and 10). Its applications are independent models here; as graphs:
-  [applications](../guides/applications.md).
+- gpulet: figures 5, 13 and 16, planned, and 14, emulated; 12 to 14 once more with its applications as graphs. Not what was measured (figures 4, 6, 7 and 10).
 - Symphony: table 2 and figures 1, 2, 5 to 7 and 9 to 16, by the discipline alone on virtual time, as its own "scheduler-only" runs: no network, no lateness, and
   rivals that decide in no time and know all requests ([ADR 0013](../adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
   seeds of `tenuto goodput`. Not figure 17, measurements of a network; figures 3, 4, 8 and 18 are drawings, of which 4 is a test. More workloads and seeds: [disciplines](disciplines.md).

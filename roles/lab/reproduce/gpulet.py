@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, NodeId
@@ -156,7 +156,7 @@ def workloads() -> dict[str, list[WorkloadModel]]:
     found["game"] = [
         WorkloadModel(
             ModelId(name),
-            "lenet1" if name.startswith("lenet") else name,
+            profile_of(name),
             game["slo_ms_in_scheduling_scripts"],
         )
         for name in game["models"]
@@ -174,18 +174,28 @@ def workloads() -> dict[str, list[WorkloadModel]]:
     return found
 
 
-def highest_rps(members: Sequence[WorkloadModel], gpu_count: int, scheduler: Scheduler) -> float:
-    """The highest rate of every model, in requests per second, that is schedulable; 0 if none is.
+def profile_of(model: str) -> str:
+    """The shipped profile of a model of the applications: its six LeNets have one."""
+    return "lenet1" if model.startswith("lenet") else model
 
-    Schedulability is not monotone in the rate, so there is nothing to bisect: rates are doubled until twice in a
-    row nothing fits, and from there tried downwards in steps of 1 %.
-    """
+
+def highest_rps(members: Sequence[WorkloadModel], gpu_count: int, scheduler: Scheduler) -> float:
+    """The highest rate of every model, in requests per second, that is schedulable; 0 if none is."""
     slots, known, policy = gpus(gpu_count), profiles_of(members), scheduler.policy
 
     def is_schedulable(rate_rps: float) -> bool:
         inputs = [PlacedModelInput(member.model_id, member.slo_ms, rate_rps) for member in members]
         return policy.gpus_needed(inputs, slots, known) is not None
 
+    return highest_schedulable_rps(is_schedulable)
+
+
+def highest_schedulable_rps(is_schedulable: Callable[[float], bool]) -> float:
+    """The highest of the rates that are tried, in requests per second; 0 if none is schedulable.
+
+    Schedulability is not monotone in the rate, so there is nothing to bisect: rates are doubled until twice in a
+    row nothing fits, and from there tried downwards in steps of 1 %.
+    """
     rate_rps, failures = 1.0, 0
     while failures < 2 and rate_rps < RATE_LIMIT_RPS:
         failures = 0 if is_schedulable(rate_rps) else failures + 1

@@ -4,7 +4,7 @@ import pytest
 
 from fabric.ids import ModelId
 from policies.placement.common.base import PlacedModelInput
-from roles.lab.reproduce import EXPERIMENTS, gpulet
+from roles.lab.reproduce import EXPERIMENTS, gpulet, gpulet_applications
 from roles.lab.reproduce.gpulet import SCHEDULERS, WorkloadModel
 
 
@@ -45,6 +45,34 @@ def test_the_workloads_are_those_of_the_paper() -> None:
         ("densenet161", 202),
         ("vgg16", 142),
     ]
+
+
+def test_the_applications_are_the_graphs_of_figure_12() -> None:
+    game, traffic = (
+        gpulet_applications.cluster(name, SCHEDULERS[1], "equal", 50.0).applications[0].plan
+        for name in ("game", "traffic")
+    )
+    assert (game.slo_ms, traffic.slo_ms) == (95, 136)
+    assert [stage.after for stage in game.graph.stages] == [()] * 7
+    assert {stage.name: stage.after for stage in traffic.graph.stages} == {
+        "ssd-mobilenetv1": (),
+        "googlenet": ("ssd-mobilenetv1",),
+        "vgg16": ("ssd-mobilenetv1",),
+    }
+    # Within 1 ms what the authors give each model: 69 and 67.
+    assert set(traffic.budgets("equal").values()) == {68.0}
+    assert {run[0] for run in game.run_ms.values()} == {game.run_ms["lenet1"][0], game.run_ms["resnet50"][0]}
+
+
+def test_an_application_is_schedulable_where_all_of_its_models_are() -> None:
+    planned = gpulet_applications.cluster("traffic", SCHEDULERS[1], "equal", 100.0).place()
+    assert planned.unplaced == ()
+    assert {model.model_id for one in planned.slices for model in one.models} == {
+        "ssd-mobilenetv1",
+        "googlenet",
+        "vgg16",
+    }
+    assert gpulet_applications.cluster("traffic", SCHEDULERS[1], "equal", 5_000.0).place().unplaced != ()
 
 
 @pytest.mark.parametrize("scheduler", [one for one in SCHEDULERS if one.search != "exhaustive"])
