@@ -76,7 +76,7 @@ def pack(
 def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[Buffer]:
     """The frames of messages to one peer: the header, the small tensors, then each large one."""
     header = codec.joined([one.header for one in packed], epoch=epoch, sent_at_ms=sent_at_ms)
-    if not any([one.frames for one in packed]):
+    if not any(one.frames for one in packed):
         return [header]
     small: list[Buffer] = []
     large: list[Buffer] = []
@@ -107,7 +107,7 @@ def split(
     if not parts or len(parts) > FRAMES_MAX:
         raise RemoteProtocolError(f"a message of {len(parts)} frames")
     envelope = codec.decode(parts[0], header_bytes_max)
-    if len(parts) == 1 and not any([parcel.tensors for parcel in envelope.parcels]):
+    if len(parts) == 1 and not any(parcel.tensors for parcel in envelope.parcels):
         return envelope, [()] * len(envelope.parcels)
     described = [[(spec, tensors.size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
     size = sum([size for specs in described for _, size in specs])

@@ -244,7 +244,9 @@ class _Rules(dict[type, Callable[[Any], bool]]):
     """Of each struct, made when it is met first: a look into a dictionary, where a cached function would be a call more."""
 
     def __missing__(self, struct: type) -> Callable[[Any], bool]:
-        made = self[struct] = _compiled(" and ".join(expression for _, expression in _rules(struct)) or "True")
+        made = self[struct] = _compiled(
+            " and ".join(expression for _, expression in _rules(struct)) or "True"
+        )
         return made
 
 

@@ -220,6 +220,7 @@ class Driver:
         # After every sleep the caches are cold: what need not be asked is not.
         self._asked: list[Source[Any]] = [source for source in sources if not tells_all(source)]
         self._passes = _passes(roles)
+        self._places = {source: place for place, source in enumerate(sources)}
         self._by_descriptor = {source.fileno(): source for source in sources if source.fileno() >= 0}
         self._taken: list[Source[Any]] = []
         for descriptor in (*self._by_descriptor, *wakers):
@@ -256,13 +257,14 @@ class Driver:
         clock, roles, ready = self._clock, self._roles, self._ready
         taken = self._taken = []
         began_ms = now_ms = clock.now_ms()
-        for role, sources, handed in self._passes:
+        for role, own, handed in self._passes:
+            for source in handed:
+                if source.has_more:
+                    ready.add(source)
+            due = ready & own
+            ready -= due
             feed = role.feed
-            for source in sources:
-                if source in ready:
-                    ready.remove(source)
-                elif not (source in handed and source.has_more):
-                    continue
+            for source in sorted(due, key=self._places.__getitem__):
                 taken.append(source)
                 for event in source.take(TURN_LIMIT, now_ms):
                     now_ms = clock.now_ms()
@@ -338,20 +340,17 @@ class Driver:
 
 def _passes(
     roles: Sequence[Role[Any, Any]],
-) -> list[tuple[Role[Any, Any], Sequence[Source[Any]], frozenset[Source[Any]]]]:
+) -> list[tuple[Role[Any, Any], frozenset[Source[Any]], Sequence[Source[Any]]]]:
     """What a turn goes through: each role, with its sources and those of them that have to be asked.
 
     At its begin the sleep has asked all of them. Later, others of this process may have handed something over.
     """
-    handed = [frozenset(one for one in role.sources if not tells_all(one)) for role in roles]
+    asked = [[one for one in role.sources if not tells_all(one)] for role in roles]
     first = [
-        (role, role.sources, own if place else frozenset())
-        for place, (role, own) in enumerate(zip(roles, handed, strict=True))
+        (role, frozenset(role.sources), own if place else ())
+        for place, (role, own) in enumerate(zip(roles, asked, strict=True))
     ]
-    again = [
-        (role, [one for one in role.sources if one in own], own)
-        for role, own in zip(roles[:-1], handed, strict=False)
-    ]
+    again = [(role, frozenset(own), own) for role, own in zip(roles[:-1], asked, strict=False)]
     return [*first, *again]
 
 

@@ -165,7 +165,7 @@ class WatchedLinkSource(SourceOver):
     @property
     def has_more(self) -> bool:
         """Whether somebody was given up, or something is waiting below."""
-        return bool(self._given_up) or super().has_more
+        return bool(self._given_up) or self._link.has_more
 
     def watch(self, peer: PeerId) -> None:
         """Expect signs of life from a peer that has not said anything yet."""
