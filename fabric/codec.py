@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from fabric.errors import LocalProtocolError, RemoteProtocolError
-from fabric.limits import OutOfBounds, check, clipped
+from fabric.limits import OutOfBounds, check, clipped, is_fine
 from fabric.messages import (
     TENSORS_MAX,
     WIRE_VERSION,
@@ -87,6 +87,8 @@ BULKY: Final = (
 
 _ENVELOPE_BYTES_MAX: Final = 64  # of a header, around its messages
 
+_SHORT_HEADER_BYTES_MAX: Final = HEADER_BYTES_MAX - _ENVELOPE_BYTES_MAX
+
 Buffer = bytes | memoryview
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -95,12 +97,11 @@ _DECODER: Final = msgspec.msgpack.Decoder(Envelope)
 
 def checked(parcel: Parcel) -> Parcel:
     """The parcel as it may be sent: over-long `reason`s are cut. Raises LocalProtocolError out of bounds."""
+    if is_fine(parcel):
+        return parcel
     try:
-        try:
-            check(parcel)
-        except OutOfBounds:
-            parcel = clipped(parcel)
-            check(parcel)
+        parcel = clipped(parcel)
+        check(parcel)
     except OutOfBounds as error:
         raise LocalProtocolError(f"cannot send {type(parcel.body).__name__}: {error}") from error
     return parcel
@@ -108,13 +109,12 @@ def checked(parcel: Parcel) -> Parcel:
 
 def encode_parcel(parcel: Parcel) -> bytes:
     """A message that is `checked`, ready to be `joined` with others. Raises LocalProtocolError where it cannot be sent."""
-    named = type(parcel.body).__name__
     try:
         encoded = _ENCODER.encode(parcel)
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"cannot send {named}: {error}") from error
-    if len(encoded) > HEADER_BYTES_MAX - _ENVELOPE_BYTES_MAX:
-        limit = header_bytes_max(type(parcel.body))
+        raise LocalProtocolError(f"cannot send {type(parcel.body).__name__}: {error}") from error
+    if len(encoded) > _SHORT_HEADER_BYTES_MAX:
+        named, limit = type(parcel.body).__name__, header_bytes_max(type(parcel.body))
         if len(encoded) > limit - _ENVELOPE_BYTES_MAX:
             raise LocalProtocolError(
                 f"header of {named} has {len(encoded)} bytes, at most {limit} are allowed"
@@ -157,7 +157,8 @@ def decode(header: Buffer, bytes_max: int = BULKY_HEADER_BYTES_MAX) -> Envelope:
         described = sum([len(parcel.tensors) for parcel in envelope.parcels])
         if described > TENSORS_MAX:
             raise RemoteProtocolError(f"{described} tensors are described, at most {TENSORS_MAX} are allowed")
-        check(envelope)
+        if not is_fine(envelope):
+            check(envelope)
     except (msgspec.MsgspecError, OutOfBounds, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed header: {error}") from error
     if not envelope.parcels:

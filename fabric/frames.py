@@ -76,6 +76,8 @@ def pack(
 def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[Buffer]:
     """The frames of messages to one peer: the header, the small tensors, then each large one."""
     header = codec.joined([one.header for one in packed], epoch=epoch, sent_at_ms=sent_at_ms)
+    if not any(one.frames for one in packed):
+        return [header]
     small: list[Buffer] = []
     large: list[Buffer] = []
     for one in packed:
@@ -105,10 +107,10 @@ def split(
     if not parts or len(parts) > FRAMES_MAX:
         raise RemoteProtocolError(f"a message of {len(parts)} frames")
     envelope = codec.decode(parts[0], header_bytes_max)
+    if len(parts) == 1 and not any(parcel.tensors for parcel in envelope.parcels):
+        return envelope, [()] * len(envelope.parcels)
     described = [[(spec, tensors.size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
-    if len(parts) == 1 and not any(described):
-        return envelope, [() for _ in described]
-    size = sum(size for specs in described for _, size in specs)
+    size = sum([size for specs in described for _, size in specs])
     if size > payload_bytes_max:
         raise RemoteProtocolError(f"payload of {size} bytes")
     taken = _Frames(parts[1:], [sized for specs in described for sized in specs], borrowed)
@@ -124,7 +126,7 @@ class _Frames:
         self, payload: Sequence[Buffer], specs: Sequence[tuple[TensorSpec, int]], borrowed: Lender | None
     ) -> None:
         travelling = [size for spec, size in specs if spec.at is None]
-        large_count = sum(size >= SMALL_BELOW_BYTES for size in travelling)
+        large_count = sum([size >= SMALL_BELOW_BYTES for size in travelling])
         has_small = large_count < len(travelling)
         if len(payload) != large_count + has_small:
             raise RemoteProtocolError(

@@ -94,9 +94,14 @@ class OutOfBounds(ValueError):
     """A field holds what no core should have to think about; says which and what."""
 
 
+def is_fine(struct: Struct) -> bool:
+    """Whether a message, or a part of one, is within its bounds; `check` says what is not."""
+    return _RULES[type(struct)](struct)
+
+
 def check(struct: Struct) -> None:
     """Hold a message, or a part of one, against its bounds. Raises OutOfBounds naming the field."""
-    if _is_fine(type(struct))(struct):
+    if is_fine(struct):
         return
     for name, is_field_fine in _field_rules(type(struct)).items():
         if not is_field_fine(struct):
@@ -167,7 +172,7 @@ def _rule(owner: type, name: str, hint: Any, value: str) -> str:
         return f"are_counters({value})"
     if origin is types.UnionType and type(None) in inner:
         return f"({value} is None or {_rule(owner, name, inner[0], value) or True})"
-    return f"is_fine(type({value}))({value})"  # a struct, or the union of all messages
+    return f"rules[type({value})]({value})"  # a struct, or the union of all messages
 
 
 def _integer_bounds(owner: type, name: str) -> tuple[int, int]:
@@ -207,6 +212,8 @@ def _tuple_rule(owner: type, name: str, hint: Any, value: str, length_max: int) 
     elif hint is int:
         low, high = _integer_bounds(owner, name)
         each = f"min({value}) >= {low} and max({value}) <= {high}"
+    elif isinstance(hint, type) and issubclass(hint, Struct):
+        each = f"all(map(is_fine, {value}))"
     else:
         each = f"all({_rule(owner, name, hint, 'item')} for item in {value})"
     return f"(not {value} or (len({value}) <= {length_max} and {each}))"
@@ -214,6 +221,9 @@ def _tuple_rule(owner: type, name: str, hint: Any, value: str, length_max: int) 
 
 def _are_runs(runs: tuple[SeqRun, ...]) -> bool:
     """Column by column: there may be thousands of them, and a call for each would hold up the loop."""
+    if len(runs) == 1:  # mostly
+        run = runs[0]
+        return 0 <= run.first_seq <= INTEGER_MAX and 1 <= run.count <= RUN_REQUESTS_MAX
     firsts, counts = [run.first_seq for run in runs], [run.count for run in runs]
     return (
         min(firsts) >= 0
@@ -230,9 +240,14 @@ def _are_counters(counters: dict[str, float]) -> bool:
     )
 
 
-@cache
-def _is_fine(struct: type[Struct]) -> Callable[[Struct], bool]:
-    return _compiled(" and ".join(expression for _, expression in _rules(struct)) or "True")
+class _Rules(dict[type, Callable[[Any], bool]]):
+    """Of each struct, made when it is met first: a look into a dictionary, where a cached function would be a call more."""
+
+    def __missing__(self, struct: type) -> Callable[[Any], bool]:
+        made = self[struct] = _compiled(
+            " and ".join(expression for _, expression in _rules(struct)) or "True"
+        )
+        return made
 
 
 @cache
@@ -245,9 +260,11 @@ def _compiled(expression: str) -> Callable[[Struct], bool]:
     return made
 
 
+_RULES: Final = _Rules()
 _NAMES: Final[Mapping[str, object]] = {
     "are_runs": _are_runs,
     "are_counters": _are_counters,
-    "is_fine": _is_fine,
+    "is_fine": is_fine,
+    "rules": _RULES,
     "isfinite": math.isfinite,
 }

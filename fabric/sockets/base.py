@@ -175,7 +175,9 @@ class SocketLink(ABC):
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages. What is not heard counts against the limit, so that a flood of it cannot hold us."""
         came, self._came = self._came, []
-        self._follow_keys()
+        if self._guard is not None:
+            self._follow_keys()
+        counters, routes = self._counters, self.routes
         taken = headers_size = 0
         while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES and not self._socket.closed:
             self._is_touched = True
@@ -185,20 +187,22 @@ class SocketLink(ABC):
                 whole = self._take_whole()
             except zmq.Again:
                 break
-            if len(whole.parts) > self.routes:
-                headers_size += len(whole.parts[self.routes])
-            self._counters["bytes_in"] += frames.size_of(whole.parts[self.routes :])
+            if len(whole.parts) > routes:
+                headers_size += len(whole.parts[routes])
+            counters["bytes_in"] += frames.size_of(whole.parts[routes:])
             try:
-                came.extend(self._open_up(whole))
+                came += self._open_up(whole)
             except RemoteProtocolError as error:
-                self._counters["outdated_in" if isinstance(error, Outdated) else "garbage_in"] += 1
+                counters["outdated_in" if isinstance(error, Outdated) else "garbage_in"] += 1
                 taken += 1
             # Mostly one message is waiting, and asking costs half of being told that there is no other.
             if len(came) + taken == 1 and not self.has_more:
                 break
-        received, self._came = came[:limit], came[limit:]
-        self._counters["messages_in"] += len(received)
-        return received
+        if len(came) > limit:
+            came, self._came = came[:limit], came[limit:]
+        if came:
+            counters["messages_in"] += len(came)
+        return came
 
     def close(self) -> None:
         """Flush for at most 100 ms in the background, give the addresses back."""
@@ -264,7 +268,7 @@ class SocketLink(ABC):
         late_ms = 0.0
         if peer:  # senders to a PULL share one queue but not one clock; no budget comes that way
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self._clock.now_ms())
-        epoch = Epoch(envelope.epoch)
+        epoch: Epoch = envelope.epoch  # type: ignore[assignment]  # a call of `Epoch` for every message costs as much as the rest
         return [
             Received(peer, parcel.body, tensors, late_ms, epoch)
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
@@ -448,9 +452,15 @@ def send_parts(
     socket: zmq.Socket[bytes], parts: Sequence[Buffer], *, is_tracked: bool = False
 ) -> tuple[bool, zmq.MessageTracker | None]:
     """Queue a whole message or nothing of it. The tracker is done when ZeroMQ is done with the last frame."""
+    last = len(parts) - 1
+    if not last and not is_tracked and len(parts[0]) < COPY_BELOW_BYTES:  # nearly all there is
+        try:
+            socket.send(parts[0], _NOBLOCK)
+        except zmq.Again:
+            return False, None
+        return True, None
     is_in = True
     tracker: zmq.MessageTracker | None = None
-    last = len(parts) - 1
     for place, part in enumerate(parts):
         flags = MORE if place < last else _NOBLOCK
         try:
@@ -472,7 +482,9 @@ def note_sent(counters: dict[str, float], size: int, packed: Sequence[Packed]) -
     """Count what went out, in `size` bytes; True."""
     counters["messages_out"] += len(packed)
     counters["bytes_out"] += size
-    counters["shared_bytes_out"] += sum([one.shared_size for one in packed])
+    for one in packed:
+        if one.shared_size:
+            counters["shared_bytes_out"] += one.shared_size
     return True
 
 

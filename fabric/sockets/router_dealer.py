@@ -104,7 +104,7 @@ class RouterLink(ListeningLink):
     @property
     def has_more(self) -> bool:
         """Whether somebody is lost, or a message is waiting."""
-        return bool(self._lost) or super().has_more
+        return bool(self._lost) or ((self._is_touched or bool(self._came)) and super().has_more)
 
     def _note_ended(self) -> None:
         if self._socket.closed:

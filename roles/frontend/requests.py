@@ -152,6 +152,8 @@ class Pending:
         self._by_seq: dict[ModelId, dict[int, Request]] = {}
         self._by_slice: dict[SliceId, dict[Request, None]] = {}
         self._deadlines = _Deadlines()
+        self.next_deadline_at_ms: float | None = None
+        """The earliest deadline; None: nothing is pending. It is asked for before and after every event."""
 
     def __len__(self) -> int:
         return self._count
@@ -161,14 +163,9 @@ class Pending:
         for requests in self._by_client.values():
             yield from requests.values()
 
-    @property
-    def next_deadline_at_ms(self) -> float | None:
-        """The earliest deadline; None: nothing is pending."""
-        return self._deadlines.next_at_ms
-
     def expired(self, now_ms: float) -> Request | None:
         """The request with the earliest deadline if that has come. It stays pending until removed."""
-        next_at_ms = self._deadlines.next_at_ms
+        next_at_ms = self.next_deadline_at_ms
         return self._deadlines.head() if next_at_ms is not None and next_at_ms <= now_ms else None
 
     def add(self, request: Request) -> None:
@@ -177,6 +174,9 @@ class Pending:
         self._by_client.setdefault(client, {})[request.number] = request
         self._bytes_by_client[client] = self._bytes_by_client.get(client, 0) + request.size_bytes
         self._deadlines.add(request)
+        next_at_ms = self.next_deadline_at_ms
+        if next_at_ms is None or request.deadline_at_ms < next_at_ms:
+            self.next_deadline_at_ms = request.deadline_at_ms
         self._count += 1
         self.size_bytes += request.size_bytes
 
@@ -191,6 +191,8 @@ class Pending:
         self._forget_seqs(request, (request.seq, request.former_seq))
         self.leave_slice(request)
         self._deadlines.note_answered()
+        if request.deadline_at_ms == self.next_deadline_at_ms:
+            self.next_deadline_at_ms = self._deadlines.next_at_ms
         self._count -= 1
         self.size_bytes -= request.size_bytes
 

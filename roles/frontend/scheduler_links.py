@@ -39,7 +39,8 @@ class SchedulerLinks:
         self._links = links
         self._clock = clock
         self._outbox = Outbox(self, on_refused)
-        self._ungreeted = set(links)
+        self.ungreeted = set(links)
+        """Schedulers that have not heard of this frontend since they were there."""
         self._greet_at_ms = 0.0
         self.sources: list[TranslatedSource[Heard | Lost, FrontendEvent]] = [
             TranslatedSource(
@@ -62,10 +63,9 @@ class SchedulerLinks:
         """To the active one, with the end of the turn. Raises LocalProtocolError for what cannot be sent."""
         self._outbox.put(SCHEDULER, message)
 
-    def end_turn(self, hello: FrontendHello) -> None:
-        """Send what was told, and greet those that are due."""
+    def flush(self) -> None:
+        """Send what was told."""
         self._outbox.flush()
-        self.greet_others(hello)
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """To the active one; False: it takes nothing."""
@@ -73,7 +73,7 @@ class SchedulerLinks:
 
     def greet(self, hello: FrontendHello) -> None:
         """Tell all of them that this frontend is there; who does not hear it is told later."""
-        self._ungreeted = {one for one in self._links if not self._links[one].send(SCHEDULER, hello)}
+        self.ungreeted = {one for one in self._links if not self._links[one].send(SCHEDULER, hello)}
         self._greet_at_ms = self._clock.now_ms() + GREET_EVERY_MS
 
     def greet_others(self, hello: FrontendHello) -> None:
@@ -81,11 +81,11 @@ class SchedulerLinks:
 
         Not the active one: whoever goes by it says hello, and knows that a scheduler forgets with a hello what it was told.
         """
-        others = self._ungreeted - {self.active}
+        others = self.ungreeted - {self.active}
         if not others or self._clock.now_ms() < self._greet_at_ms:
             return
         self._greet_at_ms = self._clock.now_ms() + GREET_EVERY_MS
-        self._ungreeted -= {one for one in others if self._links[one].send(SCHEDULER, hello)}
+        self.ungreeted -= {one for one in others if self._links[one].send(SCHEDULER, hello)}
 
     def close(self) -> None:
         """Flush, and give everything back."""
@@ -94,6 +94,6 @@ class SchedulerLinks:
 
     def _translated(self, number: int, event: Heard | Lost) -> FrontendEvent:
         if isinstance(event, Lost):
-            self._ungreeted.add(number)
+            self.ungreeted.add(number)
             return SchedulerLost(number, self._shard)
         return SchedulerSaid(event.message, event.epoch, number, self._shard)

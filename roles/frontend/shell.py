@@ -184,6 +184,7 @@ class FrontendShell:
             ),
             self._clock.now_ms(),
         )
+        self._offences = self._core.offences
         self.role = Role[FrontendEvent, FrontendAction](
             self._core,
             [
@@ -317,9 +318,11 @@ class FrontendShell:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
                 self._perform(action)
-        log_offences(self._core.offences)
+        log_offences(self._offences)
         for links in self._shards:
-            links.end_turn(self._core.hello)
+            links.flush()
+            if links.ungreeted:
+                links.greet_others(self._core.hello)
         self._to_clients.flush()
 
     def _undelivered(self, peer: PeerId, message: AnyMessage) -> None:

@@ -184,7 +184,8 @@ class WorkerCore:
             return None
         while self._alarms and not self._is_alarm(*self._alarms[0]):
             heapq.heappop(self._alarms)
-        moments = (
+        wake_at_ms = self._alarms[0][0] if self._alarms else None
+        for at_ms in (
             self._adoption.hello_at_ms,
             self._registration.wake_at_ms,
             self._adoption.orphan_until_ms,
@@ -192,9 +193,10 @@ class WorkerCore:
             self._stop_by_ms,
             self._early.wake_at_ms,
             self._changes.due_at_ms,
-            self._alarms[0][0] if self._alarms else None,
-        )
-        return min((moment for moment in moments if moment is not None), default=None)
+        ):
+            if at_ms is not None and (wake_at_ms is None or at_ms < wake_at_ms):
+                wake_at_ms = at_ms
+        return wake_at_ms
 
     # ------------------------------------------------ agent
 

@@ -56,8 +56,10 @@ class SchedulerConnection(SourceOver):
     @property
     def wake_at_ms(self) -> float | None:
         """The next heartbeat or probe."""
-        moments = (self._connection.wake_at_ms, self._probe_at_ms)
-        return min((moment for moment in moments if moment is not None), default=None)
+        wake_at_ms, probe_at_ms = self._connection.wake_at_ms, self._probe_at_ms
+        if wake_at_ms is None or probe_at_ms is None:
+            return probe_at_ms if wake_at_ms is None else wake_at_ms
+        return min(wake_at_ms, probe_at_ms)
 
     def take(self, limit: int, now_ms: float) -> Sequence[ConnectionEvent]:
         """What it said, and what became of it."""

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from fabric.clock import Clock, MonotonicClock
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
-from roles.runtime.loop.sources import Source
+from roles.runtime.loop.sources import Source, tells_all
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 from roles.runtime.process import wake_exactly
 
@@ -134,6 +134,7 @@ class Role(Generic[EventT, ActionT]):
         self._perform = perform
         self.next_at_ms = math.inf
         """The core's timer, as of its last event or the turn's end; infinite: it wants none."""
+        self._wanted_at_ms: float | None = None
         self._fed_at_ms = 0.0
         self._due_at_ms = 0.0
 
@@ -151,9 +152,14 @@ class Role(Generic[EventT, ActionT]):
     def look_at_timer(self) -> None:
         """Whatever happened to the core may have changed it."""
         wake_at_ms = self._core.wake_at_ms
+        if wake_at_ms != self._wanted_at_ms:
+            self._aim(wake_at_ms)
+
+    def _aim(self, wake_at_ms: float | None) -> None:
+        self._wanted_at_ms = wake_at_ms
         if wake_at_ms is None:
             self.next_at_ms = math.inf
-        elif wake_at_ms != self.next_at_ms:
+        else:
             self.next_at_ms = wake_at_ms
             # A core that wants a moment of the past means now: only what passes from here on is our doing.
             self._due_at_ms = max(wake_at_ms, self._fed_at_ms)
@@ -162,15 +168,18 @@ class Role(Generic[EventT, ActionT]):
         """Let the core take an event, and do what it decides."""
         self._fed_at_ms = now_ms
         self._remember((now_ms, event))
-        for action in self._core.handle(event, now_ms):
-            self._perform(action)
-        self.look_at_timer()
+        core, perform = self._core, self._perform
+        for action in core.handle(event, now_ms):
+            perform(action)
+        wake_at_ms = core.wake_at_ms  # `look_at_timer`, without a call for every event
+        if wake_at_ms != self._wanted_at_ms:
+            self._aim(wake_at_ms)
 
     def tick(self, clock: Clock) -> None:
         """Feed the tick that the core wants: its moment has come."""
         now_ms = clock.now_ms()
         self.stats.note_lateness(now_ms - self._due_at_ms)
-        self.next_at_ms = math.inf
+        self._aim(None)
         self.feed(Tick(), now_ms)
 
     def end_turn(self) -> None:
@@ -207,12 +216,19 @@ class Driver:
         self._epoll = select.epoll()
         self._on_defect = on_defect
         self._collect_at_ms = 0.0
-        self._order = [*roles, *roles[:-1]]
-        self._sources: list[Source[Any]] = [source for role in roles for source in role.sources]
-        self._by_descriptor = {source.fileno(): source for source in self._sources if source.fileno() >= 0}
-        self._ready: set[Source[Any]] = set()
+        sources = [source for role in roles for source in role.sources]
+        # After every sleep the caches are cold: what need not be asked is not.
+        self._asked: list[Source[Any]] = [source for source in sources if not tells_all(source)]
+        self._passes = _passes(roles)
+        self._places = {source: place for place, source in enumerate(sources)}
+        self._by_descriptor = {source.fileno(): source for source in sources if source.fileno() >= 0}
+        self._taken: list[Source[Any]] = []
         for descriptor in (*self._by_descriptor, *wakers):
             self._epoll.register(descriptor, select.EPOLLIN)
+        self._ready: set[Source[Any]] = {source for source in sources if source.has_more}
+        self._ready.update(
+            self._by_descriptor[found] for found, _ in self._epoll.poll(0) if found in self._by_descriptor
+        )
         for role in roles:
             role.begin(clock.now_ms(), self.stats)
 
@@ -238,18 +254,27 @@ class Driver:
 
     def turn(self) -> None:
         """Hear from every source that has something, tick if due, then sleep until something is due."""
-        clock = self._clock
+        clock, roles, ready = self._clock, self._roles, self._ready
+        taken = self._taken = []
         began_ms = now_ms = clock.now_ms()
-        ready, is_shared = self._ready, len(self._roles) > 1
-        for role in self._order:
-            for source in role.sources:
-                if source in ready or (is_shared and source.has_more):
-                    ready.discard(source)
-                    for event in source.take(TURN_LIMIT, now_ms):
-                        now_ms = clock.now_ms()
-                        role.feed(event, now_ms)
-                        self._tick_if_due(now_ms)
-            self._tick_if_due(now_ms)
+        for role, own, handed in self._passes:
+            for source in handed:
+                if source.has_more:
+                    ready.add(source)
+            due = ready & own
+            ready -= due
+            feed = role.feed
+            for source in sorted(due, key=self._places.__getitem__):
+                taken.append(source)
+                for event in source.take(TURN_LIMIT, now_ms):
+                    now_ms = clock.now_ms()
+                    feed(event, now_ms)
+                    for other in roles:
+                        if now_ms >= other.next_at_ms:
+                            other.tick(clock)
+            for other in roles:
+                if now_ms >= other.next_at_ms:
+                    other.tick(clock)
             role.end_turn()
         now_ms = clock.now_ms()
         self.stats.turns += 1
@@ -263,11 +288,6 @@ class Driver:
         """Give the descriptor back."""
         self._epoll.close()
 
-    def _tick_if_due(self, now_ms: float) -> None:
-        for role in self._roles:
-            if now_ms >= role.next_at_ms:
-                role.tick(self._clock)
-
     def _sleep(self, now_ms: float) -> set[Source[Any]]:
         """Until a source has something or a moment comes; the sources to hear from."""
         wake_at_ms = now_ms + SLEEP_MAX_MS
@@ -275,7 +295,9 @@ class Driver:
             wake_at_ms = min(wake_at_ms, role.next_at_ms)
         ready: set[Source[Any]] = set()
         timed: list[tuple[float, Source[Any]]] = []
-        for source in self._sources:
+        # What a `take` has left, its descriptor may not tell of a second time.
+        ready.update(source for source in self._taken if source.has_more)
+        for source in self._asked:
             if source.has_more:
                 ready.add(source)
             elif (at_ms := source.wake_at_ms) is not None:
@@ -314,6 +336,22 @@ class Driver:
         now_ms = self._clock.now_ms()
         self.stats.collect_ms_max = max(self.stats.collect_ms_max, now_ms - began_ms)
         return now_ms
+
+
+def _passes(
+    roles: Sequence[Role[Any, Any]],
+) -> list[tuple[Role[Any, Any], frozenset[Source[Any]], Sequence[Source[Any]]]]:
+    """What a turn goes through: each role, with its sources and those of them that have to be asked.
+
+    At its begin the sleep has asked all of them. Later, others of this process may have handed something over.
+    """
+    asked = [[one for one in role.sources if not tells_all(one)] for role in roles]
+    first = [
+        (role, frozenset(role.sources), own if place else ())
+        for place, (role, own) in enumerate(zip(roles, asked, strict=True))
+    ]
+    again = [(role, frozenset(own), own) for role, own in zip(roles[:-1], asked, strict=False)]
+    return [*first, *again]
 
 
 def run_roles(

@@ -22,6 +22,7 @@ from fabric.link import Link, Received
 from fabric.messages import Ping, Pong
 from fabric.transit_time import TransitMeter
 from roles.runtime.core import NO_PAYLOAD, Heard, Lost
+from roles.runtime.loop.mailbox import Mailbox
 
 SILENT = "it has been silent for too long"
 REFUSED = "it did not take what it was told"
@@ -67,16 +68,16 @@ class SourceOver:
     """A source that reads from something else, a link or another source, and is ready when that is."""
 
     def __init__(self, below: _Readable) -> None:
-        self._below = below
+        self.below = below
 
     def fileno(self) -> int:
         """The descriptor below."""
-        return self._below.fileno()
+        return self.below.fileno()
 
     @property
     def has_more(self) -> bool:
         """Whether something is waiting below."""
-        return self._below.has_more
+        return self.below.has_more
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -164,7 +165,7 @@ class WatchedLinkSource(SourceOver):
     @property
     def has_more(self) -> bool:
         """Whether somebody was given up, or something is waiting below."""
-        return bool(self._given_up) or super().has_more
+        return bool(self._given_up) or self._link.has_more
 
     def watch(self, peer: PeerId) -> None:
         """Expect signs of life from a peer that has not said anything yet."""
@@ -213,15 +214,29 @@ class TranslatedSource(SourceOver, Generic[InnerT, EventT]):
 
     def __init__(self, inner: Source[InnerT], translate: Callable[[InnerT], EventT | None]) -> None:
         super().__init__(inner)
-        self._inner = inner
+        self.inner = inner
         self._translate = translate
 
     @property
     def wake_at_ms(self) -> float | None:
         """When the inner one will."""
-        return self._inner.wake_at_ms
+        return self.inner.wake_at_ms
 
     def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
         """What at most `limit` events of the inner one say."""
         translate = self._translate
-        return [event for inner in self._inner.take(limit, now_ms) if (event := translate(inner)) is not None]
+        return [event for inner in self.inner.take(limit, now_ms) if (event := translate(inner)) is not None]
+
+
+def tells_all(source: object) -> bool:
+    """Whether a source needs asking only after a `take`: its descriptor tells of all the rest, and it has no moments."""
+    if isinstance(source, TranslatedSource):
+        return tells_all(source.inner)
+    if isinstance(source, SourceOver):
+        kind = type(source)
+        is_plain = kind.wake_at_ms is SourceOver.wake_at_ms and kind.has_more is SourceOver.has_more
+        return is_plain and tells_all(source.below)
+    if isinstance(source, Mailbox):
+        box = type(source)
+        return box.wake_at_ms is Mailbox.wake_at_ms and box.has_more is Mailbox.has_more
+    return False
