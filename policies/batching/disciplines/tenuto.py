@@ -152,9 +152,10 @@ class Tenuto(Central):
             counts.losses.requests += size
             counts.gate.served += size
             counts.gate.busy_ms += slice_.tables[candidate.model.model.model_id][size]
-            if candidate.wanted_at_ms >= now_ms and not candidate.was_early:
-                counts.openings_ms += counts.opening_ms
-                counts.expected_ms += counts.expected_ms_per_request * size
+            if candidate.wanted_at_ms >= now_ms:
+                if not candidate.was_early:
+                    counts.openings_ms += counts.opening_ms
+                    counts.expected_ms += counts.expected_ms_per_request * size
             elif size < candidate.size_max:
                 left = candidate.model.queue.count - candidate.skip_count - size
                 counts.losses.lost += LEFT_BEHIND * left
