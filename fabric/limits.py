@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 
 from fabric.messages import (
     ITEMS_MAX,
+    LEAVING_TERM,
     PRIORITY_MAX,
     RUN_REQUESTS_MAX,
     TOLD_REQUESTS_MAX,
@@ -30,6 +31,7 @@ from fabric.messages import (
     GpuSharing,
     Ledger,
     Message,
+    ModelInfo,
     ModelSpec,
     Parcel,
     PlanReport,
@@ -178,6 +180,8 @@ def _rule(owner: type, name: str, hint: Any, value: str) -> str:
 def _integer_bounds(owner: type, name: str) -> tuple[int, int]:
     if owner is TensorInfo and name == "shape":
         return (-1, INTEGER_MAX)  # -1 is any length
+    if owner in (ModelInfo, ModelSpec) and name == "term":
+        return (LEAVING_TERM, INTEGER_MAX)
     return INTEGER_BOUNDS.get(name, (0, INTEGER_MAX))
 
 

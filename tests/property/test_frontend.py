@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fabric.ids import Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
+    LEAVING_TERM,
     Answer,
     Arrivals,
     BatchFailed,
@@ -279,7 +280,9 @@ class World:
     def _change_models(self) -> None:
         shard = self._a_shard()
         self._models[shard] = [
-            replaced(model, term=self._draws.randrange(3), replicas=self._draws.choice([1, 1, 0]))
+            replaced(
+                model, term=self._draws.randrange(LEAVING_TERM, 3), replicas=self._draws.choice([1, 1, 0])
+            )
             if len(self._shards) > 1
             else model
             for model in self._draws.sample(MODELS, self._draws.randint(1, len(MODELS)))

@@ -26,6 +26,7 @@ from fabric.ids import (
 )
 from fabric.limits import INTEGER_MAX, NAME_CHARS_MAX, REASON_CHARS_MAX
 from fabric.messages import (
+    LEAVING_TERM,
     PARTS_MAX,
     REQUESTS_TOLD_MAX,
     TENSORS_MAX,
@@ -33,9 +34,12 @@ from fabric.messages import (
     AnyMessage,
     Arrivals,
     DesiredSlices,
+    Directory,
     Done,
     Dropped,
     Envelope,
+    ModelInfo,
+    ModelSet,
     ModelSpec,
     Outputs,
     Parcel,
@@ -140,6 +144,17 @@ def test_what_breaks_the_rules_is_the_senders_error(header: bytes) -> None:
 def test_a_sender_is_held_to_the_same_rules(body: AnyMessage) -> None:
     with pytest.raises(LocalProtocolError, match=type(body).__name__):
         codec.encode(envelope(body))
+
+
+def test_a_model_that_leaves_its_shard_can_be_told_of_and_no_term_is_lower() -> None:
+    info = ModelInfo(ModelId("m"), 10.0, (), (), None, 1, term=LEAVING_TERM)
+    codec.encode(envelope(Directory(1, (info,), (), ())))
+    for message in (
+        Directory(1, (replaced(info, term=LEAVING_TERM - 1),), (), ()),
+        ModelSet(1, ModelId("m"), term=LEAVING_TERM),
+    ):
+        with pytest.raises(LocalProtocolError, match="term"):
+            codec.encode(envelope(message))
 
 
 def test_the_error_names_the_field() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fabric.codec import checked
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     LEAVING_TERM,
@@ -30,6 +31,7 @@ from fabric.messages import (
     MoveInfo,
     NewSlice,
     NodeHello,
+    Parcel,
     PlanAsked,
     PlanChange,
     PlanCopy,
@@ -145,10 +147,13 @@ class Stage:
         self.is_delivering = True
         while self.under_way:
             action = self.under_way.popleft()
+            checked(Parcel((), action.message))  # by the codec, which every message passes
             self.sent.append(action)
             if isinstance(action.message, PlanAsked):
                 self.asked.append(action.message)
-                self.hear(PLANNER, self.make_plan(action.message))
+                made = self.make_plan(action.message)
+                checked(Parcel((), made))
+                self.hear(PLANNER, made)
             elif isinstance(action.message, DesiredSlices):
                 self.obey(action.peer, action.message)
         self.is_delivering = False
