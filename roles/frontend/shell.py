@@ -184,7 +184,6 @@ class FrontendShell:
             ),
             self._clock.now_ms(),
         )
-        self._offences = self._core.offences
         self.role = Role[FrontendEvent, FrontendAction](
             self._core,
             [
@@ -318,7 +317,7 @@ class FrontendShell:
         if self._core.has_gathered:
             for action in self._core.handle(TurnEnded(), self._clock.now_ms()):
                 self._perform(action)
-        log_offences(self._offences)
+        log_offences(self._core.offences)
         for links in self._shards:
             links.flush()
             if links.ungreeted:
