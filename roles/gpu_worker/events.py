@@ -10,6 +10,7 @@ from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LeftFirstStage,
     LoadBegins,
     Loaded,
     LoadFailed,
@@ -62,6 +63,7 @@ WorkerEvent = (
     | AgentUntold
     | StopAsked
     | InputsCame
+    | LeftFirstStage
     | BatchRan
     | LoadBegins
     | Loaded

@@ -47,7 +47,7 @@ class Runs:
             if batch_.rows:
                 actions.append(self._execute(slice_, batch_, now_ms))
                 break
-            slice_.queue.running = None
+            slice_.queue.end(batch_)
             actions += self._end_empty(batch_)
         return actions
 
@@ -110,7 +110,7 @@ class Runs:
 
     def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         self._counters["batches_failed"] += 1
-        slice_.queue.running = None
+        slice_.queue.end(batch)
         done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
         return [*release(*batch.payloads()), done]
 

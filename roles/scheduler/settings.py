@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fabric.errors import ConfigError
@@ -90,12 +90,13 @@ def settings_from(
     )
 
 
-def require_runnable(placement: Placement) -> None:
+def require_runnable(placement: Placement, gpus: Sequence[GpuSlot]) -> None:
     """ConfigError where a running cluster cannot carry the plan out."""
-    if any(planned.following for planned in placement.slices):
+    real = {gpu.index for gpu in gpus if not gpu.is_emulated}
+    if any(planned.following and planned.gpu in real for planned in placement.slices):
         raise ConfigError(
-            "placement: its pipelines over several GPUs are only planned and simulated so far; a running cluster "
-            "needs a plan without, such as alpaserve: {group_size: 1}"
+            "placement: its pipelines over several GPUs run on emulated devices only so far; real ones "
+            "need a plan without, such as alpaserve: {group_size: 1}"
         )
 
 

@@ -1,7 +1,8 @@
 """What a worker expects of a device: load slices, run jobs, tell how it went.
 
 An executor never blocks its caller. `load` and `run` only hand work over; what came of it is taken as events,
-so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise.
+so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise; a
+pipeline gets the next one when its first stage is free, and what failed and is run apart whenever that is known.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Protocol
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, TensorInfo
-
-NO_PIPELINES: Final = "it is a pipeline over several GPUs, which are only planned and simulated so far"
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,6 +90,14 @@ class JobRan:
 
 
 @dataclass(slots=True, frozen=True)
+class LeftFirstStage:
+    """A pipeline's first stage is done with that batch and can take the next one."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+
+
+@dataclass(slots=True, frozen=True)
 class RunFailed:
     """The model raised, answered nonsense, or the device had no memory; the slice serves on."""
 
@@ -124,7 +131,16 @@ class DeviceBroken:
 
 
 ExecutorEvent = (
-    LoadBegins | Loaded | LoadFailed | ModelLoaded | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+    LoadBegins
+    | Loaded
+    | LoadFailed
+    | ModelLoaded
+    | LeftFirstStage
+    | JobRan
+    | RunFailed
+    | Shrunk
+    | RunAborted
+    | DeviceBroken
 )
 
 
@@ -159,7 +175,7 @@ class Executor(Protocol):
         ...
 
     def run(self, job: Job, now_ms: float) -> None:
-        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows."""
+        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows; on a pipeline, if its first stage can do it, `LeftFirstStage` before."""
         ...
 
     def stage(self, job: Job) -> None:

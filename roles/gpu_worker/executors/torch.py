@@ -12,7 +12,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
-from roles.gpu_worker.executors.base import NO_PIPELINES, Job, JobRan
+from roles.gpu_worker.executors.base import Job, JobRan
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import LoaderError, load_model
 
@@ -122,7 +122,7 @@ class TorchDevice:
 
     def _device(self, spec: SliceSpec) -> torch.device:
         if spec.following:
-            raise ConfigError(NO_PIPELINES)
+            raise ConfigError("it is a pipeline over several GPUs, which run on emulated devices only so far")
         if spec.device == "cpu":
             return torch.device("cpu")
         if not torch.cuda.is_available():

@@ -34,7 +34,7 @@ class Written:
         """Where nothing runs yet. Raises ConfigError for a plan that cannot be."""
         config = self.config
         placement = config.place()
-        require_runnable(placement)
+        require_runnable(placement, config.gpus)
         settings = settings_from(config, placement)
         base_dir = str(self.base_dir.absolute())
         return settings, controller_settings(config, self.document, base_dir, placement, settings)

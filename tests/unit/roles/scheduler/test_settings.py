@@ -176,15 +176,16 @@ def test_slices_that_slow_each_other_down_a_little_still_meet_their_slos(batchin
     assert run.outcome.worst_bad_rate < 0.01
 
 
-def test_a_running_cluster_refuses_a_plan_with_pipelines(tmp_path: Path) -> None:
+def test_a_running_cluster_refuses_pipelines_of_real_devices(tmp_path: Path) -> None:
     profile = {"table": {1: 20}, "stages": {2: [11, 11]}}
     pipeline = {**on(0, of("a"), of("b")), "following": [1]}
+    common = {"slo_ms": 100, "rate_rps": 5, "profile": profile, "loader": {"python": "a.b:C"}}
     document = {
-        "models": [{"name": name, "slo_ms": 100, "rate_rps": 5, "profile": profile} for name in "ab"],
-        "cluster": {"gpus": 3},
+        "models": [{"name": name, **common} for name in "ab"],
+        "cluster": {"nodes": [{"host": "a", "gpus": 3, "device": "cpu"}]},
         "placement": {"given": {"slices": [{key: one for key, one in pipeline.items() if one is not None}]}},
     }
     cluster = parse_config(document, tmp_path)
     assert settings_from(cluster).slices[0][1].following == (1,)
-    with pytest.raises(ConfigError, match="pipelines over several GPUs are only planned and simulated"):
+    with pytest.raises(ConfigError, match="pipelines over several GPUs run on emulated devices only"):
         SchedulerShell(Written(cluster, document, tmp_path), tmp_path)
