@@ -76,6 +76,7 @@ from roles.gpu_worker.executors.base import (
     LoadFailed,
     ModelLoaded,
     RunAborted,
+    RunExpired,
     RunFailed,
     Shrunk,
 )
@@ -149,6 +150,8 @@ class WorkerCore:
                 return self._finish(event, now_ms)
             case RunFailed():
                 return self._fail(event, now_ms)
+            case RunExpired():
+                return self._expired(event, now_ms)
             case Shrunk():
                 return self._shrunk(event, now_ms)
             case LoadBegins(slice_id, model_id):
@@ -494,6 +497,12 @@ class WorkerCore:
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)
         return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)
+
+    def _expired(self, event: RunExpired, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        batch = slice_.queue.started_as(event.batch_id)
+        actions = self._runs.end_expired(slice_, batch, event.reason)
+        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         actions = self._runs.run_apart(slice_, batch, now_ms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming
@@ -17,6 +19,7 @@ from roles.gpu_worker.executors.base import (
     ModelLoaded,
     RejectedRow,
     RunAborted,
+    RunExpired,
     RunFailed,
     Shrunk,
 )
@@ -70,6 +73,7 @@ WorkerEvent = (
     | LoadFailed
     | ModelLoaded
     | RunFailed
+    | RunExpired
     | Shrunk
     | RunAborted
     | DeviceBroken
@@ -125,10 +129,14 @@ class KnowFrontends(Struct, frozen=True, gc=False):
 
 
 class Execute(Struct, frozen=True, gc=False):
-    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts."""
+    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts.
+
+    Begun after `expires_at_ms` it would be of no use to anybody: a pipeline's later stages look at that.
+    """
 
     run: RunBatch
     parts: tuple[PartInputs, ...]
+    expires_at_ms: float = math.inf
 
 
 class StageInputs(Struct, frozen=True, gc=False):

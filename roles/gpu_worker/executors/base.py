@@ -7,6 +7,7 @@ pipeline gets the next one when its first stage is free, and what failed and is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,6 +34,17 @@ class Job:
     batch_id: BatchId
     model_id: ModelId
     parts: Sequence[JobPart]
+    expires_at_ms: float = math.inf
+    """Begun later it is of no use to anybody."""
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """Which part of a cut model a process has: all begin at `first_layers` and, the first one, at 0. `digest`: of the whole."""
+
+    stage: int
+    first_layers: tuple[int, ...]
+    digest: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,6 +119,15 @@ class RunFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class RunExpired:
+    """A later stage of a pipeline got the batch too late for all its deadlines, and did not begin it."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
 class Shrunk:
     """The device had no memory for a batch: larger ones than `batch_size_max` are not worth granting any more."""
 
@@ -138,6 +159,7 @@ ExecutorEvent = (
     | LeftFirstStage
     | JobRan
     | RunFailed
+    | RunExpired
     | Shrunk
     | RunAborted
     | DeviceBroken

@@ -93,13 +93,12 @@ def bert() -> tuple[UserModel, Traced]:
 
 
 def run(stages: Sequence[Stage], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    values: tuple[Tensor | int, ...] = tuple(batch.values())
+    values: tuple[Tensor, ...] = tuple(batch.values())
     with torch.inference_mode():
         for stage in stages:
             values = stage.run(values)
-    return {
-        key: value for key, value in zip(stages[-1].gives, values, strict=True) if isinstance(value, Tensor)
-    }
+            assert all(len(value) == len(next(iter(batch.values()))) for value in values), "rows of the batch"
+    return dict(zip(stages[-1].gives, values, strict=True))
 
 
 def check_same(model: UserModel, stages: Sequence[Stage], batch: dict[str, Tensor]) -> None:
