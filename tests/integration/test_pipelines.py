@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from fabric.client import Client, InferResult
 from fabric.clock import MonotonicClock
-from fabric.errors import RequestError
-from roles.benchmark.temporary_cluster import temporary_cluster
-from tests.integration.proc import processes_naming
+from fabric.errors import NoReplica, RequestError
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from tests.integration.proc import processes_naming, until
+from tests.models.chain import WIDTH
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -48,64 +50,64 @@ def test_stages_of_emulated_gpus_run_different_batches_at_once(tmp_path: Path) -
         asyncio.run(scenario(cluster.endpoints["client"]))
 
 
-BERT = """
+CUT = """
 models:
- - name: cut
-   slo_ms: 60000
-   loader: {zoo: transformers, arch: bert, sequence_length: 8, stages: 3, config: CONFIG}
- - name: whole
-   slo_ms: 60000
-   loader: {zoo: transformers, arch: bert, sequence_length: 8, config: CONFIG}
-cluster: {nodes: [{host: one, gpus: 4, device: cpu}]}
+ - {name: cut, slo_ms: 60000, loader: {python: "tests.models.chain:Chain", stages: 3}}
+ - {name: impossible, slo_ms: 60000, loader: {python: "tests.models.chain:Chain", stages: [net.9]}}
+ - {name: whole, slo_ms: 60000, loader: {python: "tests.models.chain:Chain"}}
+cluster: {nodes: [{host: one, gpus: 6, device: cpu}]}
 batching: eager
 placement: exclusive
-""".replace(
-    "CONFIG",
-    "{hidden_size: 32, num_hidden_layers: 4, num_attention_heads: 2, intermediate_size: 64, vocab_size: 100}",
-)
+"""
 
 
-def tokens(seed: int) -> dict[str, NDArray[np.int64]]:
-    ids = np.random.default_rng(seed).integers(0, 100, 8)
-    mask = np.ones(8, np.int64)
-    mask[seed % 8 + 1 :] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+def vector(seed: int) -> dict[str, NDArray[np.float32]]:
+    return {"x": np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32)}
 
 
-def test_a_transformer_on_three_devices_answers_as_it_does_whole_and_comes_back_when_a_stage_is_killed(
+def test_a_model_on_three_devices_answers_as_it_does_whole_and_comes_back_when_a_stage_is_killed(
     tmp_path: Path,
 ) -> None:
     async def compared(client: Client) -> None:
-        asked = [
-            asyncio.gather(client.infer("cut", tokens(seed)), client.infer("whole", tokens(seed)))
-            for seed in range(20)
-        ]
-        for cut, whole in await asyncio.gather(*asked):
-            assert np.allclose(cut.outputs["logits"], whole.outputs["logits"], rtol=0, atol=1e-5)
-            assert cut.ledger.gpu_ms > 0
-
-    async def scenario(endpoints: Sequence[str]) -> None:
-        async with Client(endpoints) as client:
-            await compared(client)
-            stages = processes_naming("roles.gpu_worker.stages", str(tmp_path))
-            assert len(stages) == 2
-            os.kill(stages[1], signal.SIGKILL)
-            fates = await asyncio.gather(
-                *(client.infer("cut", tokens(seed)) for seed in range(10)), return_exceptions=True
+        for seed in range(20):
+            cut, whole = await asyncio.gather(
+                client.infer("cut", vector(seed)), client.infer("whole", vector(seed))
             )
-            assert all(isinstance(one, InferResult | RequestError) for one in fates)
-            while True:
-                try:
-                    await client.infer("cut", tokens(0))
-                    break
-                except RequestError:
-                    await asyncio.sleep(0.1)
+            assert np.allclose(cut.outputs["y"], whole.outputs["y"], rtol=0, atol=1e-5)
+
+    async def until_served(client: Client, model: str) -> None:
+        for _ in range(1_000):
+            with contextlib.suppress(RequestError):
+                await client.infer(model, vector(0))
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{model} is not served again")
+
+    async def scenario(cluster: TemporaryCluster) -> None:
+        def stages() -> list[int]:
+            found = processes_naming("roles.gpu_worker.stages worker-one-")
+            return sorted(pid for pid, command in found.items() if str(cluster.run_dir) in command)
+
+        async with Client(cluster.endpoints["client"]) as client:
+            await until_served(client, "cut")
             await compared(client)
-            again = processes_naming("roles.gpu_worker.stages", str(tmp_path))
-            assert len(again) == 2
-            assert not set(again) & set(stages), "all of it was started again"
+            before = stages()
+            assert len(before) == 2
+            asked = [asyncio.create_task(client.infer("cut", vector(seed))) for seed in range(10)]
+            os.kill(before[1], signal.SIGKILL)
+            fates = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(one, InferResult | RequestError) for one in fates)
+            await until_served(client, "cut")
+            await compared(client)
+            assert len(stages()) == 2
+            assert not set(stages()) & set(before), "all of it was started again"
+            with pytest.raises(NoReplica):
+                await client.infer("impossible", vector(0), budget_ms=1_000)
 
     path = tmp_path / "cluster.yaml"
-    path.write_text(BERT, encoding="utf-8")
+    path.write_text(CUT, encoding="utf-8")
     with temporary_cluster(path) as cluster:
-        asyncio.run(scenario(cluster.endpoints["client"]))
+        asyncio.run(scenario(cluster))
+        words = (cluster.run_dir / "up.err").read_text()
+        assert "it has no module 'net.9'" in words
+    until(lambda: not processes_naming(str(cluster.run_dir)), what="the end of all processes")

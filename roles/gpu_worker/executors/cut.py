@@ -305,7 +305,8 @@ class Traced:
         names = self.outputs if gives is None else tuple(node.name for node in gives)
         graph.output(tuple(copy_of(one) for one in results))
         module = GraphModule(self._graph, graph)  # keeps of the whole only what the graph names
-        return Stage(module.eval(), tuple(node.name for node in takes), names)
+        taken = self.inputs if first == 0 else tuple(node.name for node in takes)
+        return Stage(module.eval(), taken, names)
 
 
 class _Whole(nn.Module):
