@@ -35,9 +35,9 @@ from tests.worker_builders import SLICE, model_spec, slice_spec
 MODEL, OTHER = ModelId("m"), ModelId("other")
 
 
-def load(model_id: str = MODEL, number: int = 1) -> StageAsked:
+def load(model_id: str = MODEL, number: int = 1) -> LoadStage:
     spec = slice_spec(models=[model_spec(model_id)], device="cpu")
-    return StageAsked(LoadStage(spec, number, 1, (3,), "digest"))
+    return LoadStage(spec, number, 1, (3,), "digest")
 
 
 def replica(model_id: str = MODEL) -> ReplicaInfo:
@@ -46,7 +46,7 @@ def replica(model_id: str = MODEL) -> ReplicaInfo:
 
 def serving() -> StageCore:
     core = StageCore(1)
-    core.handle(load(), 0.0)
+    core.handle(StageAsked(load()), 0.0)
     core.handle(Loaded(SLICE, (replica(),)), 0.0)
     return core
 
@@ -146,26 +146,26 @@ def test_the_queue_has_an_end() -> None:
 def test_models_are_loaded_one_after_the_other_and_those_behind_the_first_beside_it() -> None:
     core = StageCore(1)
     first, second = load(MODEL, 1), load(OTHER, 2)
-    assert core.handle(first, 0.0) == [LoadPart(first.message, is_beside=False)]
-    assert core.handle(second, 0.0) == []
+    assert core.handle(StageAsked(first), 0.0) == [LoadPart(first, is_beside=False)]
+    assert core.handle(StageAsked(second), 0.0) == []
     told, then = core.handle(Loaded(SLICE, (replica(),)), 9.0)
     assert told == TellWorker(StageLoaded(1, 1, (5.0, 8.0), (), 7))
-    assert then == LoadPart(second.message, is_beside=True)
+    assert then == LoadPart(second, is_beside=True)
     (told,) = core.handle(ModelLoaded(SLICE, 2, None, "no file"), 12.0)
     assert told == TellWorker(StageLoaded(2, 1, (), reason="no file"))
 
 
 def test_after_a_first_load_that_failed_the_next_one_is_the_first() -> None:
     core = StageCore(1)
-    core.handle(load(MODEL, 1), 0.0)
+    core.handle(StageAsked(load(MODEL, 1)), 0.0)
     (told,) = core.handle(LoadFailed(SLICE, "no file"), 5.0)
     assert told == TellWorker(StageLoaded(1, 1, (), reason="no file"))
-    assert core.handle(load(OTHER, 2), 6.0) == [LoadPart(load(OTHER, 2).message, is_beside=False)]
+    assert core.handle(StageAsked(load(OTHER, 2)), 6.0) == [LoadPart(load(OTHER, 2), is_beside=False)]
 
 
 def test_a_model_that_nobody_wants_any_more_is_forgotten_loaded_or_not() -> None:
     core = serving()
-    core.handle(load(OTHER, 2), 0.0)
+    core.handle(StageAsked(load(OTHER, 2)), 0.0)
     assert core.handle(StageAsked(UnloadStage(SLICE, OTHER)), 1.0) == [ForgetModel(SliceId(SLICE), OTHER)]
     assert core.handle(ModelLoaded(SLICE, 2, replica(OTHER)), 2.0) == []
     core.handle(StageAsked(UnloadStage(SLICE, MODEL)), 3.0)

@@ -184,7 +184,10 @@ def job(batch_id: int = 1, expires_at_ms: float = 50.0) -> Job:
 def test_a_slice_of_one_gpu_passes_through() -> None:
     stage = Stage()
     stage.executor.load(slice_spec(device="cpu"))
-    events = [Loaded(SLICE, (replica(),)), JobRan(SLICE, BatchId(1), OUT, (), 3.0)]
+    events: list[ExecutorEvent] = [
+        Loaded(SLICE, (replica(),)),
+        JobRan(SLICE, BatchId(1), OUT, (), 3.0),
+    ]
     assert stage.hear(*events) == events
     stage.executor.abort(SLICE, BatchId(1), 0.0)
     assert ("abort", 1) in stage.first.asked
