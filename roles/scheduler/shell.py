@@ -53,7 +53,7 @@ from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
-from roles.scheduler.planning.written import Written
+from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.

@@ -236,7 +236,8 @@ class Tenuto(Central):
         for model_id in group.model_ids:
             state = self._models[model_id]
             slices = sum(pool.at_once for candidate in state.candidates for pool in candidate.pools)
-            models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
+            gate = self._counts[model_id].gate
+            models.append(Sharing(gate, state.alone_ms, slices, state.model.slo_ms))
         share_out(models, group.slices, elapsed_ms, now_ms)
         for model_id in group.model_ids:
             self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None
