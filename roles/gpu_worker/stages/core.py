@@ -27,7 +27,7 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
-from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Handle, Tick
 
 WAITING_MAX = 256  # a worker has a batch for each GPU and one more on the way
