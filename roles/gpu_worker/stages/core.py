@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import Activations, LoadStage, ReplicaInfo, StageFailed, StageLoaded, UnloadStage
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.events import BatchRan, End
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -27,7 +28,6 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
-from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Handle, Tick
 
 WAITING_MAX = 256  # a worker has a batch for each GPU and one more on the way
