@@ -109,7 +109,6 @@ class _Load:
 @dataclass(slots=True)
 class _UnderWay:
     job: Job
-    size: int
     rejected: tuple[RejectedRow, ...] = ()
 
 
@@ -184,7 +183,7 @@ class PipelineExecutor:
     def run(self, job: Job, now_ms: float) -> None:
         """In the first stage, then in the others."""
         if self._is_pipeline(job.slice_id):
-            self._under_way[job.batch_id] = _UnderWay(job, sum(part.count for part in job.parts))
+            self._under_way[job.batch_id] = _UnderWay(job)
         self._first.run(job, now_ms)
 
     def stage(self, job: Job) -> None:
