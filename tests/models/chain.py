@@ -35,3 +35,11 @@ class Restless(Chain):
         """As with a user's class that trains a little."""
         torch.seed()
         super().load(device)
+
+
+class Moody(Chain):
+    """Never answers the same."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With noise."""
+        return {"y": self.net(batch["x"]) + torch.randn_like(batch["x"])}

@@ -77,7 +77,8 @@ class Traced:
         if any(hasattr(model, name) for name in ("pre", "post")):
             raise CutError("it has pre or post, which run around a whole model; put them into infer")
         with torch.inference_mode():
-            self.outputs = tuple(model.infer(dict(self._example)))
+            self._answer = dict(model.infer(dict(self._example)))
+        self.outputs = tuple(self._answer)
         size = Dim("batch", min=1, max=1 << 20)
         shapes = (tuple({0: size} for _ in self.inputs),)
         try:
@@ -108,12 +109,24 @@ class Traced:
 
     def example(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
         """What the stage behind these takes for one request: their weights must be where the model was loaded."""
+        return {name: value[0].clone() for name, value in self._run(stages).items()}
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """Raises CutError where all stages together do not answer what the model does; as `example`."""
+        given = self._run(stages)
+        for name, value in self._answer.items():
+            if not torch.allclose(given[name].double(), value.double(), rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise CutError(
+                    f"its stages do not give the same {name!r} as the whole: does it draw at random?"
+                )
+
+    def _run(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
         values: Sequence[Tensor] = tuple(self._example.values())
         names: Sequence[str] = self.inputs
         with torch.inference_mode():
             for stage in stages:
                 values, names = stage.run(values), stage.gives
-        return {name: value[0].clone() for name, value in zip(names, values, strict=True)}
+        return dict(zip(names, values, strict=True))
 
     def times_ms(
         self, stages: Sequence[Stage], clock: Clock, device: torch.device | None = None

@@ -34,6 +34,7 @@ def load_first(spec: LoaderSpec, device: torch.device, stages: int, clock: Clock
         first_layers = traced.begun_at(spec.begin_at)
     else:
         first_layers = traced.balanced(stages, clock, device)
+    traced.check(traced.cut(first_layers))
     part = Part(0, first_layers, traced.digest)
     return _kept(loaded, traced, part, device), part
 

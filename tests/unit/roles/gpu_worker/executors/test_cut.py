@@ -132,6 +132,14 @@ def test_a_transformer_answers_the_same_in_so_many_stages(count: int) -> None:
         assert max(sizes) < 0.6 * sum(sizes)
 
 
+def test_a_classifier_of_torchvision_answers_the_same_in_so_many_stages() -> None:
+    model = load_model(LoaderSpec(zoo="torchvision", arch="resnet18"), CPU).model
+    traced = Traced(model, {"image": torch.zeros(3, 64, 64)})
+    stages = traced.cut(traced.balanced(3, CLOCK))
+    assert [len(stage.takes) for stage in stages] == [1, 1, 1], "one activation goes on, and nothing else"
+    check_same(model, stages, {"image": torch.randn(2, 3, 64, 64)})
+
+
 def test_a_transformer_is_cut_where_the_user_says() -> None:
     model, traced = bert()
     stages = traced.cut(traced.begun_at(["bert.encoder.layer.1", "bert.encoder.layer.3"]))

@@ -100,6 +100,11 @@ def test_a_model_that_is_another_one_each_time_is_not_served_in_parts() -> None:
         load_later(restless, CPU, Part(1, part.first_layers, part.digest))
 
 
+def test_a_model_whose_parts_answer_otherwise_is_not_served_in_parts() -> None:
+    with pytest.raises(CutError, match="do not give the same 'y' as the whole: does it draw at random"):
+        load_first(LoaderSpec(python="tests.models.chain:Moody"), CPU, 2, CLOCK)
+
+
 def test_the_user_says_where_stages_begin_and_for_how_many_gpus() -> None:
     at = LoaderSpec(python="tests.models.chain:Chain", stages=3, begin_at=("1", "4"))
     stages = loaded(at, 3)
