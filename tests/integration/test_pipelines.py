@@ -22,7 +22,7 @@ from roles.gpu_worker.executors.loaders import load_model
 from tests.integration.proc import processes_naming, until
 from tests.models.chain import WIDTH
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 EMULATED = """
 models:

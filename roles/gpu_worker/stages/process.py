@@ -88,6 +88,7 @@ class StageShell:
         self._parts: dict[tuple[SliceId, ModelId], Part] = {}
         self._payloads = Payloads(sys.maxsize)
         self._thread = ThreadExecutor(self._make_device)
+        self._thread.prepare()  # while the worker still loads, and finds where to cut
         self.role = Role[StageEvent, StageAction](
             StageCore(stage),
             [LinkSource(self._pull, self._heard), TranslatedSource(self._thread, self._from_device)],
