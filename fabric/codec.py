@@ -17,6 +17,7 @@ from fabric.limits import OutOfBounds, check, clipped, is_fine
 from fabric.messages import (
     TENSORS_MAX,
     WIRE_VERSION,
+    Activations,
     Answer,
     AnyMessage,
     BatchesRemembered,
@@ -31,6 +32,7 @@ from fabric.messages import (
     Host,
     Infer,
     Inputs,
+    LoadStage,
     ModelsAdd,
     ModelsListed,
     ModelsRemove,
@@ -65,6 +67,7 @@ LONG: Final = (
     Changed,
     GlueAsked,
     GlueMade,
+    Activations,
 )
 """Messages that describe thousands of tensors, or list what is placed; they travel alone when they are long."""
 BULKY_HEADER_BYTES_MAX: Final = 16 << 20
@@ -73,6 +76,7 @@ BULKY: Final = (
     BatchesRemembered,
     Directory,
     Host,
+    LoadStage,
     ModelsAdd,
     ModelsListed,
     NodeHello,

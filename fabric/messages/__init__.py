@@ -149,6 +149,13 @@ from fabric.messages.records import (
     RequestRecord as RequestRecord,
     RequestsRemembered as RequestsRemembered,
 )
+from fabric.messages.stages import (
+    Activations as Activations,
+    LoadStage as LoadStage,
+    StageFailed as StageFailed,
+    StageLoaded as StageLoaded,
+    UnloadStage as UnloadStage,
+)
 from fabric.messages.tensors import (
     RANK_MAX as RANK_MAX,
     TENSORS_MAX as TENSORS_MAX,

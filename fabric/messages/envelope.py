@@ -53,6 +53,7 @@ from fabric.messages.records import (
     RecordsAsked,
     RequestsRemembered,
 )
+from fabric.messages.stages import Activations, LoadStage, StageFailed, StageLoaded, UnloadStage
 from fabric.messages.tensors import TENSORS_MAX, TensorSpec
 from fabric.messages.worker_scheduler import Done, PreemptBatch, RunBatch, SliceReady
 
@@ -116,6 +117,11 @@ AnyMessage = (
     | FiguresListed
     | GlueAsked
     | GlueMade
+    | LoadStage
+    | UnloadStage
+    | StageLoaded
+    | Activations
+    | StageFailed
 )
 
 

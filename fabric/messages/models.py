@@ -35,7 +35,8 @@ class LoaderSpec(Value, frozen=True):
     (`arch` a type such as ``bert``, with `config` over its defaults as (key, JSON) pairs; or `weights`, a local
     directory; or, `from_hub`, `arch` a name there).
     python: ``module:Class`` with `load`, `infer(batch)`, `example`.
-    `cuda_graphs` None: where it is known to be safe. The rest is in docs/guides/worker.md.
+    `cuda_graphs` None: where it is known to be safe. `stages` of a model that must be cut into so many; 0: not said.
+    `begin_at`: the modules at which its second and following stages begin. The rest is in docs/guides/worker.md.
     """
 
     zoo: str | None = None
@@ -50,6 +51,8 @@ class LoaderSpec(Value, frozen=True):
     sequence_length: int = 512
     config: Listed[tuple[str, str]] = ()
     from_hub: bool = False
+    stages: int = 0
+    begin_at: Listed[str] = ()
 
 
 class ModelSpec(Value, frozen=True):

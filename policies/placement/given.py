@@ -127,6 +127,8 @@ def _predicted(
     profile = profiles.get((entry.model_id, gpu.gpu_type))
     if profile is None:
         return entry, None
+    if not gpu.is_emulated and planned.following and len(planned.gpus) not in profile.cuts:
+        return entry, None  # it will be measured
     try:
         if planned.following:
             exec_ms = sum(table[(entry.batch or 1) - 1] for table in profile.stage_tables(len(planned.gpus)))

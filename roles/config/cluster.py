@@ -21,6 +21,8 @@ from policies.graphs.limits import limits
 from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
+from policies.placement.common.cut_models import cut_first
+from policies.placement.given import Given
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
@@ -301,7 +303,12 @@ class ClusterConfig:
             policy = policy.under(self.conditions())
         own_gpus = self.gpus if gpus is None else gpus
         profiles = self.profiles()
-        placement = policy.place(placed_models(self.models), own_gpus, profiles, current)
+        models = placed_models(self.models)
+        if isinstance(policy, Given):
+            placement = policy.place(models, own_gpus, profiles, current)
+        else:
+            cut = cut_first(models, own_gpus, profiles, current)
+            placement = cut.with_others(policy, profiles, current)
         slo_ms = {model.model_id: model.slo_ms for model in self.models}
         plans = [one.plan for one in self.applications]
         why = (*_estimates(profiles), *limits(plans, placement, own_gpus, profiles, slo_ms))
@@ -392,6 +399,7 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
             memory_bytes=model.memory_bytes,
             has_loader=model.loader is not None,
             priority=model.priority,
+            stages=1 if model.loader is None else max(1, model.loader.stages),
         )
         for model in models
     )

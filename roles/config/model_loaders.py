@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
-from roles.config.checks import SEED_MAX, one_of, whole
+from profiles.model import STAGES_MAX
+from roles.config.checks import SEED_MAX, one_of, unique, whole
 from roles.config.sections import LoaderSection
 
 ZOOS: Final = ("torchvision", "transformers")
@@ -51,6 +53,7 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
     length = section.sequence_length
     if length is not None:
         whole(length, f"{where}.sequence_length", 1, SEQUENCE_LENGTH_LIMIT)
+    stages, begin_at = _stages(section.stages, f"{where}.stages")
     return LoaderSpec(
         zoo=section.zoo,
         arch=section.arch,
@@ -64,7 +67,20 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
         sequence_length=SEQUENCE_LENGTH_DEFAULT if length is None else length,
         config=tuple((key, json.dumps(value)) for key, value in (section.config or {}).items()),
         from_hub=section.from_hub,
+        stages=stages,
+        begin_at=begin_at,
     )
+
+
+def _stages(said: int | Sequence[str] | None, where: str) -> tuple[int, tuple[str, ...]]:
+    """How many, and the modules at which all but the first begin, where the file names them."""
+    if said is None:
+        return 0, ()
+    if isinstance(said, int):
+        return whole(said, where, 2, STAGES_MAX), ()
+    whole(len(said) + 1, f"{where}: its modules and the first stage", 2, STAGES_MAX)
+    unique(said, f"{where}[{{}}]")
+    return len(said) + 1, tuple(said)
 
 
 def _check_origin(section: LoaderSection, where: str) -> None:

@@ -80,6 +80,8 @@ class LoaderSection(Section, frozen=True):
     """Of transformers with `arch`: over the type's default configuration."""
     from_hub: bool = False
     """Of transformers: `arch` is a name on the hub. Without it nothing is ever fetched."""
+    stages: int | list[str] | None = None
+    """Cut the model into so many stages, each on a GPU of its own; or at these modules, at which the second and following stages begin. Default: it stays whole, unless its placement cuts it."""
 
 
 class ModelSection(Section, frozen=True):

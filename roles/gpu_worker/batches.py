@@ -49,6 +49,8 @@ class Batch:
     exec_ms: float = 0.0
     overdue_at_ms: float = math.inf
     """When what runs has hung."""
+    between_ms: float = 0.0
+    """What it has waited between the stages of a pipeline."""
 
     @property
     def is_complete(self) -> bool:
@@ -132,8 +134,8 @@ class Batch:
 
     @property
     def queue_ms(self) -> float:
-        """From the last input (or RunBatch, if later) to the start."""
-        return self.started_at_ms - self.complete_at_ms
+        """From the last input (or RunBatch, if later) to the start, and in a pipeline also from stage to stage."""
+        return self.started_at_ms - self.complete_at_ms + self.between_ms
 
 
 def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
@@ -142,25 +144,50 @@ def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
 
 
 class BatchQueue:
-    """Waiting batches of one slice in order of start, and the one that runs."""
+    """Waiting batches of one slice in order of start, the one that runs, and those that a pipeline's later stages have."""
 
     def __init__(self) -> None:
         self.running: Batch | None = None
+        """What keeps the slice from starting another one: on the device, or in a pipeline's first stage."""
+        self._passed: list[Batch] = []
         self._waiting: list[Batch] = []
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self.running is not None)
+        return len(self._waiting) + len(self._passed) + (self.running is not None)
+
+    @property
+    def started(self) -> list[Batch]:
+        """Those that have started and not ended, in the order of their starts."""
+        return self._passed.copy() if self.running is None else [*self._passed, self.running]
+
+    def started_as(self, batch_id: BatchId) -> Batch:
+        """One of them, which is there: an executor speaks of what it was given and has not ended."""
+        return next(batch for batch in self.started if batch.run.batch_id == batch_id)
 
     def find(self, batch_id: BatchId) -> Batch | None:
         """A batch that has not ended."""
-        if self.running is not None and self.running.run.batch_id == batch_id:
-            return self.running
-        return next((batch for batch in self._waiting if batch.run.batch_id == batch_id), None)
+        return next(
+            (batch for batch in (*self.started, *self._waiting) if batch.run.batch_id == batch_id), None
+        )
 
     def has(self, model_id: ModelId) -> bool:
         """Whether a batch of the model has not ended."""
-        batches = self._waiting if self.running is None else [self.running, *self._waiting]
-        return any(batch.run.model_id == model_id for batch in batches)
+        return any(batch.run.model_id == model_id for batch in (*self.started, *self._waiting))
+
+    def leave_first_stage(self, batch_id: BatchId) -> bool:
+        """That batch is in a later stage from now on; False where it was before, as one that is run apart."""
+        if self.running is None or self.running.run.batch_id != batch_id:
+            return False
+        self._passed.append(self.running)
+        self.running = None
+        return True
+
+    def end(self, batch: Batch) -> None:
+        """One that has started is over."""
+        if self.running is batch:
+            self.running = None
+        else:
+            self._passed.remove(batch)
 
     def add(self, batch: Batch) -> None:
         """Take a newly granted batch."""
@@ -203,10 +230,12 @@ class BatchQueue:
     @property
     def wake_at_ms(self) -> float | None:
         """When the next batch may start or, while the device is busy, expires, or what runs has hung."""
+        overdue_at_ms = min((batch.overdue_at_ms for batch in self.started), default=None)
         if self.running is not None:
-            expires_at_ms = min((batch.expires_at_ms for batch in self._waiting), default=math.inf)
-            return min(expires_at_ms, self.running.overdue_at_ms)
-        return min((batch.may_start_at_ms for batch in self._waiting), default=None)
+            ends_at_ms = min((batch.expires_at_ms for batch in self._waiting), default=None)
+        else:
+            ends_at_ms = min((batch.may_start_at_ms for batch in self._waiting), default=None)
+        return min((at_ms for at_ms in (overdue_at_ms, ends_at_ms) if at_ms is not None), default=None)
 
 
 def _are_of(seqs: Sequence[int], part: Part) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fabric.heartbeats import HeartbeatTiming
-from fabric.ids import Epoch, ModelId, SliceId
+from fabric.ids import BatchId, Epoch, ModelId, SliceId
 from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
@@ -70,11 +70,13 @@ from roles.gpu_worker.events import (
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LeftFirstStage,
     LoadBegins,
     Loaded,
     LoadFailed,
     ModelLoaded,
     RunAborted,
+    RunExpired,
     RunFailed,
     Shrunk,
 )
@@ -142,10 +144,14 @@ class WorkerCore:
                 return self._heard_scheduler(message, late_ms, now_ms)
             case InputsCame():
                 return self._take_inputs(event, now_ms)
+            case LeftFirstStage(slice_id, batch_id):
+                return self._leave_first_stage(self._slices[slice_id], batch_id, now_ms)
             case BatchRan():
                 return self._finish(event, now_ms)
             case RunFailed():
                 return self._fail(event, now_ms)
+            case RunExpired():
+                return self._expired(event, now_ms)
             case Shrunk():
                 return self._shrunk(event, now_ms)
             case LoadBegins(slice_id, model_id):
@@ -346,9 +352,9 @@ class WorkerCore:
             slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
             loading = slice_.loading
-            if slice_.queue.running is not None:
+            for batch in slice_.queue.started:
                 loading = None  # what loads beside a batch need not be what broke the device
-                actions += self._runs.end_broken(slice_, slice_.queue.running, reason)
+                actions += self._runs.end_broken(slice_, batch, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._runs.end_unlaunched(batch)
             slice_id = slice_.spec.slice_id
@@ -397,7 +403,7 @@ class WorkerCore:
         batch = slice_.queue.find(preempt.batch_id) if slice_ is not None else None
         if slice_ is None or batch is None:
             return []  # it has ended: its Done is on the way
-        if batch is slice_.queue.running:
+        if batch in slice_.queue.started:
             return [Abort(preempt.slice_id, preempt.batch_id)]
         slice_.queue.remove(batch)
         return self._runs.end_preempted(batch) + self._advance(slice_, now_ms)
@@ -416,7 +422,7 @@ class WorkerCore:
             return release(event.payload)
         slice_ = self._slices.get(inputs.slice_id)
         batch = slice_.queue.find(inputs.batch_id) if slice_ is not None else None
-        if slice_ is not None and batch is slice_.queue.running and batch is not None:
+        if slice_ is not None and batch in slice_.queue.started:
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
             return release(event.payload)
         if slice_ is not None and batch is not None:
@@ -431,8 +437,9 @@ class WorkerCore:
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start what may, and look ahead."""
-        running = slice_.queue.running
-        if running is not None and running.overdue_at_ms <= now_ms:
+        for running in slice_.queue.started:
+            if running.overdue_at_ms > now_ms:
+                continue
             if now_ms - running.overdue_at_ms < OWN_GAP_MS:
                 return self._hung(slice_, running)
             self._runs.expect(slice_, running, now_ms)
@@ -457,10 +464,17 @@ class WorkerCore:
             actions += self._changes.adapt(slice_, now_ms)
         return actions + self._forget_if_drained(slice_)
 
+    def _leave_first_stage(self, slice_: HostedSlice, batch_id: BatchId, now_ms: float) -> list[WorkerAction]:
+        """The next batch of a pipeline can start."""
+        if not slice_.queue.leave_first_stage(batch_id):
+            return []
+        return self._runs.launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)
+
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.running
-        assert batch is not None, "an executor runs only what it was given"
+        batch = slice_.queue.started_as(event.batch_id)
+        if slice_.spec.following and not batch.failure:
+            batch.between_ms = max(0.0, now_ms - batch.started_at_ms - event.exec_ms)
         answers, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran
         self.counters["requests_invalid"] += len(event.rejected)
@@ -471,7 +485,7 @@ class WorkerCore:
             batch.ran += ran
             batch.exec_ms += event.exec_ms
             return [*answers, *release(event.outputs), *self._run_apart(slice_, batch, now_ms)]
-        slice_.queue.running = None
+        slice_.queue.end(batch)
         # Before the answers: the device has nothing to do meanwhile.
         actions = self._runs.launch(slice_, now_ms)
         actions += [*answers, *release(event.outputs, *batch.payloads())]
@@ -480,24 +494,28 @@ class WorkerCore:
 
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.running
-        assert batch is not None, "an executor runs only what it was given"
+        batch = slice_.queue.started_as(event.batch_id)
         if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)
         return answer_failure(batch, "Internal", event.reason) + self._run_apart(slice_, batch, now_ms)
 
+    def _expired(self, event: RunExpired, now_ms: float) -> list[WorkerAction]:
+        slice_ = self._slices[event.slice_id]
+        batch = slice_.queue.started_as(event.batch_id)
+        actions = self._runs.end_expired(slice_, batch, event.reason)
+        return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
+
     def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         actions = self._runs.run_apart(slice_, batch, now_ms)
-        if slice_.queue.running is batch:
+        if batch in slice_.queue.started:
             return actions + self._look_ahead(slice_, now_ms)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.running
-        assert batch is not None, "an executor runs only what it was given"
-        slice_.queue.running = None
+        batch = slice_.queue.started_as(event.batch_id)
+        slice_.queue.end(batch)
         actions = self._runs.end_preempted(batch)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
@@ -559,16 +577,17 @@ class WorkerCore:
     def _end_if_stopped(self, now_ms: float) -> list[WorkerAction]:
         if self._stop_by_ms is None or self._has_ended:
             return []
-        running = [slice_ for slice_ in self._slices.values() if slice_.queue.running is not None]
+        running = [
+            (slice_.queue, batch) for slice_ in self._slices.values() for batch in slice_.queue.started
+        ]
         if not running:
             return [self._end(0, "stopped")]
         if now_ms < self._stop_by_ms:
             return []
         actions: list[WorkerAction] = []
-        for slice_ in running:
-            assert slice_.queue.running is not None
-            actions += self._runs.end_unlaunched(slice_.queue.running)
-            slice_.queue.running = None
+        for queue, batch in running:
+            actions += self._runs.end_unlaunched(batch)
+            queue.end(batch)
         return [*actions, self._end(0, "stopped with batches running: the grace is over")]
 
     def _end(self, exit_code: int, reason: str) -> End:

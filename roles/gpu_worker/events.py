@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming
@@ -10,12 +12,14 @@ from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
+    LeftFirstStage,
     LoadBegins,
     Loaded,
     LoadFailed,
     ModelLoaded,
     RejectedRow,
     RunAborted,
+    RunExpired,
     RunFailed,
     Shrunk,
 )
@@ -62,12 +66,14 @@ WorkerEvent = (
     | AgentUntold
     | StopAsked
     | InputsCame
+    | LeftFirstStage
     | BatchRan
     | LoadBegins
     | Loaded
     | LoadFailed
     | ModelLoaded
     | RunFailed
+    | RunExpired
     | Shrunk
     | RunAborted
     | DeviceBroken
@@ -123,10 +129,14 @@ class KnowFrontends(Struct, frozen=True, gc=False):
 
 
 class Execute(Struct, frozen=True, gc=False):
-    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts."""
+    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts.
+
+    Begun after `expires_at_ms` it would be of no use to anybody: a pipeline's later stages look at that.
+    """
 
     run: RunBatch
     parts: tuple[PartInputs, ...]
+    expires_at_ms: float = math.inf
 
 
 class StageInputs(Struct, frozen=True, gc=False):

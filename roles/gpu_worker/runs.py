@@ -47,7 +47,7 @@ class Runs:
             if batch_.rows:
                 actions.append(self._execute(slice_, batch_, now_ms))
                 break
-            slice_.queue.running = None
+            slice_.queue.end(batch_)
             actions += self._end_empty(batch_)
         return actions
 
@@ -56,13 +56,10 @@ class Runs:
 
         Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends.
         """
-        model_id = batch.run.model_id
-        granted = sum(run.count for part in batch.run.parts for run in part.runs)
-        lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
         actions: list[WorkerAction] = []
         while batch.rest:
             batch.rows = batch.rest.pop(0)
-            if now_ms + slice_.exec_ms(model_id, len(batch.rows)) <= lost_at_ms:
+            if now_ms <= _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
                 return [*actions, self._execute(slice_, batch, now_ms)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
@@ -106,11 +103,24 @@ class Runs:
 
     def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
         self.expect(slice_, batch, now_ms)
-        return Execute(batch.run, tuple(part for _, part in batch.running()))
+        parts = tuple(part for _, part in batch.running())
+        if slice_.spec.following:
+            return Execute(batch.run, parts, _expires_at_ms(slice_, batch))
+        return Execute(batch.run, parts)
+
+    def end_expired(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+        """A pipeline's stage got it too late: nobody waits for these any more."""
+        self._counters["batches_expired"] += 1
+        actions: list[WorkerAction] = []
+        for rows in (batch.rows, *batch.rest):
+            batch.rows = rows
+            actions += answer_failure(batch, "DeadlineExceeded", reason)
+        slice_.queue.end(batch)
+        return [*actions, *release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired", batch.ran))]
 
     def _end_failed(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
         self._counters["batches_failed"] += 1
-        slice_.queue.running = None
+        slice_.queue.end(batch)
         done = Send(SCHEDULER, done_of(batch, "failed", batch.ran, batch.exec_ms))
         return [*release(*batch.payloads()), done]
 
@@ -123,3 +133,11 @@ class Runs:
         """All its requests were cancelled or had expired before."""
         batch.started_at_ms = batch.complete_at_ms
         return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok"))]
+
+
+def _expires_at_ms(slice_: HostedSlice, batch: Batch) -> float:
+    """When its rows must have begun, for the loosest deadline of the whole batch."""
+    model_id = batch.run.model_id
+    granted = sum(run.count for part in batch.run.parts for run in part.runs)
+    lost_at_ms = batch.expires_at_ms + slice_.exec_ms(model_id, granted)
+    return lost_at_ms - slice_.exec_ms(model_id, len(batch.rows))

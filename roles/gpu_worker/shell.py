@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import guarded
 from fabric.errors import LocalProtocolError
-from fabric.ids import Incarnation, PeerId, SliceId, new_incarnation, peer_id
+from fabric.ids import Incarnation, ModelId, PeerId, SliceId, new_incarnation, peer_id
 from fabric.keys import FRONTEND, Keyring
 from fabric.link import NamedTensor, Received
 from fabric.messages import (
@@ -52,13 +53,24 @@ from roles.gpu_worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from roles.gpu_worker.executors.base import Executor, ExecutorEvent, Job, JobPart, JobRan, Loaded, ModelLoaded
+from roles.gpu_worker.executors.base import (
+    Executor,
+    ExecutorEvent,
+    Job,
+    JobPart,
+    JobRan,
+    Loaded,
+    ModelLoaded,
+    Part,
+)
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.registration import WorkerIdentity
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
+from roles.gpu_worker.stages.executor import PipelineExecutor
+from roles.gpu_worker.stages.processes import StageProcesses
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
@@ -164,7 +176,10 @@ class WorkerShell:
         self._known: set[PeerId] = set()
         self._payloads = Payloads(sys.maxsize)
         self._sleep = options.make_emulated()
+        self._parts: dict[tuple[SliceId, ModelId], Part] = {}
         self._thread = ThreadExecutor(self._make_torch_device)
+        later = StageProcesses(worker_id, run_dir, options.threads, transport)
+        self._real = PipelineExecutor(self._thread, later, self._parts, options.clock.now_ms)
         self._executors: dict[SliceId, Executor] = {}
         self._core = WorkerCore(
             WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses)), outlive_ms
@@ -175,7 +190,7 @@ class WorkerShell:
                 stop,
                 watch,
                 TranslatedSource(self._sleep, self._from_device),
-                TranslatedSource(self._thread, self._from_thread),
+                TranslatedSource(self._real, self._from_thread),
                 LinkSource(self._agent, _from_agent),
                 self._scheduler,
                 self._untold,
@@ -198,7 +213,7 @@ class WorkerShell:
         self._pull.close()
         self._untold.close()
         self._sleep.close()
-        self._thread.close()
+        self._real.close()
 
     def _from_device(self, event: ExecutorEvent) -> WorkerEvent:
         """Outputs are exchanged for a handle."""
@@ -235,8 +250,9 @@ class WorkerShell:
                 self._send(peer, message)
             case PushOutputs():
                 self._push(action)
-            case Execute(run, parts):
-                self._executors[run.slice_id].run(self._job(run, parts), self._clock.now_ms())
+            case Execute(run, parts, expires_at_ms):
+                job = self._job(run, parts, expires_at_ms)
+                self._executors[run.slice_id].run(job, self._clock.now_ms())
             case StageInputs(run, parts):
                 self._executors[run.slice_id].stage(self._job(run, parts))
             case Abort(slice_id, batch_id):
@@ -251,7 +267,7 @@ class WorkerShell:
             case JoinScheduler(addresses, heartbeats):
                 self._scheduler.open(addresses, heartbeats, self._clock.now_ms())
             case LoadSlice(spec):
-                executor: Executor = self._sleep if spec.device == EMULATED else self._thread
+                executor: Executor = self._sleep if spec.device == EMULATED else self._real
                 self._executors[spec.slice_id] = executor
                 executor.load(spec)
             case UnloadSlice(slice_id):
@@ -299,9 +315,9 @@ class WorkerShell:
         if not is_out:
             self._core.counters["outputs_refused"] += 1
 
-    def _job(self, run: RunBatch, inputs: Sequence[PartInputs]) -> Job:
+    def _job(self, run: RunBatch, inputs: Sequence[PartInputs], expires_at_ms: float = math.inf) -> Job:
         parts = [JobPart(len(part.live_seqs), self._tensors(part)) for part in inputs]
-        return Job(run.slice_id, run.batch_id, run.model_id, parts)
+        return Job(run.slice_id, run.batch_id, run.model_id, parts, expires_at_ms)
 
     def _tensors(self, part: PartInputs) -> Sequence[NamedTensor]:
         kept = self._payloads.get(part.payload)
@@ -324,7 +340,7 @@ class WorkerShell:
         from roles.gpu_worker.executors.torch import TorchDevice  # noqa: PLC0415  see above
 
         gc.freeze()  # torch's own objects: walking them would stop the loop for half a second
-        return TorchDevice(self._clock, self._options.threads)
+        return TorchDevice(self._clock, self._options.threads, self._parts)
 
 
 def _from_agent(received: Received) -> Heard:

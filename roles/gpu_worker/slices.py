@@ -127,7 +127,13 @@ class HostedSlice:
         one = self.replicas[model_id]
         exec_ms = one.exec_ms[:batch_size_max]
         reason = "the device had no memory for a larger one"
-        self.replicas[model_id] = replaced(one, batch_size_max=batch_size_max, exec_ms=exec_ms, reason=reason)
+        self.replicas[model_id] = replaced(
+            one,
+            batch_size_max=batch_size_max,
+            exec_ms=exec_ms,
+            interval_ms=one.interval_ms[:batch_size_max],
+            reason=reason,
+        )
 
     def run_limit_ms(self, model_id: ModelId, batch_size: int) -> float:
         """A run that takes longer has hung: as the model's configuration says, or many times its l(b)."""

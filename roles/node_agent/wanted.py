@@ -13,10 +13,11 @@ EMULATED_PER_PROCESS = 64
 def problem_of(spec: SliceSpec, node_id: NodeId, gpus: Sequence[GpuInfo]) -> str:
     """Why that slice cannot be on this node; empty: it can."""
     devices = {gpu.gpu: gpu.device for gpu in gpus}
-    if spec.gpu not in devices:
-        return f"node {node_id} has no gpu {spec.gpu} (it has {len(devices)})"
-    if spec.device != devices[spec.gpu]:
-        return f"gpu {spec.gpu} of node {node_id} is {devices[spec.gpu]}, not {spec.device}"
+    for gpu in (spec.gpu, *spec.following):
+        if gpu not in devices:
+            return f"node {node_id} has no gpu {gpu} (it has {len(devices)})"
+        if spec.device != devices[gpu]:
+            return f"gpu {gpu} of node {node_id} is {devices[gpu]}, not {spec.device}"
     return ""
 
 

@@ -90,15 +90,6 @@ def settings_from(
     )
 
 
-def require_runnable(placement: Placement) -> None:
-    """ConfigError where a running cluster cannot carry the plan out."""
-    if any(planned.following for planned in placement.slices):
-        raise ConfigError(
-            "placement: its pipelines over several GPUs are only planned and simulated so far; a running cluster "
-            "needs a plan without, such as alpaserve: {group_size: 1}"
-        )
-
-
 def _check_fixed(config: ClusterConfig, placement: Placement) -> None:
     if config.batching.name != "fixed" or "batch" in config.batching.options:
         return
@@ -166,14 +157,19 @@ def _model_spec(
         )
     if gpu is not None and not gpu.is_emulated and model.loader is None:
         raise ConfigError(f"model {model.name} has no loader: a {gpu.device} device cannot load it")
+    if gpu is not None and model.loader is not None and model.loader.stages not in (0, stages):
+        raise ConfigError(
+            f"model {model.name} must be cut into {model.loader.stages} stages (loader.stages), but the placement puts it "
+            f"on {'one GPU' if stages == 1 else f'a pipeline of {stages} GPUs'}"
+        )
     stages_ms: tuple[tuple[float, ...], ...] = ()
     exec_ms: tuple[float, ...] = ()
     if profile is not None and exec_table is not None:
-        if stages > 1:
+        if stages == 1:
+            exec_ms = exec_table(model.model_id, share_percent)
+        elif stages in profile.cuts:  # else it is a real device's, which measures for itself
             stages_ms = profile.stage_tables(stages)
             exec_ms = tuple(sum(times) for times in zip(*stages_ms, strict=True))
-        else:
-            exec_ms = exec_table(model.model_id, share_percent)
     memory_bytes = (
         (model.memory_bytes or 0) if profile is None else (model.memory_bytes or profile.memory_bytes(1))
     )

@@ -24,7 +24,10 @@ WHOLE_PERCENT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class PlacedModelInput:
-    """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says."""
+    """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says.
+
+    `stages` over 1: it must be cut into so many; no policy but `given` sees such a model (`cut_models.py`).
+    """
 
     model_id: ModelId
     slo_ms: float
@@ -32,6 +35,7 @@ class PlacedModelInput:
     memory_bytes: int | None = None
     has_loader: bool = False
     priority: int = 0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,21 @@
 """What a worker expects of a device: load slices, run jobs, tell how it went.
 
 An executor never blocks its caller. `load` and `run` only hand work over; what came of it is taken as events,
-so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise.
+so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise; a
+pipeline gets the next one when its first stage is free, and what failed and is run apart whenever that is known.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Protocol
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, TensorInfo
-
-NO_PIPELINES: Final = "it is a pipeline over several GPUs, which are only planned and simulated so far"
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +34,17 @@ class Job:
     batch_id: BatchId
     model_id: ModelId
     parts: Sequence[JobPart]
+    expires_at_ms: float = math.inf
+    """Begun later it is of no use to anybody."""
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """Which part of a cut model a process has: all begin at `first_layers` and, the first one, at 0. `digest`: of the whole."""
+
+    stage: int
+    first_layers: tuple[int, ...]
+    digest: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,8 +102,25 @@ class JobRan:
 
 
 @dataclass(slots=True, frozen=True)
+class LeftFirstStage:
+    """A pipeline's first stage is done with that batch and can take the next one."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+
+
+@dataclass(slots=True, frozen=True)
 class RunFailed:
     """The model raised, answered nonsense, or the device had no memory; the slice serves on."""
+
+    slice_id: SliceId
+    batch_id: BatchId
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class RunExpired:
+    """A later stage of a pipeline got the batch too late for all its deadlines, and did not begin it."""
 
     slice_id: SliceId
     batch_id: BatchId
@@ -124,7 +152,17 @@ class DeviceBroken:
 
 
 ExecutorEvent = (
-    LoadBegins | Loaded | LoadFailed | ModelLoaded | JobRan | RunFailed | Shrunk | RunAborted | DeviceBroken
+    LoadBegins
+    | Loaded
+    | LoadFailed
+    | ModelLoaded
+    | LeftFirstStage
+    | JobRan
+    | RunFailed
+    | RunExpired
+    | Shrunk
+    | RunAborted
+    | DeviceBroken
 )
 
 
@@ -159,7 +197,7 @@ class Executor(Protocol):
         ...
 
     def run(self, job: Job, now_ms: float) -> None:
-        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows."""
+        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows; on a pipeline, if its first stage can do it, `LeftFirstStage` before."""
         ...
 
     def stage(self, job: Job) -> None:

@@ -1,15 +1,16 @@
 """A model cut into stages that run one after the other, each with its own weights.
 
 `torch.export` writes down what the model does as one list of operations, whatever its code looks like, for any size of batch. A
-*layer* here is the part of that list between two narrow places: there a single activation is still needed (beside what
-follows from the inputs alone, such as a mask, which is small and goes along). Between the blocks of transformers and residual
-networks the list is narrow, within a block it is not. Layers are measured, and stages are those runs of layers whose slowest is
-fastest (`policies/balanced_cut.py`), or begin at the modules that the user names.
+*layer* here is the part of that list between two narrow places: there a single activation is still needed, whose first axis is the
+batch (beside what follows from the inputs alone, such as a mask: a stage that needs it gets the inputs and makes it again). Between
+the blocks of transformers and residual networks the list is narrow, within a block it is not. Layers are measured, and stages
+are those runs of layers whose slowest is fastest (`policies/balanced_cut.py`), or begin at the modules that the user names.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 
 from fabric.clock import Clock
 from policies.balanced_cut import balanced_cut
@@ -27,9 +29,6 @@ from roles.gpu_worker.executors.loaders.base import LoaderError, UserModel
 MEASUREMENTS: Final = 5
 _BATCH: Final = 2  # of the trace and the measurements: export takes a size of 1 for a constant
 
-Value = Tensor | int
-"""What goes from stage to stage: activations, and sizes that follow from the batch's."""
-
 
 class CutError(LoaderError):
     """The model cannot be cut so; says why, and what could be."""
@@ -37,16 +36,24 @@ class CutError(LoaderError):
 
 @dataclass(slots=True, frozen=True)
 class Stage:
-    """One part: it takes the values of these names, in this order, and gives those."""
+    """One part: it takes the tensors of these names, in this order, and gives those. The first axis of all is the batch."""
 
     module: GraphModule
     takes: tuple[str, ...]
     gives: tuple[str, ...]
 
-    def run(self, values: Sequence[Value]) -> tuple[Value, ...]:
+    def run(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What it gives for what it takes."""
-        given: tuple[Value, ...] = self.module(*values)
+        given: tuple[Tensor, ...] = self.module(*values)
         return given
+
+    def move(self, device: torch.device) -> None:
+        """Put its weights there, and whatever else it makes on a device."""
+        self.module.to(device)
+        for node in self.module.graph.nodes:
+            node.args = map_aggregate(node.args, lambda one: _moved(one, device))
+            node.kwargs = map_aggregate(node.kwargs, lambda one: _moved(one, device))
+        self.module.recompile()
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,8 +74,11 @@ class Traced:
         whole = _Whole(model, self.inputs)
         if not any(True for _ in whole.parameters()):
             raise CutError("it has no weights that can be found: nothing of it can be put elsewhere")
+        if any(hasattr(model, name) for name in ("pre", "post")):
+            raise CutError("it has pre or post, which run around a whole model; put them into infer")
         with torch.inference_mode():
-            self.outputs = tuple(model.infer(dict(self._example)))
+            self._answer = dict(model.infer(dict(self._example)))
+        self.outputs = tuple(self._answer)
         size = Dim("batch", min=1, max=1 << 20)
         shapes = (tuple({0: size} for _ in self.inputs),)
         try:
@@ -83,32 +93,80 @@ class Traced:
             node for node in self._graph.graph.nodes if node.op in _COMPUTES and not _is_guard(node)
         ]
         self._place = {node: place for place, node in enumerate(self._nodes)}
+        self._inputs = [node for node in self._graph.graph.nodes if node.op == "placeholder"]
+        self._weighted = self._find_weighted()
         self._last_use = self._last_uses()
         self.layers = self._layers()
         self._layer_ms: list[float] | None = None
 
-    def times_ms(self, stages: Sequence[Stage], clock: Clock) -> list[float]:
-        """What each takes for one request, on the device that they are on: the median of a few runs after one that nobody counts."""
-        took_ms: list[list[float]] = [[] for _ in stages]
+    @property
+    def digest(self) -> str:
+        """Of its operations and weights: two processes that loaded the same model have the same one."""
+        found = hashlib.sha256(" ".join(node.name for node in self._nodes).encode())
+        for name, value in self._graph.named_parameters(remove_duplicate=False):
+            found.update(f"{name} {tuple(value.shape)} {value.detach().double().sum().item()!r}".encode())
+        return found.hexdigest()
+
+    def example(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
+        """What the stage behind these takes for one request: their weights must be where the model was loaded."""
+        return {name: value[0].clone() for name, value in self._run(stages).items()}
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """Raises CutError where all stages together do not answer what the model does; as `example`."""
+        given = self._run(stages)
+        for name, value in self._answer.items():
+            if not torch.allclose(given[name].double(), value.double(), rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise CutError(
+                    f"its stages do not give the same {name!r} as the whole: does it draw at random?"
+                )
+
+    def _run(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
+        values: Sequence[Tensor] = tuple(self._example.values())
+        names: Sequence[str] = self.inputs
         with torch.inference_mode():
-            for _ in range(1 + MEASUREMENTS):
-                values: Sequence[Value] = tuple(value[:1] for value in self._example.values())
-                for stage, own_ms in zip(stages, took_ms, strict=True):
+            for stage in stages:
+                values, names = stage.run(values), stage.gives
+        return dict(zip(names, values, strict=True))
+
+    def times_ms(
+        self, stages: Sequence[Stage], clock: Clock, device: torch.device | None = None
+    ) -> list[float]:
+        """What each takes for one request: the median of a few runs after one that nobody counts.
+
+        On `device`, where only one of them is at a time; None: on the one that they are on.
+        """
+        took_ms = []
+        values: Sequence[Tensor] = tuple(value[:1] for value in self._example.values())
+        home = values[0].device
+        with torch.inference_mode():
+            for stage in stages:
+                if device is not None and device != home:
+                    stage.move(device)
+                    values = tuple(value.to(device) for value in values)
+                own_ms = []
+                for _ in range(1 + MEASUREMENTS):
                     _settle(values)
                     began_ms = clock.now_ms()
-                    values = stage.run(values)
-                    _settle(values)
+                    given = stage.run(values)
+                    _settle(given)
                     own_ms.append(clock.now_ms() - began_ms)
-        return [median(own_ms[1:]) for own_ms in took_ms]
+                values = given
+                took_ms.append(median(own_ms[1:]))
+                if device is not None and device != home:
+                    stage.move(home)
+        return took_ms
 
-    def balanced(self, stages: int, clock: Clock) -> tuple[int, ...]:
-        """The first layers of all stages but the first, by their measured times. Raises CutError for more stages than layers."""
+    def balanced(self, stages: int, clock: Clock, device: torch.device | None = None) -> tuple[int, ...]:
+        """The first layers of all stages but the first, by their times on `device`, as `times_ms` measures them.
+
+        Raises CutError for more stages than layers.
+        """
         if stages > len(self.layers):
             raise CutError(
                 f"it has {len(self.layers)} layers, which cannot be {stages} stages; at most {len(self.layers)}"
             )
         if self._layer_ms is None:
-            self._layer_ms = self.times_ms(self.cut(range(1, len(self.layers))), clock)
+            self._layer_ms = self.times_ms(self.cut(range(1, len(self.layers))), clock, device)
         return balanced_cut(self._layer_ms, stages)
 
     def begun_at(self, names: Sequence[str]) -> tuple[int, ...]:
@@ -145,18 +203,28 @@ class Traced:
         return last
 
     def _layers(self) -> list[Layer]:
-        weighted = self._weighted()
         narrow = [0]
         for place in range(1, len(self._nodes)):
-            crossing = [
-                node for node in weighted if self._place[node] < place <= self._last_use.get(node, -1)
-            ]
-            if len(crossing) == 1 and any(node in weighted for node in self._nodes[narrow[-1] : place]):
+            crossing = self._crossing(place)
+            if len(crossing) != 1 or not self._is_of_the_batch(crossing[0]):
+                continue
+            if any(node in self._weighted for node in self._nodes[narrow[-1] : place]):
                 narrow.append(place)
         ends = [*narrow[1:], len(self._nodes)]
         return [Layer(first, end, self._modules(first, end)) for first, end in zip(narrow, ends, strict=True)]
 
-    def _weighted(self) -> dict[Node, None]:
+    def _crossing(self, place: int) -> list[Node]:
+        """The activations that are made before that operation and still needed."""
+        return [node for node in self._weighted if self._place[node] < place <= self._last_use.get(node, -1)]
+
+    def _is_of_the_batch(self, node: Node) -> bool:
+        """Whether its first axis is the batch, whatever size that has."""
+        rows, given = self._inputs[0].meta.get("val"), node.meta.get("val")
+        if not isinstance(given, Tensor) or not isinstance(rows, Tensor) or given.dim() == 0:
+            return False
+        return str(given.shape[0]) == str(rows.shape[0])
+
+    def _find_weighted(self) -> dict[Node, None]:
         """Values that follow from weights: activations. What follows from inputs alone is no part of any layer's work."""
         weights = {name for name, _ in self._graph.named_parameters(remove_duplicate=False)}
         found: dict[Node, None] = {}
@@ -181,45 +249,77 @@ class Traced:
     # ------------------------------------------------------------ stages
 
     def _stages(self, cuts: Sequence[int]) -> tuple[Stage, ...]:
-        inputs = [node for node in self._graph.graph.nodes if node.op == "placeholder"]
         bounds = [0, *cuts, len(self._nodes)]
-        values = (*inputs, *self._nodes)
-        crossing = [
-            inputs,
-            *(
-                [node for node in values if self._place.get(node, -1) < cut <= self._last_use.get(node, -1)]
-                for cut in cuts
-            ),
-        ]
+        results = [self._crossing(cut)[0] for cut in cuts]
+        takes: list[list[Node]] = [list(self._inputs)]
+        below: set[Node] = set()
+        for k in range(len(results), 0, -1):  # an input that a later stage needs comes through those before
+            below |= self._inputs_of(bounds[k], bounds[k + 1])
+            takes.insert(1, [results[k - 1], *(one for one in self._inputs if one in below)])
         return tuple(
-            self._stage(bounds[k], bounds[k + 1], crossing[k], crossing[k + 1] if k < len(cuts) else None)
+            self._stage(bounds[k], bounds[k + 1], takes[k], takes[k + 1] if k < len(cuts) else None)
             for k in range(len(bounds) - 1)
         )
 
+    def _inputs_of(self, first: int, end: int) -> set[Node]:
+        """The model's inputs from which these operations, or what they need besides activations, are made."""
+        found: set[Node] = set()
+        seen: set[Node] = set()
+        asked = [node for node in self._nodes[first:end] if node in self._weighted]
+        if end == len(self._nodes):
+            asked += self._results()
+        while asked:
+            node = asked.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op == "placeholder":
+                found.add(node)
+            elif node not in self._weighted or first <= self._place[node] < end:
+                asked += [] if self._is_batch_size(node) else node.all_input_nodes
+        return found
+
+    def _is_batch_size(self, node: Node) -> bool:
+        """Every activation that goes from stage to stage tells it as well."""
+        sized = node.args[0] if node.target is _SIZE and node.args[1:] == (0,) else None
+        return isinstance(sized, Node) and sized.op == "placeholder"
+
+    def _results(self) -> Sequence[Node]:
+        (output,) = (node for node in self._graph.graph.nodes if node.op == "output")
+        given = output.args[0]
+        assert isinstance(given, tuple | list), "as `_Whole` gives"
+        return [node for node in given if isinstance(node, Node)]
+
     def _stage(self, first: int, end: int, takes: Sequence[Node], gives: Sequence[Node] | None) -> Stage:
-        """A module of those operations; `gives` None: what the model gives."""
+        """A module of those operations; `gives` None: what the model gives.
+
+        What follows from the inputs alone, such as a mask, is made again where it is needed.
+        """
         graph = Graph()
         copies: dict[Node, Node] = {node: graph.placeholder(node.name) for node in takes}
+        rows = copies[takes[0]]
 
         def copy_of(node: Node) -> Node:
             if node not in copies:
-                assert node.op == "get_attr", f"{node} is made in another stage"
-                copies[node] = graph.node_copy(node)
+                own = self._place.get(node, first)
+                assert node not in self._weighted or first <= own < end, f"{node} is made in another stage"
+                if self._is_batch_size(node):
+                    copies[node] = graph.call_function(_SIZE, (rows, 0))
+                else:
+                    for used in node.all_input_nodes:
+                        copy_of(used)
+                    copies[node] = graph.node_copy(node, copies.__getitem__)
             return copies[node]
 
         for node in self._nodes[first:end]:
-            for used in node.all_input_nodes:
-                copy_of(used)
-            copies[node] = graph.node_copy(node, copy_of)
-        if gives is None:
-            (output,) = (node for node in self._graph.graph.nodes if node.op == "output")
-            results = [copy_of(one) for one in output.args[0]]
-            names = self.outputs
-        else:
-            results, names = [copies[node] for node in gives], tuple(node.name for node in gives)
-        graph.output(tuple(results))
+            if node in self._weighted:
+                copy_of(node)
+        results = self._results() if gives is None else gives
+        names = self.outputs if gives is None else tuple(node.name for node in gives)
+        graph.output(tuple(copy_of(one) for one in results))
         module = GraphModule(self._graph, graph)  # keeps of the whole only what the graph names
-        return Stage(module.eval(), tuple(node.name for node in takes), names)
+        taken = self.inputs if first == 0 else tuple(node.name for node in takes)
+        return Stage(module.eval(), taken, names)
 
 
 class _Whole(nn.Module):
@@ -239,12 +339,17 @@ class _Whole(nn.Module):
 
 
 _NET: Final = "tenuto_net"
+_SIZE: Final = torch.ops.aten.sym_size.int
 _COMPUTES: Final = ("call_function", "call_method", "call_module")
 
 
 def _is_guard(node: Node) -> bool:
     """Checks of the inputs that export adds: ours are checked where they come in."""
     return node.op == "call_module" and "guard" in str(node.target)
+
+
+def _moved(argument: Any, device: torch.device) -> Any:
+    return device if isinstance(argument, torch.device) else argument
 
 
 def _settle(values: Sequence[Any]) -> None:

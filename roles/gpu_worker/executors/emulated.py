@@ -5,6 +5,9 @@ Inputs are copied once all the same, as into any device's batch: what comes to a
 Where its specification names an interference model, what the GPU's other slices in this process run at its start
 slows a batch down, by the same model that the simulator uses.
 
+A pipeline is emulated as the simulator plays it: a stage runs one batch at a time in the order in which they came, so all
+moments of a batch are known when it starts.
+
 No thread sleeps. A running batch is a moment in a heap, so one process emulates as many slices as its loop can
 serve, and the driver's own sleep is the device.
 """
@@ -24,10 +27,10 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, TensorInfo
 from roles.gpu_worker.executors.base import (
-    NO_PIPELINES,
     ExecutorEvent,
     Job,
     JobRan,
+    LeftFirstStage,
     LoadFailed,
     ModelLoaded,
     RunAborted,
@@ -46,6 +49,8 @@ class _Running:
     job: Job = field(compare=False)
     batch_size: int = field(compare=False)
     exec_ms: float = field(compare=False)
+    is_first_stage: bool = field(compare=False, default=False)
+    """Not its end: that of a pipeline's first stage."""
 
 
 class EmulatedExecutor:
@@ -53,8 +58,11 @@ class EmulatedExecutor:
 
     def __init__(self) -> None:
         self._exec_ms: dict[SliceId, dict[ModelId, tuple[float, ...]]] = {}
+        self._stages_ms: dict[SliceId, dict[ModelId, tuple[tuple[float, ...], ...]]] = {}
+        """Of pipelines."""
         self._colocated = ColocatedSlices()
-        self._free_at_ms: dict[SliceId, float] = {}
+        self._free_at_ms: dict[SliceId, list[float]] = {}
+        """Of each of its GPUs."""
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
         self._input = np.empty(0, np.uint8)
@@ -62,13 +70,11 @@ class EmulatedExecutor:
 
     def load(self, spec: SliceSpec) -> None:
         """Ready at once, but for models that say too little about their run times."""
-        if spec.following:
-            self._ready.append(LoadFailed(spec.slice_id, NO_PIPELINES))
-            return
         replicas = []
         left_out = []
+        stages = 1 + len(spec.following)
         for model in spec.models:
-            problem = _problem(model)
+            problem = _problem(model, stages)
             if problem:
                 left_out.append(LeftOut(spec.slice_id, model.model_id, problem))
             else:
@@ -79,19 +85,22 @@ class EmulatedExecutor:
             self._ready.append(LoadFailed(spec.slice_id, str(error)))
             return
         self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
-        self._free_at_ms[spec.slice_id] = 0.0
+        if spec.following:
+            self._stages_ms[spec.slice_id] = {model.model_id: model.stages_ms for model in spec.models}
+        self._free_at_ms[spec.slice_id] = [0.0] * stages
         self._ready.append(loaded(spec, replicas, left_out))
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it; one that failed to load was never kept."""
         self._colocated.remove(slice_id)
         self._exec_ms.pop(slice_id, None)
+        self._stages_ms.pop(slice_id, None)
         self._free_at_ms.pop(slice_id, None)
 
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """Ready at once, as a slice is."""
         (model,) = spec.models
-        slice_id, problem = spec.slice_id, _problem(model)
+        slice_id, problem = spec.slice_id, _problem(model, 1 + len(spec.following))
         if not problem:
             try:
                 self._colocated.widen(spec)
@@ -101,12 +110,15 @@ class EmulatedExecutor:
             self._ready.append(ModelLoaded(slice_id, number, None, problem))
             return
         self._exec_ms[slice_id][model.model_id] = model.exec_ms
+        if spec.following:
+            self._stages_ms[slice_id][model.model_id] = model.stages_ms
         self._ready.append(ModelLoaded(slice_id, number, _replica(model)))
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """Forget it; one that failed to load was never kept."""
         self._colocated.narrow(slice_id, model_id)
         self._exec_ms[slice_id].pop(model_id, None)
+        self._stages_ms.get(slice_id, {}).pop(model_id, None)
 
     def run(self, job: Job, now_ms: float) -> None:
         """Busy until now + l(b), or l(b) after what the slice runs already."""
@@ -117,10 +129,24 @@ class EmulatedExecutor:
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
         self._copy_inputs(job)
-        took_ms = exec_ms[batch_size - 1] * self.slowdown(job, batch_size, now_ms)
-        finish_at_ms = max(now_ms, self._free_at_ms[job.slice_id]) + took_ms
-        self._free_at_ms[job.slice_id] = finish_at_ms
-        heapq.heappush(self._running, _Running(finish_at_ms, next(self._order), job, batch_size, took_ms))
+        free_at_ms = self._free_at_ms[job.slice_id]
+        if job.slice_id in self._stages_ms:
+            tables = self._stages_ms[job.slice_id][job.model_id]
+            times_ms = [table[batch_size - 1] for table in tables]
+        else:
+            times_ms = [exec_ms[batch_size - 1] * self.slowdown(job, batch_size, now_ms)]
+        took_ms, at_ms = sum(times_ms), now_ms
+        for stage, stage_ms in enumerate(times_ms):
+            at_ms = free_at_ms[stage] = max(at_ms, free_at_ms[stage]) + stage_ms
+            if stage == 0 and len(times_ms) > 1:
+                self._end_at(at_ms, job, batch_size, took_ms, is_first_stage=True)
+        self._end_at(at_ms, job, batch_size, took_ms)
+
+    def _end_at(
+        self, at_ms: float, job: Job, batch_size: int, took_ms: float, *, is_first_stage: bool = False
+    ) -> None:
+        running = _Running(at_ms, next(self._order), job, batch_size, took_ms, is_first_stage)
+        heapq.heappush(self._running, running)
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         """By what runs beside it."""
@@ -140,12 +166,14 @@ class EmulatedExecutor:
         """There is nowhere to put anything."""
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
-        """Wake up early."""
+        """Wake up early; in a pipeline what has begun goes through."""
+        if slice_id in self._stages_ms:
+            return
         for running in self._running:
             if (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id):
                 self._running.remove(running)
                 heapq.heapify(self._running)
-                self._free_at_ms[slice_id] = now_ms
+                self._free_at_ms[slice_id] = [now_ms]
                 self._ready.append(RunAborted(slice_id, batch_id))
                 return
 
@@ -173,12 +201,19 @@ class EmulatedExecutor:
             events.append(self._ready.popleft())
         while self._running and self._running[0].finish_at_ms <= now_ms and len(events) < limit:
             ended = heapq.heappop(self._running)
+            if ended.is_first_stage:
+                events.append(LeftFirstStage(ended.job.slice_id, ended.job.batch_id))
+                continue
             output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
             events.append(JobRan(ended.job.slice_id, ended.job.batch_id, [output], (), ended.exec_ms))
         return events
 
 
-def _problem(model: ModelSpec) -> str:
+def _problem(model: ModelSpec, stages: int) -> str:
+    if stages > 1 and len(model.stages_ms) != stages:
+        return (
+            f"model {model.model_id!r} gives the run times of {len(model.stages_ms)} stages, not of {stages}"
+        )
     if len(model.exec_ms) >= model.batch_size_max:
         return ""
     return (
@@ -194,4 +229,5 @@ def _replica(model: ModelSpec) -> ReplicaInfo:
         exec_ms=model.exec_ms[: model.batch_size_max],
         outputs=OUTPUTS,
         memory_bytes=model.memory_bytes,
+        interval_ms=model.interval_ms[: model.batch_size_max],
     )

@@ -105,11 +105,16 @@ class _SideLoad:
 
 
 @dataclass(slots=True, frozen=True)
+class _Prepare:
+    pass
+
+
+@dataclass(slots=True, frozen=True)
 class _Close:
     pass
 
 
-_Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Close
+_Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Prepare | _Close
 
 
 class ThreadExecutor(Mailbox[ExecutorEvent]):
@@ -127,12 +132,13 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         self._side_loads: dict[tuple[SliceId, ModelId], _SideLoad] = {}  # the caller's
         self._warming: deque[_SideLoad] = deque()  # the thread's own
 
+    def prepare(self) -> None:
+        """Make the device before there is something to load, as that takes seconds. Where it cannot be made the first load says why."""
+        self._start(_Prepare())
+
     def load(self, spec: SliceSpec) -> None:
         """Load, warm and measure on the thread."""
-        if self._thread.ident is None:
-            self._thread.start()
-            self._stager.start()
-        self._put(spec)
+        self._start(spec)
 
     def unload(self, slice_id: SliceId) -> None:
         """After what was asked before."""
@@ -175,6 +181,12 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                 self._ahead.put_nowait(_Close())
             self._thread.join(within_s)
         super().close()
+
+    def _start(self, work: _Work) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+            self._stager.start()
+        self._put(work)
 
     def _put(self, work: _Work) -> None:
         try:

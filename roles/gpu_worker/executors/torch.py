@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 import torch
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
-from fabric.messages import ImagePreprocess, ModelSpec, ReplicaInfo, SliceSpec
-from roles.gpu_worker.executors.base import NO_PIPELINES, Job, JobRan
+from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
+from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import LoaderError, load_model
+from roles.gpu_worker.executors.loaders import LoadedModel, LoaderError, load_model
+from roles.gpu_worker.executors.stage_model import load_first, load_later
 
 log = logging.getLogger("tenuto")
 
@@ -22,19 +23,26 @@ log = logging.getLogger("tenuto")
 class TorchDevice:
     """The slices of this process, usually one."""
 
-    def __init__(self, clock: Clock, threads: int = 1) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        threads: int = 1,
+        parts: MutableMapping[tuple[SliceId, ModelId], Part] | None = None,
+    ) -> None:
+        """`parts`: of models on pipelines, which of their stages is here. Where none is named it is the first one, and that is written down."""
         # Workers share a host's cores: torch's default, every core for each of them, makes all of them slow.
         torch.set_num_threads(threads)
         self._clock = clock
         self._hosted: dict[SliceId, dict[ModelId, DeviceReplica]] = {}
         self._uses_cuda = False
+        self._parts = {} if parts is None else parts
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
         """Load, warm and measure these models of the slice, one after the other."""
         device = self._device(spec)
         replicas = []
         for model in spec.models:
-            hosted, image = self._made(model, device)
+            hosted, image = self._made(spec, model, device)
             hosted.warm(model.slo_ms)
             replicas.append(self._kept(spec.slice_id, model, hosted, image, device))
         return tuple(replicas)
@@ -43,7 +51,7 @@ class TorchDevice:
         """Load the one model of `spec` here and now, on another thread than the device's; steps that warm it there."""
         device = self._device(spec)
         (model,) = spec.models
-        hosted, image = self._made(model, device)
+        hosted, image = self._made(spec, model, device)
         hosted.try_sizes(model.slo_ms)
 
         def steps() -> Iterator[ReplicaInfo | None]:
@@ -121,8 +129,6 @@ class TorchDevice:
         return False
 
     def _device(self, spec: SliceSpec) -> torch.device:
-        if spec.following:
-            raise ConfigError(NO_PIPELINES)
         if spec.device == "cpu":
             return torch.device("cpu")
         if not torch.cuda.is_available():
@@ -130,16 +136,36 @@ class TorchDevice:
                 f"slice {spec.slice_id} wants device {spec.device!r}, but torch finds no CUDA here"
             )
         self._uses_cuda = True
-        # An agent that gave this process one GPU only made that one number 0.
-        device = torch.device("cuda", spec.gpu if torch.cuda.device_count() > 1 else 0)
+        # An agent that gave this process one GPU only made that one number 0; of a pipeline's this process has its first.
+        is_own = torch.cuda.device_count() == 1 or spec.following
+        device = torch.device("cuda", 0 if is_own else spec.gpu)
         torch.cuda.set_device(device)  # for users' code that says just "cuda"
         return device
 
-    def _made(self, spec: ModelSpec, device: torch.device) -> tuple[DeviceReplica, ImagePreprocess | None]:
+    def _made(
+        self, slice_: SliceSpec, spec: ModelSpec, device: torch.device
+    ) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.loader is None:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
-        loaded = load_model(spec.loader, device)
+        loaded = self._loaded(slice_, spec.model_id, spec.loader, device)
         return DeviceReplica(spec.model_id, loaded, spec.batch_size_max, device, self._clock), loaded.image
+
+    def _loaded(
+        self, slice_: SliceSpec, model_id: ModelId, loader: LoaderSpec, device: torch.device
+    ) -> LoadedModel:
+        stages = 1 + len(slice_.following)
+        if loader.stages not in (0, stages):
+            raise ConfigError(
+                f"model {model_id!r} must be cut into {loader.stages} stages; its slice has {stages} GPUs"
+            )
+        if stages == 1:
+            return load_model(loader, device)
+        part = self._parts.get((slice_.slice_id, model_id))
+        if part is not None and part.stage:
+            return load_later(loader, device, part)
+        loaded, part = load_first(loader, device, stages, self._clock)
+        self._parts[slice_.slice_id, model_id] = part
+        return loaded
 
     def _kept(
         self,

@@ -11,9 +11,9 @@ from roles.node_agent.mps.control import LOG, MARK, PIPE, MpsPlace
 CONTEXT_BYTES: Final = 1 << 30  # a CUDA context with its libraries' kernels and work space, generously
 
 
-def device_environment(info: GpuInfo) -> dict[str, str]:
-    """For a process that may see this GPU and no other one."""
-    return {"CUDA_VISIBLE_DEVICES": info.uid}
+def device_environment(*infos: GpuInfo) -> dict[str, str]:
+    """For a process that may see these GPUs and no other ones: its own, and those of its pipeline's later stages."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(info.uid for info in infos)}
 
 
 def daemon_environment(place: MpsPlace, uid: str) -> dict[str, str]:

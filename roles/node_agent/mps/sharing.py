@@ -169,7 +169,7 @@ class Sharing:
         info = self._gpus.get(spec.gpu)
         if info is None or spec.device != "cuda":
             return {}
-        variables = device_environment(info)
+        variables = device_environment(info, *(self._gpus[gpu] for gpu in spec.following))
         if is_mps:
             has_shares = self.plans[spec.gpu].has_shares
             place = self._places[spec.gpu]

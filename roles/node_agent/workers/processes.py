@@ -207,7 +207,9 @@ class Workers:
         worker.loading = worker.tell_at_ms = None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
-        worker.is_mps = gpu is not None and self._daemons.is_mps(gpu)
+        # A process can be the client of one daemon only, and stages share their GPUs with nobody.
+        is_pipeline = any(spec.following for spec in worker.slices.values())
+        worker.is_mps = gpu is not None and not is_pipeline and self._daemons.is_mps(gpu)
         self._step(worker, WorkerTransition.START, now_ms)
         slices = tuple(worker.slices.values())
         self._actions.append(Spawn(worker.worker_id, slices, worker.is_mps, self._beside(worker)))

@@ -12,7 +12,7 @@ from roles.config.shards import shard_document
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.plan_handover import carried_over
 from roles.scheduler.planning.saved_plan import Begun
-from roles.scheduler.settings import require_runnable, settings_from
+from roles.scheduler.settings import settings_from
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +34,6 @@ class Written:
         """Where nothing runs yet. Raises ConfigError for a plan that cannot be."""
         config = self.config
         placement = config.place()
-        require_runnable(placement)
         settings = settings_from(config, placement)
         base_dir = str(self.base_dir.absolute())
         return settings, controller_settings(config, self.document, base_dir, placement, settings)

@@ -12,9 +12,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
 from roles.config.read_config import ClusterConfig, parse_config
-from roles.scheduler.planning.start_config import Written
 from roles.scheduler.settings import settings_from
-from roles.scheduler.shell import SchedulerShell
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
@@ -176,15 +174,36 @@ def test_slices_that_slow_each_other_down_a_little_still_meet_their_slos(batchin
     assert run.outcome.worst_bad_rate < 0.01
 
 
-def test_a_running_cluster_refuses_a_plan_with_pipelines(tmp_path: Path) -> None:
-    profile = {"table": {1: 20}, "stages": {2: [11, 11]}}
-    pipeline = {**on(0, of("a"), of("b")), "following": [1]}
+def cut_models(loader: dict[str, Any], placement: Any, device: str = "cpu") -> ClusterConfig:
+    model = {"name": "a", "slo_ms": 100, "loader": {"python": "a.b:C", **loader}}
     document = {
-        "models": [{"name": name, "slo_ms": 100, "rate_rps": 5, "profile": profile} for name in "ab"],
-        "cluster": {"gpus": 3},
-        "placement": {"given": {"slices": [{key: one for key, one in pipeline.items() if one is not None}]}},
+        "models": [model],
+        "cluster": {"nodes": [{"host": "a", "gpus": 3, "device": device}]},
+        "placement": placement,
     }
-    cluster = parse_config(document, tmp_path)
-    assert settings_from(cluster).slices[0][1].following == (1,)
-    with pytest.raises(ConfigError, match="pipelines over several GPUs are only planned and simulated"):
-        SchedulerShell(Written(cluster, document, tmp_path), tmp_path)
+    return parse_config(document, Path())
+
+
+def test_a_pipeline_of_real_devices_needs_no_profile() -> None:
+    pipeline = {"gpu": 0, "following": [1], "models": [{"model": "a"}]}
+    cluster = cut_models({}, {"given": {"slices": [pipeline]}})
+    ((_, spec),) = settings_from(cluster).slices
+    assert (spec.following, spec.models[0].exec_ms, spec.models[0].stages_ms) == ((1,), (), ())
+
+
+def test_a_model_is_cut_into_as_many_stages_as_its_loader_says() -> None:
+    for stages in (2, ["net.1"]):
+        cluster = cut_models({"stages": stages}, "exclusive")
+        ((_, spec),) = settings_from(cluster).slices
+        assert (spec.gpu, spec.following) == (0, (1,))
+        loader = spec.models[0].loader
+        assert loader is not None
+        assert (loader.stages, loader.begin_at) == (2, () if stages == 2 else ("net.1",))
+
+
+@pytest.mark.parametrize(("following", "where"), [([], "on one GPU"), ([1, 2], "on a pipeline of 3 GPUs")])
+def test_a_model_on_more_or_fewer_gpus_than_its_stages_is_refused(following: list[int], where: str) -> None:
+    pipeline = {"gpu": 0, "following": following, "models": [{"model": "a"}]}
+    cluster = cut_models({"stages": 2}, {"given": {"slices": [pipeline]}})
+    with pytest.raises(ConfigError, match=rf"model a must be cut into 2 stages .* puts it {where}"):
+        settings_from(cluster)

@@ -93,13 +93,12 @@ def bert() -> tuple[UserModel, Traced]:
 
 
 def run(stages: Sequence[Stage], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    values: tuple[Tensor | int, ...] = tuple(batch.values())
+    values: tuple[Tensor, ...] = tuple(batch.values())
     with torch.inference_mode():
         for stage in stages:
             values = stage.run(values)
-    return {
-        key: value for key, value in zip(stages[-1].gives, values, strict=True) if isinstance(value, Tensor)
-    }
+            assert all(len(value) == len(next(iter(batch.values()))) for value in values), "rows of the batch"
+    return dict(zip(stages[-1].gives, values, strict=True))
 
 
 def check_same(model: UserModel, stages: Sequence[Stage], batch: dict[str, Tensor]) -> None:
@@ -131,6 +130,14 @@ def test_a_transformer_answers_the_same_in_so_many_stages(count: int) -> None:
     if count == 4:
         sizes = [sum(one.numel() for one in stage.module.parameters()) for stage in stages]
         assert max(sizes) < 0.6 * sum(sizes)
+
+
+def test_a_classifier_of_torchvision_answers_the_same_in_so_many_stages() -> None:
+    model = load_model(LoaderSpec(zoo="torchvision", arch="resnet18"), CPU).model
+    traced = Traced(model, {"image": torch.zeros(3, 64, 64)})
+    stages = traced.cut(traced.balanced(3, CLOCK))
+    assert [len(stage.takes) for stage in stages] == [1, 1, 1], "one activation goes on, and nothing else"
+    check_same(model, stages, {"image": torch.randn(2, 3, 64, 64)})
 
 
 def test_a_transformer_is_cut_where_the_user_says() -> None:

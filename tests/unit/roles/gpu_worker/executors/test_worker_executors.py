@@ -402,12 +402,15 @@ def test_a_poisoned_context_is_told_as_such() -> None:
         executor.close()
 
 
-def test_a_device_that_cannot_be_made_fails_the_load() -> None:
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_device_that_cannot_be_made_fails_the_load(is_prepared: bool) -> None:
     def not_installed() -> Broken:
         raise ModuleNotFoundError("No module named 'torch'")
 
     executor = ThreadExecutor(not_installed)
     try:
+        if is_prepared:
+            executor.prepare()
         executor.load(slice_spec())
         assert wait_for(executor) == [LoadFailed(SLICE, "ModuleNotFoundError: No module named 'torch'")]
     finally:

@@ -1,0 +1,132 @@
+"""Models that must be cut, because a user says so or no GPU holds them whole: each gets a pipeline of its own, whatever the policy.
+
+They come first. A pipeline is on one host, on equal GPUs that carry nothing else: it stays where it is while it can, else it goes to the
+host that has the fewest free GPUs left over. All other models are for the policy, on the other GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fabric.ids import NodeId
+from policies.placement.common.base import (
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlacementPolicy,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+    Unplaced,
+    cannot_host,
+    in_gib,
+    slice_memory_bytes,
+)
+from policies.placement.common.gpu_kinds import gpu_classes
+
+
+@dataclass(frozen=True, slots=True)
+class CutFirst:
+    """The pipelines, and what they leave: the models that need none, and the GPUs that carry none."""
+
+    slices: tuple[PlannedSlice, ...]
+    unplaced: tuple[Unplaced, ...]
+    models: tuple[PlacedModelInput, ...]
+    gpus: tuple[GpuSlot, ...]
+
+    def with_others(
+        self, policy: PlacementPolicy, profiles: Profiles, current: Placement | None
+    ) -> Placement:
+        """The pipelines, and what the policy makes of the rest."""
+        if not self.slices and not self.unplaced:
+            return policy.place(self.models, self.gpus, profiles, current)
+        if not self.models:
+            return Placement(self.slices, self.unplaced)
+        if not self.gpus:
+            reason = "models that must be cut have all GPUs"
+            left = (Unplaced(model.model_id, model.rate_rps, reason) for model in self.models)
+            return Placement(self.slices, (*self.unplaced, *left))
+        others = policy.place(self.models, self.gpus, profiles, current)
+        return replace(
+            others,
+            slices=(*self.slices, *others.slices),
+            unplaced=(*self.unplaced, *others.unplaced),
+            expected_goodput_rps=None,  # the policy's own, of its models only
+        )
+
+
+def cut_first(
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles, current: Placement | None
+) -> CutFirst:
+    """A pipeline for each model with `stages` over 1, in their order, while there are GPUs for it."""
+    free = list(gpus)
+    slices: list[PlannedSlice] = []
+    unplaced: list[Unplaced] = []
+    for model in (one for one in models if one.stages > 1):
+        found = _place_for(
+            model, free, profiles, current, has_real_gpus=not all(gpu.is_emulated for gpu in gpus)
+        )
+        if isinstance(found, str):
+            unplaced.append(Unplaced(model.model_id, model.rate_rps, found))
+            continue
+        first, *others = (gpu.index for gpu in found)
+        planned = PlannedModel(model.model_id, rate_rps=model.rate_rps)
+        slices.append(PlannedSlice(first, None, (planned,), tuple(others)))
+        free = [gpu for gpu in free if gpu not in found]
+    whole = tuple(one for one in models if one.stages <= 1)
+    return CutFirst(tuple(slices), tuple(unplaced), whole, tuple(free))
+
+
+def _place_for(
+    model: PlacedModelInput,
+    free: Sequence[GpuSlot],
+    profiles: Profiles,
+    current: Placement | None,
+    *,
+    has_real_gpus: bool,
+) -> Sequence[GpuSlot] | str:
+    """GPUs for its stages, or why there are none."""
+    stages = model.stages
+    reasons: list[str] = []
+    largest = 0
+    fitting: list[list[GpuSlot]] = []
+    for host in _by_host(free).values():
+        for kind in gpu_classes(host):
+            largest = max(largest, len(kind.gpus))
+            if len(kind.gpus) < stages:
+                continue
+            slot = kind.slot
+            reason = cannot_host(model, slot, profiles, has_real_gpus=has_real_gpus, stages=stages)
+            needed = slice_memory_bytes([model], slot.gpu_type, profiles, stages)
+            if reason is None and needed > slot.memory_bytes:
+                reason = f"memory: a stage needs {in_gib(needed)}, a GPU has {in_gib(slot.memory_bytes)}"
+            if reason is None:
+                fitting.append(list(kind.gpus))
+            else:
+                reasons.append(reason)
+    if not fitting:
+        return (
+            "; ".join(dict.fromkeys(reasons))
+            or f"it must be cut into {stages} stages, each on a GPU of its own; no host has {stages} equal GPUs free (the most: {largest})"
+        )
+    kept = _where_it_is(model, current)
+    for gpus in fitting:
+        here = {gpu.index: gpu for gpu in gpus}
+        if len(kept) == stages and all(index in here for index in kept):
+            return [here[index] for index in kept]
+    return min(fitting, key=lambda gpus: (len(gpus), gpus[0].index))[:stages]
+
+
+def _where_it_is(model: PlacedModelInput, current: Placement | None) -> tuple[int, ...]:
+    for planned in current.slices if current is not None else ():
+        if [one.model_id for one in planned.models] == [model.model_id]:
+            return planned.gpus
+    return ()
+
+
+def _by_host(gpus: Sequence[GpuSlot]) -> Mapping[NodeId, list[GpuSlot]]:
+    hosts: dict[NodeId, list[GpuSlot]] = {}
+    for gpu in gpus:
+        hosts.setdefault(gpu.node_id, []).append(gpu)
+    return hosts

@@ -1,0 +1,96 @@
+"""Models that must be cut get a pipeline each before any policy is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
+from roles.config.cluster import ClusterConfig
+from roles.config.read_config import parse_config
+
+CUT = {"python": "a.b:C", "stages": 2}
+WHOLE = {"python": "a.b:C"}
+
+
+def cluster(
+    *models: dict[str, Any], gpus: tuple[int, ...] = (4,), memory_gb: float = 16, **keys: Any
+) -> ClusterConfig:
+    nodes = [
+        {"host": host, "gpus": count, "device": "cpu", "memory_gb": memory_gb}
+        for host, count in zip("abc", gpus, strict=False)
+    ]
+    named = [{"name": f"m{place}", "slo_ms": 100, **model} for place, model in enumerate(models)]
+    return parse_config(
+        {"models": named, "cluster": {"nodes": nodes}, "placement": "exclusive", **keys}, Path()
+    )
+
+
+def gpus_of(placed: Placement) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for one in placed.slices:
+        for model in one.models:
+            found.setdefault(model.model_id, []).append(one.gpus)
+    return found
+
+
+def test_each_has_gpus_of_its_own_and_the_policy_has_the_others() -> None:
+    placed = cluster({"loader": WHOLE}, {"loader": CUT}).place()
+    found = gpus_of(placed)
+    assert found["m1"] == [(0, 1)]
+    assert found["m0"]
+    assert all(set(gpus) <= {2, 3} for gpus in found["m0"])
+
+
+def test_stages_are_on_one_host_and_leave_large_hosts_to_others() -> None:
+    assert gpus_of(cluster({"loader": CUT}, gpus=(1, 4, 2)).place())["m0"] == [(5, 6)]
+
+
+def test_a_pipeline_stays_where_it_is() -> None:
+    there = Placement((PlannedSlice(2, None, (PlannedModel(ModelId("m0")),), (3,)),))
+    assert gpus_of(cluster({"loader": CUT}).place(current=there))["m0"] == [(2, 3)]
+
+
+def test_more_stages_than_equal_gpus_of_a_host_leave_that_model_out_and_serve_the_others() -> None:
+    three = {"python": "a.b:C", "stages": 3}
+    placed = cluster({"loader": three}, {"loader": WHOLE}, gpus=(2, 2)).place()
+    assert list(gpus_of(placed)) == ["m1"]
+    (left,) = placed.unplaced
+    assert left.model_id == "m0"
+    assert left.reason == (
+        "it must be cut into 3 stages, each on a GPU of its own; no host has 3 equal GPUs free (the most: 2)"
+    )
+
+
+def test_when_pipelines_have_all_gpus_the_others_hear_that() -> None:
+    placed = cluster({"loader": CUT}, {"loader": WHOLE}, gpus=(2,)).place()
+    assert gpus_of(placed) == {"m0": [(0, 1)]}
+    assert [one.reason for one in placed.unplaced] == ["models that must be cut have all GPUs"]
+
+
+def test_what_no_gpu_holds_is_held_by_several() -> None:
+    large = {"memory_mb": 3000}
+    whole = cluster({"loader": WHOLE, **large}, memory_gb=2).place()
+    assert not whole.slices
+    assert gpus_of(cluster({"loader": CUT, **large}, memory_gb=2).place())["m0"] == [(0, 1)]
+    too_large = cluster({"loader": CUT, "memory_mb": 5000}, memory_gb=2).place()
+    assert "memory: a stage needs" in too_large.unplaced[0].reason
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (1, r"loader\.stages: is 1; it must be from 2 to 64"),
+        (65, r"loader\.stages"),
+        ([], r"loader\.stages: its modules and the first stage"),
+        (["a", "a"], r"loader\.stages\[1\]"),
+        ("four", r"loader\.stages"),
+    ],
+)
+def test_what_is_no_number_of_stages_is_refused(stages: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        cluster({"loader": {"python": "a.b:C", "stages": stages}})
