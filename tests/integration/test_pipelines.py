@@ -36,15 +36,18 @@ placement: {given: {slices: [{gpu: 0, following: [1, 2], models: [{model: cut}]}
 def test_stages_of_emulated_gpus_run_different_batches_at_once(tmp_path: Path) -> None:
     async def scenario(endpoints: Sequence[str]) -> None:
         clock = MonotonicClock()
+        inputs = {"input": np.ones(4, np.float32)}
         async with Client(endpoints) as client:
-            began_ms = clock.now_ms()
-            inputs = {"input": np.ones(4, np.float32)}
-            answers = await asyncio.gather(*(client.infer("cut", inputs) for _ in range(20)))
-            took_ms = clock.now_ms() - began_ms
-        run_ms = [one.ledger.gpu_ms for one in answers]
-        assert run_ms == pytest.approx([120.0] * 20)
-        # One every 60 ms instead of every 120; the rest is for a busy host.
-        assert 20 * 60.0 <= took_ms < 0.8 * sum(run_ms)
+            for _ in range(10):  # a host that starves this test may hold up a try, never make it faster
+                began_ms = clock.now_ms()
+                answers = await asyncio.gather(*(client.infer("cut", inputs) for _ in range(10)))
+                took_ms = clock.now_ms() - began_ms
+                run_ms = [one.ledger.gpu_ms for one in answers]
+                assert run_ms == pytest.approx([120.0] * 10)
+                assert took_ms >= 10 * 60.0, "the slowest stage sets the pace"
+                if took_ms < 0.8 * sum(run_ms):
+                    return
+        raise AssertionError("one batch after the other")
 
     path = tmp_path / "cluster.yaml"
     path.write_text(EMULATED, encoding="utf-8")

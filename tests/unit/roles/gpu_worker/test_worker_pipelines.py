@@ -17,6 +17,7 @@ from fabric.messages import (
     SliceSpec,
     replaced,
 )
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     Abort,
@@ -36,6 +37,7 @@ from roles.gpu_worker.executors.base import (
     JobRan,
     LeftFirstStage,
     LoadFailed,
+    RunExpired,
     RunFailed,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
@@ -257,6 +259,22 @@ def test_what_failed_in_a_later_stage_is_run_apart_while_the_first_has_another()
     assert [one.live_seqs for one in apart.parts] == [(1,)]
     actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(6), (), 22.0), 60.0)
     assert [(one.status, one.ran) for one in sent(Done, actions)] == [("failed", 2)]
+
+
+def test_stages_hear_until_when_a_batch_may_begin_and_what_came_too_late_is_answered_so() -> None:
+    core = serving().core
+    core.handle(inputs(0, 1), 0.0)
+    run = run_batch(part((0, 2)), latest_in_ms=30.0, expires_in_ms=40.0)
+    (execute,) = actions_of(Execute, core.handle(run, 0.0))
+    assert execute.expires_at_ms == 40.0 + LATE_TOLERANCE_MS
+    core.handle(LeftFirstStage(SLICE, BatchId(1)), 5.0)
+    actions = core.handle(RunExpired(SLICE, BatchId(1), "stage 2 got it too late"), 60.0)
+    (failed,) = actions_of(PushOutputs, actions)
+    assert isinstance(failed.message, BatchFailed)
+    assert (failed.message.code, failed.message.seqs) == ("DeadlineExceeded", (0, 1))
+    (done,) = sent(Done, actions)
+    assert (done.status, done.ran, done.missing) == ("expired", 0, ())
+    assert core.wake_at_ms is None
 
 
 @pytest.mark.parametrize("stages_ms", [(), ((1.0,), (1.0,))])
