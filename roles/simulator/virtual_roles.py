@@ -96,7 +96,7 @@ class VirtualScheduler:
 
     def _plan(self, asked: PlanAsked) -> None:
         plan_ms = self._world.hardware.plan_ms
-        self._world.after(plan_ms, lambda: self._take(Heard(PLANNER, make_plan(asked, is_live=True))))
+        self._world.after(plan_ms, lambda: self._take(Heard(PLANNER, make_plan(asked))))
 
 
 class VirtualFrontend:
