@@ -1,6 +1,6 @@
 """AlpaServe's case: whole models on a GPU each, beside groups of GPUs that cut every model into a stage a GPU.
 
-    python benchmarks/alpaserve.py [--slo 1.05,1.5,2.5,5,10] [--variation 1,4] [--requests 6000] [--seeds 1] [--json FILE]
+    python -m benchmarks.alpaserve [--slo 1.05,1.5,2.5,5,10] [--variation 1,4] [--requests 6000] [--seeds 1] [--json FILE]
 
 Sixteen models of AlpaServe's bert-1.3b on eight GPUs that hold two each, all asked for equally. `replicas` has two whole models on
 each GPU; `groups of n` cut every model into n stages on a group of n GPUs, which then holds 2n models. Stages' times are those that

@@ -1,6 +1,6 @@
 """Goodput of applications under carried deadlines beside each rival, on the same arrivals and fan-outs.
 
-    python benchmarks/applications.py [--cases traffic,chain-3] [--rules carried,nexus] [--batching tenuto] [--seconds 10]
+    python -m benchmarks.applications [--cases traffic,chain-3] [--rules carried,nexus] [--batching tenuto] [--seconds 10]
                                       [--seeds 1] [--slo 1,2] [--processes 1] [--json FILE]
 
 Goodput is the highest rate of the application at which less than 1 % of its requests are not answered within its SLO, from end

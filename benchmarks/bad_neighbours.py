@@ -1,6 +1,6 @@
 """The p99 of a steady client beside neighbours that misbehave, and what they cost the frontend in memory.
 
-    python benchmarks/bad_neighbours.py [--rate 200] [--seconds 4] [--repeat 5] [--only KIND ...] [--json FILE]
+    python -m benchmarks.bad_neighbours [--rate 200] [--seconds 4] [--repeat 5] [--only KIND ...] [--json FILE]
 
 A cluster of this host: supervisor, scheduler, frontend, two node agents with a worker of one emulated device each. A
 well-behaved client asks one model at a steady pace over ipc, open loop, latency from the intended moment. In each
@@ -36,9 +36,9 @@ from pathlib import Path
 
 import numpy as np
 import zmq
-from figures import Figures, Line, add_json_option, tell
-from stage import Stage, children, cluster, processes, rss_bytes
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import Stage, children, cluster, processes, rss_bytes
 from fabric import frames
 from fabric.client import Client, ask_status
 from fabric.clock import MonotonicClock

@@ -1,6 +1,6 @@
 """What users wait for below the peak, and how many GPUs that keeps busy: 10, 30, 50 and 70 % of it on 1 to 32 GPUs.
 
-    python benchmarks/below_peak.py PEAKS.json [--batching tenuto] [--seconds 20] [--gpus 1,2,8,32] [--json FILE]
+    python -m benchmarks.below_peak PEAKS.json [--batching tenuto] [--seconds 20] [--gpus 1,2,8,32] [--json FILE]
 
 Each case's peak is the goodput of `tenuto` (every model loses under 1 %), searched once and kept in PEAKS.json, so that
 disciplines and versions can be asked at the same rates. `p50` is over all requests, in run times of a batch of one of the
@@ -18,9 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from disciplines import CONTENDERS, OTHERS, TABLE2, TI, WARMUP_MS, alike, is_good, made
-from figures import Figures, Line, add_json_option, tell
 
+from benchmarks.disciplines import CONTENDERS, OTHERS, TABLE2, TI, WARMUP_MS, alike, is_good, made
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.lab import scheduler_only
 from roles.lab.scheduler_only import Case, Model, goodput_rps
 from roles.workload.outcomes import Window

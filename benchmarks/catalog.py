@@ -24,7 +24,7 @@ class Long:
 
 
 def _script(name: str, *arguments: str) -> Quick:
-    return Quick(name, (f"benchmarks/{name}.py", *arguments))
+    return Quick(name, ("-m", f"benchmarks.{name}", *arguments))
 
 
 QUICK: tuple[Quick, ...] = (
@@ -54,58 +54,58 @@ QUICK: tuple[Quick, ...] = (
 
 LONG: tuple[Long, ...] = (
     Long(
-        "python benchmarks/links/virtual.py; python benchmarks/links (as root)",
+        "python -m benchmarks.links.virtual; python -m benchmarks.links (as root)",
         "lines of 1 and 8 Gbit/s and 0, 1, 3 ms: on virtual time, and in network namespaces"
         " ([ADR 0090](../adr/0090-inputs-before-the-grant.md))",
     ),
     Long(
-        "python benchmarks/several_hosts.py (as root)",
+        "python -m benchmarks.several_hosts (as root)",
         "a cluster on three hosts is set up, killed while it is, changed under load and taken over: [docs/operate/deploy.md](../operate/deploy.md)",
     ),
     Long(
-        "python benchmarks/disciplines.py run RESULTS.json; python benchmarks/disciplines.py table RESULTS.json",
+        "python -m benchmarks.disciplines run RESULTS.json; python -m benchmarks.disciplines table RESULTS.json",
         "goodput of `tenuto` on 42 workloads beside four rivals: [docs/results/disciplines.md](disciplines.md)",
     ),
     Long(
-        "python benchmarks/below_peak.py PEAKS.json",
+        "python -m benchmarks.below_peak PEAKS.json",
         "p50 and busy GPUs at 10 to 70 % of the peak: [docs/results/disciplines.md](disciplines.md#below-the-peak)",
     ),
     Long(
-        "python benchmarks/overload.py; python benchmarks/overload.py --set held-out",
+        "python -m benchmarks.overload; python -m benchmarks.overload --set held-out",
         "goodput at 1.2 to 5 times the capacity, of others in a flood of one model, and how soon all is well again:"
         " [docs/results/disciplines.md](disciplines.md#overload)",
     ),
     Long(
-        "python benchmarks/placements.py run RESULTS.json --seconds 8; python benchmarks/placements.py table RESULTS.json",
+        "python -m benchmarks.placements run RESULTS.json --seconds 8; python -m benchmarks.placements table RESULTS.json",
         "29 settings of the thesis, with `--set held-out` 12 drawn at random, two disciplines, each policy:"
         " [docs/results/placements.md](../results/placements.md)",
     ),
     Long(
-        "python benchmarks/applications.py --seconds 20 --seeds 3",
+        "python -m benchmarks.applications --seconds 20 --seeds 3",
         "goodput of nine applications under carried deadlines, Nexus' program, equal and proportional splits and PARD's rule:"
         " [docs/guides/applications.md](../guides/applications.md)",
     ),
     Long(
-        "python benchmarks/gpulet_schedulability.py",
+        "python -m benchmarks.gpulet_schedulability",
         "19,682 scenarios; of a sample of 300 on 4 GPUs `gpulet` serves 189, exhaustive search 205, whole GPUs 53"
         " ([docs/results/gpulet.md](gpulet.md))",
     ),
     Long(
-        "python benchmarks/subclusters.py",
+        "python -m benchmarks.subclusters",
         "800 models in 20 sub-clusters: imbalance 0.056 % by search, 17.4 % by HiGHS, 7.07 % by CBC"
         " ([docs/operate/subclusters.md](../operate/subclusters.md))",
     ),
     Long(
-        "python benchmarks/large_cluster.py --seconds 0.5",
+        "python -m benchmarks.large_cluster --seconds 0.5",
         "1,000 hosts with 8 GPUs each in 16 shards, simulated: 3.4 M requests/s, 0.005 % bad, 163 s of CPU and 0.28 GB "
         "([docs/operate/scaling.md](../operate/scaling.md))",
     ),
     Long(
-        "python benchmarks/scheduling_quality.py --batching tenuto --all",
+        "python -m benchmarks.scheduling_quality --batching tenuto --all",
         "every discipline on Symphony's table 2, three seeds",
     ),
     Long(
-        "python benchmarks/live_against_simulated.py --repeat 5 --seconds 30",
+        "python -m benchmarks.live_against_simulated --repeat 5 --seconds 30",
         "as above, longer windows and five seeds",
     ),
     Long(
@@ -114,7 +114,7 @@ LONG: tuple[Long, ...] = (
         " behind them: [docs/results/performance.md](performance.md#beside-peers)",
     ),
     Long(
-        "python benchmarks/links --gbit 1 8 --delay-ms 0 0.5 1 3",
+        "python -m benchmarks.links --gbit 1 8 --delay-ms 0 0.5 1 3",
         "network namespaces, as root; what early payload would gain on slow links",
     ),
     Long(
@@ -123,11 +123,11 @@ LONG: tuple[Long, ...] = (
         " percentile ([docs/guides/estimator.md](../guides/estimator.md))",
     ),
     Long(
-        "python benchmarks/prefix_merging.py",
+        "python -m benchmarks.prefix_merging",
         "ten heads on one backbone, joint against separate: [docs/guides/worker.md](../guides/worker.md#equal-leading-layers)",
     ),
     Long(
-        "python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32",
+        "python -m benchmarks.worker_throughput --device cuda --arch resnet50 --batches 1,8,32",
         "on a CUDA device: [docs/guides/worker.md](../guides/worker.md)",
     ),
     Long(
@@ -136,12 +136,12 @@ LONG: tuple[Long, ...] = (
         " [tests/gpu](../../tests/gpu/README.md)",
     ),
     Long(
-        "python benchmarks/memory.py --minutes 10",
+        "python -m benchmarks.memory --minutes 10",
         "memory of every role at half load, in three bursts, and after; in 10 minutes at 350 r/s each role's resident memory"
         " grew by at most 1.2 %, after the bursts by 1.7 %",
     ),
     Long(
-        "python benchmarks/bad_neighbours.py",
+        "python -m benchmarks.bad_neighbours",
         "others' p99 beside clients and workers that misbehave; the last figures, of p99 alone (13.4 ms, cores awake): five"
         " requests of 65 MB a second 1.49, clients that never read 1.03, that die in a frame 1.29, 5 % loss 1.00, a"
         " stopped worker 1.01; no request lost",

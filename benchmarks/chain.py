@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
-from stage import free_ports, processes
 
+from benchmarks.stage import free_ports, processes
 from fabric import frames
 from fabric.ids import BatchId, Epoch, FrontendId, Incarnation, ModelId, SliceId
 from fabric.link import NamedTensor

@@ -1,6 +1,6 @@
 """What a change of models costs those that are served meanwhile: their p99 before, during and after it.
 
-    python benchmarks/change_under_load.py [--rate 300] [--batching eager] [--repeat 5] [--quiet 5] [--json FILE]
+    python -m benchmarks.change_under_load [--rate 300] [--batching eager] [--repeat 5] [--quiet 5] [--json FILE]
 
 A cluster of this host (supervisor, scheduler, frontend, node agent, a worker for 2 emulated GPUs) serves three models
 in equal parts; one more process sends, open loop, Poisson, latency from the intended moment. `--repeat` times a fourth
@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures import Figures, Line, add_json_option, tell
-from steady_load import CLOCK, Fate, Load, sending
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.steady_load import CLOCK, Fate, Load, sending
 from fabric.ids import ModelId
 from fabric.messages import ModelsAdd, ModelsRemove
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster

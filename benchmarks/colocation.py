@@ -1,6 +1,6 @@
 """Two models on one GPU, with and without shares, beside what iGniter predicts for them on that very GPU.
 
-    python benchmarks/colocation.py A.json B.json [--device cuda] [--batches 1,8,32] [--shares 50:50,20:70] [--json FILE]
+    python -m benchmarks.colocation A.json B.json [--device cuda] [--batches 1,8,32] [--shares 50:50,20:70] [--json FILE]
 
 A.json and B.json are what `tenuto profile --igniter` wrote on this GPU: loaders are those of their subjects, coefficients
 those fitted there. For each batch size and pair of shares two processes under one MPS daemon run back to back; then
@@ -18,8 +18,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.messages import LoaderSpec
 from profiles.igniter.coefficients import Resident, predict_ms, read_coefficients, read_hardware
 from profiles.measured import MeasuredProfile

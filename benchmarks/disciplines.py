@@ -1,7 +1,7 @@
 """Goodput of `tenuto` beside deferred and eager batching, each with both drop rules, on the same arrivals.
 
-    python benchmarks/disciplines.py run RESULTS.json [--set table] [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
-    python benchmarks/disciplines.py table RESULTS.json
+    python -m benchmarks.disciplines run RESULTS.json [--set table] [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
+    python -m benchmarks.disciplines table RESULTS.json
 
 Goodput is the highest total rate at which every model's bad rate is under 1 %. Disciplines are played directly on
 virtual time, without network delays: what they dispatch runs exactly l(b), so a request is bad if it is dropped.

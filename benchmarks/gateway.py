@@ -1,6 +1,6 @@
 """What a request costs by HTTP, and by the SDK: processor time of each process, and requests per second.
 
-    python benchmarks/gateway.py [--seconds 4] [--in-flight 32] [--repeat 3] [--json FILE]
+    python -m benchmarks.gateway [--seconds 4] [--in-flight 32] [--repeat 3] [--json FILE]
 
 A cluster of this host with four emulated devices that are not what ends the load, and one process that asks, closed loop: by the SDK, and
 by HTTP as tritonclient does (binary tensors), small ones and 0.6 MB. The sender of HTTP is raw sockets (`roles/benchmark/http_connections.py`), so that no client of
@@ -19,9 +19,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
-from figures import Figures, Line, add_json_option, tell
-from stage import CpuMeter, Stage, by_kind, cluster
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import CpuMeter, Stage, by_kind, cluster
 from fabric.client import Client
 from roles.benchmark.http_connections import HttpClient, HttpTarget
 from roles.gateway.tensors import to_raw

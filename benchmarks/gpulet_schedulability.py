@@ -1,6 +1,6 @@
 """gpulet's schedulability grid: how many of 3^9 - 1 scenarios each scheduler serves on 2, 3 and 4 GPUs.
 
-python benchmarks/gpulet_schedulability.py [--sample N] [--exhaustive N] [--processes N] [--json FILE]
+python -m benchmarks.gpulet_schedulability [--sample N] [--exhaustive N] [--processes N] [--json FILE]
 
 Nine models, each at 0, 100 or 200 requests per second (Choi et al., ATC 2022, figures 5 and 16), on a SYNTHETIC
 latency table (docs/results/gpulet.md). Exhaustive search looks at a seeded sample, and so does everyone else beside it.

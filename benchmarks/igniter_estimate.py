@@ -4,7 +4,7 @@ No co-location data, no latency by share and no power were published for these m
 thesis' settings only with estimates; `docs/guides/profiles.md` says how each is made. Run it again when Table A.1's
 transcription or the share assumption changes:
 
-    python benchmarks/igniter_estimate.py
+    python -m benchmarks.igniter_estimate
 """
 
 from __future__ import annotations

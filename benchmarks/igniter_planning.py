@@ -1,6 +1,6 @@
 """How long iGniter's placement takes (figure 21 of its paper: 4.61 s for 1,000 workloads, quadratic).
 
-python benchmarks/igniter_planning.py [--repeats N] [--json FILE]
+python -m benchmarks.igniter_planning [--repeats N] [--json FILE]
 
 Two kinds of workload sets on V100s: the 12 of the paper's table 3 again and again, and drawn ones: a model of
 the four, an SLO between the paper's smallest and twice its largest for that model, a rate between a quarter of
@@ -13,8 +13,7 @@ import argparse
 import random
 import time
 
-from figures import Figures, add_json_option, tell
-
+from benchmarks.figures import Figures, add_json_option, tell
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot, PlacedModelInput, PlacementPolicy, Profiles
 from policies.placement.igniter.ffd import Ffd

@@ -1,6 +1,6 @@
 """Interference models against the measured pairs of iGniter's authors, and `sm` against the thesis' observations.
 
-    python benchmarks/interference.py [--json FILE]
+    python -m benchmarks.interference [--json FILE]
 
 750 pairs of four models on a V100, both latencies of each: 1500 relative errors per model. gpulet's coefficients were
 fitted to these very pairs, iGniter's were not; `solo` is the latency without any interference model.
@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
-from figures import Figures, add_json_option, tell
 
+from benchmarks.figures import Figures, add_json_option, tell
 from fabric.ids import ModelId
 from profiles.device_model import DeviceModel
 from profiles.fit import batch_interpolation_error, share_interpolation_error

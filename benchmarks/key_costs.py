@@ -1,6 +1,6 @@
 """What keys cost: the fabric's own links over TCP with CURVE and without, in turn, between two processes of this host.
 
-    python benchmarks/key_costs.py [--turns 3] [--json FILE]
+    python -m benchmarks.key_costs [--turns 3] [--json FILE]
 
 Control: a message of 200 bytes there and back. Payload: one message under way at a time, acknowledged over control.
 """
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import numpy as np
-from figures import Figures, Line, add_json_option, tell
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.curve import guarded, new_pair
 from fabric.ids import Incarnation, ModelId, PeerId
 from fabric.keys import FRONTEND, SCHEDULER, Keyring, Trusted, TrustedKey, principal_of_node

@@ -1,6 +1,6 @@
 """What the loss of each role costs its clients: kill -9 under open-loop load, and a rolling restart of everything.
 
-    python benchmarks/kills.py [--rate 500] [--budget 100] [--schedulers 1] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
+    python -m benchmarks.kills [--rate 500] [--budget 100] [--schedulers 1] [--kills 4] [--pause 6] [--only worker,agent,frontend,scheduler,rolling] [--json FILE]
 
 A cluster of this host: 4 nodes with one emulated GPU each (so 4 agents and 4 workers, which may outlive their agent), two
 frontends, a scheduler. One more process sends Poisson arrivals with a budget of 100 ms through one client that knows both
@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from figures import Figures, Line, add_json_option, tell
-from steady_load import CLOCK, Fate, Load, sending
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.steady_load import CLOCK, Fate, Load, sending
 from fabric.client import ask_status
 from fabric.errors import PeerLost
 from fabric.messages import SliceState

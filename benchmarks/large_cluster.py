@@ -5,7 +5,7 @@ total is `--load` of what all GPUs could serve with batches that run for half th
 0.01 ms an input, 0.2 ms for results and 0.05 ms of jitter. Everything counts: reading the configuration with its partition, placing,
 arrivals, the run, the verdict. `--file FILE` writes the configuration, for `tenuto simulate FILE`.
 
-    python benchmarks/large_cluster.py [--hosts 1000] [--gpus 8] [--models 800] [--shards 16] [--load 0.7] [--zipf 0.9] [--seconds 1] [--json FILE]
+    python -m benchmarks.large_cluster [--hosts 1000] [--gpus 8] [--models 800] [--shards 16] [--load 0.7] [--zipf 0.9] [--seconds 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate

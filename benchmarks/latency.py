@@ -1,6 +1,6 @@
 """Added latency of the whole fabric beside a bare six-hop ZeroMQ chain that carries the same frames.
 
-    python benchmarks/latency.py [--requests 300] [--repeat 5] [--sizes 4096 600000] [--rate 1000] [--seconds 5]
+    python -m benchmarks.latency [--requests 300] [--repeat 5] [--sizes 4096 600000] [--rate 1000] [--seconds 5]
                                  [--json FILE]
 
 Ours: a cluster of this host with one emulated GPU and a model that takes a microsecond, so all of a request's time is
@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
-from chain import BareClient, bare_chain
-from figures import Figures, Line, add_json_option, tell
-from stage import Stage, cluster
 
+from benchmarks.chain import BareClient, bare_chain
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import Stage, cluster
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import RequestError

@@ -1,6 +1,6 @@
 """How late timers fire: the driver of every role, in the scheduler and alone, beside asyncio's and ZeroMQ's.
 
-    python benchmarks/lateness.py [--timers 1000] [--repeat 3] [--quiet-rate 50] [--load-rate 1000] [--idle 5]
+    python -m benchmarks.lateness [--timers 1000] [--repeat 3] [--quiet-rate 50] [--load-rate 1000] [--idle 5]
                                   [--json FILE]
 
 A cluster of this host (one emulated GPU with a model of 2 ms, `deferred`: every batch leaves by a timer of the scheduler)
@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import zmq
-from figures import Figures, Line, Table, add_json_option, tell
-from stage import CpuMeter, Stage, cluster, context
 
+from benchmarks.figures import Figures, Line, Table, add_json_option, tell
+from benchmarks.stage import CpuMeter, Stage, cluster, context
 from fabric.clock import MonotonicClock
 from roles.benchmark.player import run_precisely
 from roles.benchmark.run import run_load

@@ -1,6 +1,6 @@
 """Live emulation beside the simulator: the same arrivals, the same devices, the same scheduler.
 
-    python benchmarks/live_against_simulated.py [--gpus 8] [--scale 4] [--loads 0.4 0.75 0.95 1.2] [--seconds 8]
+    python -m benchmarks.live_against_simulated [--gpus 8] [--scale 4] [--loads 0.4 0.75 0.95 1.2] [--seconds 8]
                                                 [--repeat 3] [--batching deferred] [--many 64] [--json FILE]
 
 ResNet50 of Symphony's table 2 on `--gpus` emulated devices, every time (run time and SLO) `--scale` times as long, so
@@ -20,9 +20,9 @@ import statistics
 from dataclasses import replace
 
 import numpy as np
-from figures import Figures, Line, Table, add_json_option, tell
-from stage import CpuMeter, Stage, by_kind, cluster, rss_bytes
 
+from benchmarks.figures import Figures, Line, Table, add_json_option, tell
+from benchmarks.stage import CpuMeter, Stage, by_kind, cluster, rss_bytes
 from roles.benchmark.run import run_load
 from roles.benchmark.share import STAGES, LoadPlan
 from roles.benchmark.verdict import LoadRun

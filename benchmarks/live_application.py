@@ -1,6 +1,6 @@
 """An application in a living cluster beside its simulation: gpulet's traffic, one detector and two classifiers.
 
-    python benchmarks/live_application.py [--rates 300] [--scale 4] [--gpus 16] [--seconds 10] [--repeat 3] [--json FILE]
+    python -m benchmarks.live_application [--rates 300] [--scale 4] [--gpus 16] [--seconds 10] [--repeat 3] [--json FILE]
 
 Emulated devices take `--scale` times what gpulet's tables say, and the SLO is as much longer, so that the host's cores can carry what the devices can.
 Each rate is played with the same arrivals and the same draws of fan-outs on virtual time and at a cluster of this host. Goodput may be 5 % apart.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from figures import Figures, Line, add_json_option, tell
-from stage import Stage, cluster
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import Stage, cluster
 from fabric.client import Client
 from fabric.errors import FabricError
 from roles.benchmark.run import run_load

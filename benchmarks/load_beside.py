@@ -1,6 +1,6 @@
 """What a model that is loaded into a slice costs those that the slice serves meanwhile, and what its going costs.
 
-    python benchmarks/load_beside.py --device cuda --serves resnet50 --loads resnet50 [--batch-max 32] [--seconds 3] [--json FILE]
+    python -m benchmarks.load_beside --device cuda --serves resnet50 --loads resnet50 [--batch-max 32] [--seconds 3] [--json FILE]
 
 One device's thread, one model that is asked for a request again and again with a pause of its own run time between; the
 time from asking to having the answer is told before, while another model is loaded and warmed up, after, and while it is
@@ -14,8 +14,8 @@ import select
 import time
 
 import numpy as np
-from figures import Figures, Table, add_json_option, tell
 
+from benchmarks.figures import Figures, Table, add_json_option, tell
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor

@@ -1,6 +1,6 @@
 """What the loss of peers costs a scheduler core: its longest turn, the others' requests, and its memory afterwards.
 
-    python benchmarks/lost_peers.py [--queued 20000] [--restarts 10000] [--json FILE]
+    python -m benchmarks.lost_peers [--queued 20000] [--restarts 10000] [--json FILE]
 
 First: two frontends have as many requests queued, each alone in its run; one of them is lost, by its silence or
 because its next incarnation says hello. The clock is virtual, and each turn's CPU time is measured. All requests of the
@@ -21,8 +21,7 @@ from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,

@@ -1,6 +1,6 @@
 """Memory of every role over minutes at half load, in three overload bursts, and after them.
 
-    python benchmarks/memory.py [--minutes 10] [--rate 350] [--burst 2] [--json FILE]
+    python -m benchmarks.memory [--minutes 10] [--rate 350] [--burst 2] [--json FILE]
 
 A cluster of this host (supervisor, scheduler, frontend, node agent, a worker with one emulated device), and one
 sender process of the load tool's player, open loop, Poisson. The device carries about 700 r/s, of which `--rate` is
@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from figures import Figures, Line, add_json_option, tell
-from stage import Stage, cluster, context, processes
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import Stage, cluster, context, processes
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.errors import RequestError

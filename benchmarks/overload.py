@@ -1,6 +1,6 @@
 """What a discipline still serves when more is asked than the slices can carry (design section 12).
 
-    python benchmarks/overload.py [--batching tenuto] [--set tuned|held-out] [--cases 0,1] [--seconds 10] [--seeds 11,12]
+    python -m benchmarks.overload [--batching tenuto] [--set tuned|held-out] [--cases 0,1] [--seconds 10] [--seeds 11,12]
         [--processes 2] [--json FILE]
 
 1x of a case is its goodput: the highest rate at which every model loses under 1 %. *Overload* offers all models 1.2, 1.5, 2, 3
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from disciplines import A100, ALL, TABLE2, TI, WARMUP_MS, alike, is_good, made, zoo
-from figures import Figures, Line, add_json_option, tell
 
+from benchmarks.disciplines import A100, ALL, TABLE2, TI, WARMUP_MS, alike, is_good, made, zoo
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.lab import scheduler_only
 from roles.lab.scheduler_only import Case, Fates, goodput_rps
 from roles.workload.outcomes import Window

@@ -22,11 +22,11 @@ from fabric.ids import ModelId, PeerId
 from fabric.messages import FiguresAsked, FiguresListed, ModelFigures, RecordsAsked, StatusAsked
 from roles.config.read_config import parse_config
 from roles.frontend.events import ClientSaid, Reply
-from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.page.feed import Feed
-from roles.page.look import Look
 from roles.page.questions import Questions
 from roles.page.server import PageServer
+from roles.page.snapshot import Look
 from roles.runtime.core import Heard
 from roles.runtime.live_figures import LiveFigures, together
 from roles.runtime.running_cluster import ClusterReport, ProcessReport

@@ -1,6 +1,6 @@
 """Payload through client, frontend and worker, beside bare chains over the same two hops.
 
-    python benchmarks/payload.py [--seconds 2] [--repeat 5] [--in-flight 8] [--sizes 0.6 9.6] [--json FILE]
+    python -m benchmarks.payload [--seconds 2] [--repeat 5] [--in-flight 8] [--sizes 0.6 9.6] [--json FILE]
 
 Every chain has three processes: a client that keeps `--in-flight` messages of `--sizes` MB under way, a middle
 that passes each on whole, and an end that answers with a few bytes. All chains run in turn, `--repeat` times,
@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import zmq
-from figures import Figures, Line, add_json_option, tell
-from stage import cluster, context, free_ports, processes
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import cluster, context, free_ports, processes
 from fabric.client import Client
 
 MB = 1_000_000

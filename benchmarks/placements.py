@@ -1,9 +1,9 @@
 """Every placement policy on the settings of the thesis' figures 6.1, 6.10 and 6.15, under two disciplines.
 
-    python benchmarks/placements.py run RESULTS.json [--set thesis|held-out] [--settings 6.1,6.10/5-gpus]
+    python -m benchmarks.placements run RESULTS.json [--set thesis|held-out] [--settings 6.1,6.10/5-gpus]
                                                      [--seconds 20] [--strength 1]
                                                      [--policies tenuto,symphony] [--processes 2]
-    python benchmarks/placements.py table RESULTS.json
+    python -m benchmarks.placements table RESULTS.json
 
 The set `held-out` has settings drawn at random, on which nothing was tuned.
 

@@ -1,6 +1,6 @@
 """Ten classifiers on one backbone, joint against separate, at batch 1 each: time, weights, and that answers agree.
 
-    python benchmarks/prefix_merging.py [--heads 10] [--turns 5] [--tokens 128] [--only resnet50]
+    python -m benchmarks.prefix_merging [--heads 10] [--turns 5] [--tokens 128] [--only resnet50]
 
 Runs on the CPU with one thread. Every model has all weights of its own before they are merged, as fine-tuned copies have.
 """

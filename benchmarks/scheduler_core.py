@@ -9,7 +9,7 @@ are made of about ten runs, except in the last setting.
 Rival: Symphony's own scheduler in C++ keeps up with 0.5 to 0.7 M requests/s on such a core if only its generators
 may not lag, with 0.2 to 0.25 M/s if nearly every request must also be in time (measured beside the paper's code).
 
-    python benchmarks/scheduler_core.py [--seconds 2] [--batching deferred] [--json FILE]
+    python -m benchmarks.scheduler_core [--seconds 2] [--batching deferred] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,

@@ -6,7 +6,7 @@
 
 The rival in the same run is `eager` with simple drop, and with `--all` every discipline on table 2.
 
-    python benchmarks/scheduling_quality.py [--batching tenuto] [--seeds 3] [--seconds 20] [--all] [--json FILE]
+    python -m benchmarks.scheduling_quality [--batching tenuto] [--seeds 3] [--seconds 20] [--all] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.config.read_config import parse_config
 from roles.lab.goodput import find_goodput, question_of
 from roles.simulator.simulation import simulate

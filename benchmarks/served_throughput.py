@@ -1,6 +1,6 @@
 """A real model behind the whole of Tenuto beside the same model in a bare PyTorch loop, at the same batch size.
 
-    python benchmarks/served_throughput.py --device cuda --arch resnet50 --batches 8,32 [--seconds 5] [--json FILE]
+    python -m benchmarks.served_throughput --device cuda --arch resnet50 --batches 8,32 [--seconds 5] [--json FILE]
 
 A cluster of this host (supervisor, scheduler, frontend, node agent, one worker) and `--processes` clients that keep
 `--in-flight` batches under way among them. Batching is `fixed` with that batch size, so both run the same thing. The bare loop is
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from figures import Figures, Line, add_json_option, tell
-from worker_throughput import bare_rps
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.worker_throughput import bare_rps
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec

@@ -1,6 +1,6 @@
 """What a cluster on several hosts does: set up, killed while it is set up, changed under load, taken over. As root.
 
-    python benchmarks/several_hosts.py up killed changed taken-over [--kills 20] [--takeovers 5] [--rate 300] [--json FILE]
+    python -m benchmarks.several_hosts up killed changed taken-over [--kills 20] [--takeovers 5] [--rate 300] [--json FILE]
 
 The hosts are network namespaces of this machine with sshd, a home and processes of their own (`tests/integration/hosts_stage.py`), and
 a laptop that reaches them by ssh alone. All of them share this machine's cores, so times are upper bounds. Wheels come from a folder that is
@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from figures import Figures, Line, add_json_option, tell
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.cli.keys import keys
 from roles.runtime.epochs import LEASE_MS
 from tests.integration.operator_stage import Operator, fetch_wheels, operator_of

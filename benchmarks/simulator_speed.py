@@ -5,7 +5,7 @@ arrivals, world, scheduler core, discipline, and the verdict. The best of severa
 spread is its neighbours'. A shared core is now twice as fast and now half, so each run stands between two calibrations
 (a million turns of an empty loop), and its cost is also given in such turns: that figure is the code's own.
 
-    python benchmarks/simulator_speed.py [--seconds 20] [--repeat 5] [--batching deferred] [--json FILE]
+    python -m benchmarks.simulator_speed [--seconds 20] [--repeat 5] [--batching deferred] [--json FILE]
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-from figures import Figures, Line, add_json_option, tell
-
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of

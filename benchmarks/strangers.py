@@ -1,6 +1,6 @@
 """Strangers at the doors of a cluster that serves: how many got in, and how many were counted.
 
-    python benchmarks/strangers.py [--tries 10000] [--json FILE]
+    python -m benchmarks.strangers [--tries 10000] [--json FILE]
 
 A real cluster with keys listens by TCP; each kind of stranger tries so often, while a friend asks for an answer ten times a
 second. `got in`: connections that stood, or messages that a role took. Exit code 1 where somebody got in, was not counted, or the
@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import zmq
-from figures import Figures, Line, add_json_option, tell
 from zmq.utils.monitor import parse_monitor_message
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.client import BlockingClient, ClientOptions, ask_status
 from fabric.curve import LinkAccess, guarded, new_pair
 from fabric.errors import FabricError

@@ -1,6 +1,6 @@
 """Sub-clusters: the search beside the solvers on the paper's problem, and what one dispatcher for each brings.
 
-python benchmarks/subclusters.py [--dispatchers] [--seeds N] [--json FILE]
+python -m benchmarks.subclusters [--dispatchers] [--seeds N] [--json FILE]
 
 Rates are drawn from an exponential distribution (Symphony appendix A.2), memory evenly from the range of the
 papers' models. Deviations and imbalances are in percent of the average.
@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Callable
 
 import pulp
-from figures import Figures, add_json_option, tell
 
+from benchmarks.figures import Figures, add_json_option, tell
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import BatchModel, BatchSlice, Discipline, Dispatch, HostedModel, RequestRun
 from policies.batching.per_subcluster import per_subcluster

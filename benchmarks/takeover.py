@@ -1,6 +1,6 @@
 """How long no request is granted when the active scheduler is lost and a standby takes over.
 
-    python benchmarks/takeover.py [--kills 10] [--rate 500] [--slo 100] [--nodes 3] [--stop] [--json FILE]
+    python -m benchmarks.takeover [--kills 10] [--rate 500] [--slo 100] [--nodes 3] [--stop] [--json FILE]
 
 A cluster of this host (supervisor, two schedulers, a frontend, an agent and a worker for each node with one emulated GPU)
 serves one model; one more process sends, open loop, at even distances. `--kills` times the active scheduler is killed
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from figures import Figures, Line, add_json_option, tell
-from steady_load import CLOCK, Fate, Load, sending
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.steady_load import CLOCK, Fate, Load, sending
 from fabric.errors import PeerLost
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime.process import read_run_file

@@ -1,6 +1,6 @@
 """Requests per second through one frontend, one scheduler and emulated devices, without payload.
 
-    python benchmarks/throughput.py [--rates 2000 4000 6000 8000 10000 12000 16000] [--seconds 4] [--repeat 3]
+    python -m benchmarks.throughput [--rates 2000 4000 6000 8000 10000 12000 16000] [--seconds 4] [--repeat 3]
                                     [--senders 2] [--batching tenuto] [--gather-ms 0] [--json FILE]
 
 A cluster of this host: supervisor, scheduler, frontend, node agent, one worker with four emulated devices, and
@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from figures import Figures, Line, add_json_option, tell
 from numpy.typing import NDArray
-from stage import CpuMeter, Stage, by_kind, children, cluster
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
+from benchmarks.stage import CpuMeter, Stage, by_kind, children, cluster
 from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan

@@ -1,6 +1,6 @@
 """What the worker's way of running a model leaves of a bare PyTorch loop; CUDA graphs beside eager.
 
-    python benchmarks/worker_throughput.py --device cuda --arch resnet50 --batches 1,8,32 [--turns 100] [--json FILE]
+    python -m benchmarks.worker_throughput --device cuda --arch resnet50 --batches 1,8,32 [--turns 100] [--json FILE]
 
 The bare loop copies a pinned batch in, infers, copies out and waits. The worker gets the same requests one by one,
 as arrays of their own, puts them together while the batch before runs, and gives numpy arrays back. Design section 12
@@ -14,8 +14,8 @@ import threading
 
 import numpy as np
 import torch
-from figures import Figures, Line, add_json_option, tell
 
+from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.clock import MonotonicClock
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec

@@ -12,8 +12,8 @@ from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered,
 from roles.config.cluster import NetworkConfig
 from roles.config.read_config import parse_config
 from roles.frontend.events import ClientSaid
-from roles.observability.minute import minute_from
-from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.observability.last_minute import minute_from
+from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.observability.situation import Situation
 from roles.runtime.core import Heard
 from roles.scheduler.build import scheduler_core

@@ -18,8 +18,8 @@ from fabric.messages import (
     SliceReport,
     StatusListed,
 )
-from roles.observability.seen import BatchSeen, RequestSeen
-from roles.page.look import Look
+from roles.observability.remembered import BatchSeen, RequestSeen
+from roles.page.snapshot import Look
 from roles.runtime.live_figures import LiveFigures, LiveModel
 from roles.runtime.running_cluster import ClusterReport, ProcessReport
 

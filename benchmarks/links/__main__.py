@@ -1,6 +1,6 @@
 """A cluster over emulated links: latency, goodput and the ledger's stages by rate, delay, payload and batching.
 
-    python benchmarks/links [--gbit 1 8] [--delay-ms 0 1] [--loss 0] [--size-mb 0.15 0.6] [--batching tenuto eager]
+    python -m benchmarks.links [--gbit 1 8] [--delay-ms 0 1] [--loss 0] [--size-mb 0.15 0.6] [--batching tenuto eager]
                             [--load 0.4 0.7] [--slo-ms 50] [--gpus 1] [--seconds 5] [--repeat 3] [--json FILE]
 
 Three hosts that are network namespaces of this machine (`network.py`): the load's senders and the frontend, the
@@ -20,14 +20,11 @@ import itertools
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cluster import linked_cluster
-from figures import Figures, add_json_option, tell
-from network import LinkSpec, why_not
+from benchmarks.figures import Figures, add_json_option, tell
+from benchmarks.links.cluster import linked_cluster
+from benchmarks.links.network import LinkSpec, why_not
 
 ALPHA_MS, BETA_MS, BATCH_MAX = 1.053, 5.072, 64
 LINE_SHARE = 0.85  # of the nominal rate is payload: headers, and the bucket's pauses

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from network import Host, LinkSpec, network, own_directory
-
+from benchmarks.links.network import Host, LinkSpec, network, own_directory
 from fabric.client import ask_status
 from fabric.errors import FabricError
 from roles.runtime.core import SCHEDULER_ID

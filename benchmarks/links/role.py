@@ -11,8 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster import KEYS
-
+from benchmarks.links.cluster import KEYS
 from fabric.ids import FrontendId
 from fabric.keys import FRONTEND, Keyring
 from roles.config.documents import read_document
@@ -20,7 +19,7 @@ from roles.config.read_config import load_config, parse_config
 from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
-from roles.scheduler.planning.written import Written
+from roles.scheduler.planning.start_config import Written
 from roles.scheduler.shell import SchedulerAddresses, run_scheduler
 
 

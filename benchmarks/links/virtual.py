@@ -1,6 +1,6 @@
 """A cluster over modelled lines, on virtual time: what the *decisions* are worth where lines are slow or far.
 
-    python benchmarks/links/virtual.py [--gbit 1 8] [--delay-ms 0 1 3] [--size-mb 0.15 0.6] [--load 0.6 0.9]
+    python -m benchmarks.links.virtual [--gbit 1 8] [--delay-ms 0 1 3] [--size-mb 0.15 0.6] [--load 0.6 0.9]
                                        [--batching tenuto eager] [--slo-ms 50] [--gpus 1] [--frontends 1] …
 
 The cores of frontends, scheduler and worker are the real ones (`tests/line_stage.py`); sockets, copies and late
@@ -13,16 +13,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import sys
 from functools import partial
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from figures import Figures, add_json_option, tell  # noqa: E402  found by the path above
-
-from tests.line_stage import Line, LineStage  # noqa: E402  found by the path above
+from benchmarks.figures import Figures, add_json_option, tell
+from tests.line_stage import Line, LineStage
 
 ALPHA_MS, BETA_MS, BATCH_MAX = 1.053, 5.072, 64
 WARMUP_MS = 1_000.0

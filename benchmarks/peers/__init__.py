@@ -3,6 +3,6 @@
     python -m benchmarks.peers install   # each peer, or those after --peers, into an environment of its own
     python -m benchmarks.peers [--json FILE]   # measure Tenuto and what is installed
 
-`catalog.py` says what is measured and how each peer may be tuned, `servers/` what each of them runs, `sender.py`
-and `connections.py` send, `search.py` finds the highest good rate, `measure.py` and `run.py` put it together.
+`catalog.py` says what is measured and how each peer may be tuned, `servers/` what each of them runs, `serving.py` starts it,
+`sender.py` sends, `search.py` finds the highest good rate, `measure.py` and `run.py` put it together.
 """

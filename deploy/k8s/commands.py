@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
+from deploy.k8s.file_contents import gather
 from deploy.k8s.manifests import ManifestFile, manifests
-from deploy.k8s.material import gather
 from deploy.k8s.names import APP
-from deploy.k8s.wanted import checked_image, checked_namespace, wanted_of
-from deploy.ssh.carried import Source
+from deploy.k8s.requirements import checked_image, checked_namespace, wanted_of
+from deploy.ssh.config_bundle import Source
 from fabric.errors import ConfigError
 from fabric.keys import naming_path
 from roles.cli.options import echo_json, file_argument, json_option, remark

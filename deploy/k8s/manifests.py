@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deploy.k8s.material import Material
+from deploy.k8s.file_contents import Material
 from deploy.k8s.names import AGENT_NAME, APP, FRONTEND_NAME, GATEWAY_NAME, SCHEDULER_NAME
 from deploy.k8s.network import policies, services
 from deploy.k8s.pods import (
@@ -20,7 +20,7 @@ from deploy.k8s.pods import (
     labels,
     scheduler_pod,
 )
-from deploy.k8s.wanted import AgentGroup, Wanted
+from deploy.k8s.requirements import AgentGroup, Wanted
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, key_file
 from roles.config.documents import as_yaml
 from roles.config.hosts import FRONTENDS_MAX

@@ -12,7 +12,7 @@ from typing import Final
 
 from deploy.k8s.names import AGENT_NAME, APP, FRONTEND_NAME, SCHEDULER_NAME
 from deploy.k8s.pods import Plain, labels
-from deploy.k8s.wanted import Wanted
+from deploy.k8s.requirements import Wanted
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
 
 OPERATOR_LABEL: Final = f"{APP}/operator"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from deploy.k8s.file_contents import Material
 from deploy.k8s.gateway import (
     GATEWAY_RUN_DIR,
     SECRET_DIR,
@@ -20,7 +21,6 @@ from deploy.k8s.gateway import (
     gateway_command,
     key_script,
 )
-from deploy.k8s.material import Material
 from deploy.k8s.names import (
     AGENT_NAME,
     APP,
@@ -31,7 +31,7 @@ from deploy.k8s.names import (
     RUN_DIR,
     SCHEDULER_NAME,
 )
-from deploy.k8s.wanted import AgentGroup, Wanted
+from deploy.k8s.requirements import AgentGroup, Wanted
 from deploy.local.role_plans import AGENT_STOP_MS, FRONTEND_STOP_MS, SCHEDULER_STOP_MS
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, key_file, principal_of_node
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from deploy.local.shell import SETTLED_STATES, problems_of
-from deploy.ssh.carried import Source, carried_config
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
+from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import Inventory, inventory_of

@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.ssh.carried import CarriedConfig
+from deploy.ssh.config_bundle import CarriedConfig
 from deploy.ssh.facts import HostFacts, Running
 from deploy.ssh.inventory import HostWanted, Rank, RoleOnHost
 from deploy.ssh.wheels import OwnWheel, Wheel

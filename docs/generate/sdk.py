@@ -15,7 +15,7 @@ from docs.generate.kinds import default_of
 from docs.generate.text import attribute_docstrings, paragraphs, table
 from fabric import client
 from fabric.client.connection import Owner
-from fabric.messages import Ledger, ModelInfo, client_frontend, models
+from fabric.messages import Ledger, ModelInfo, models, records
 
 HEAD = """# The SDK
 
@@ -24,7 +24,7 @@ outputs: [errors](errors.md#errors-of-a-request). A cluster to try it on: [READM
 """
 CONNECTIONS_CALL = {*vars(Owner), "forget"}
 """Calls of a client that are for its own connections and futures."""
-ANSWERED: Mapping[type[msgspec.Struct], ModuleType] = {Ledger: client_frontend, ModelInfo: models}
+ANSWERED: Mapping[type[msgspec.Struct], ModuleType] = {Ledger: records, ModelInfo: models}
 """Values that calls return, and where they are defined."""
 
 

@@ -11,7 +11,8 @@ usual rate is the mean while there was room for all; in an overload it stays as 
 long is the mean of what it asks for, and nobody counts with less than a part of an equal share.
 
 What a bucket admits evenly comes alone: where a model has few requests its batches were smaller in an overload than below it. So of those
-a bucket that was emptied gathers a few tokens before it admits again, and these requests come together, as in a burst.
+a bucket that was emptied gathers a few tokens before it admits again, and these requests come together, as in a burst: but only if
+that is a small part of what the slices do in the time that a request has, else the others would lose by it.
 
 Requests of a higher priority are given their shares first, but for that part of the others.
 
@@ -32,7 +33,9 @@ CLOSE_AT = 1.1
 ADMITTED = 1.02
 BURST_MS = 100.0  # of a share may come at once, or …
 BURST = 10.0  # … so many requests
-CLUMP = 5.0  # requests that an emptied bucket gathers before it admits again, of a model with a share of under 100 a second
+CLUMP = 5.0  # requests that an emptied bucket gathers before it admits again, …
+FEW = 10.0  # … of a model that is admitted fewer within its SLO: the others meet in the queue anyway, …
+CLUMP_PART = 0.05  # … and no more than take so much of the device time that its slices have within its SLO
 FLOOR = 0.1  # of an equal share of the slices is everybody's, whatever is usual and whoever is more important
 RETRY_MS_MIN, RETRY_MS_MAX = 100.0, 10_000.0
 _MEMORY_MS = 500.0  # of what is asked for, and of what it costs
@@ -52,14 +55,15 @@ class Bucket:
     tokens: float
     filled_at_ms: float
     retry_after_ms: float = RETRY_MS_MIN
+    clump: float = 0.0
     is_dry: bool = False
-    """It was emptied: nothing is admitted before it holds a `CLUMP`."""
+    """It was emptied: nothing is admitted before it holds a `clump`."""
 
     def take(self, count: int, now_ms: float) -> int:
         """How many of so many requests are admitted."""
         self.tokens = min(self.depth, self.tokens + self.per_ms * (now_ms - self.filled_at_ms))
         self.filled_at_ms = now_ms
-        if self.is_dry and self.tokens < CLUMP and self.depth <= BURST:
+        if self.is_dry and self.tokens < self.clump:
             return 0
         admitted = min(count, int(self.tokens))
         self.tokens -= admitted
@@ -72,6 +76,13 @@ class Bucket:
         self.per_ms, self.depth = per_ms, depth
         missing = asked_per_ms / per_ms - 1.0 if per_ms > _NOTHING else math.inf
         self.retry_after_ms = min(RETRY_MS_MAX, max(RETRY_MS_MIN, 1000.0 * missing))
+
+
+class Clumps(NamedTuple):
+    """Buckets of a lower share admit so many requests together."""
+
+    size: float
+    below_per_ms: float
 
 
 @dataclass(slots=True)
@@ -153,13 +164,14 @@ class Gate:
         """All are admitted."""
         self.buckets = None
 
-    def close(self, shares: dict[int, float], now_ms: float) -> None:
+    def close(self, shares: dict[int, float], clumps: Clumps, now_ms: float) -> None:
         """So many requests a ms are admitted, by priority."""
         before = self.buckets or {}
         self.buckets = {}
         for priority, per_ms in shares.items():
             depth = max(BURST, BURST_MS * per_ms)
             bucket = before.get(priority) or Bucket(per_ms, depth, depth, now_ms)
+            bucket.clump = clumps.size if per_ms < clumps.below_per_ms else 0.0
             bucket.follow(per_ms, depth, self.per_ms.get(priority, 0.0), now_ms)
             self.buckets[priority] = bucket
 
@@ -170,6 +182,12 @@ class Sharing(NamedTuple):
     gate: Gate
     alone_ms: float
     slices: float
+    slo_ms: float
+
+    def clumps(self, cost_ms: float) -> Clumps:
+        """Of its requests, which take so much device time each."""
+        size = min(CLUMP, CLUMP_PART * self.slices * self.slo_ms / cost_ms)
+        return Clumps(size if size >= 2.0 else 0.0, FEW / self.slo_ms)
 
 
 def share_out(models: Sequence[Sharing], slices: float, elapsed_ms: float, now_ms: float) -> None:
@@ -186,8 +204,8 @@ def share_out(models: Sequence[Sharing], slices: float, elapsed_ms: float, now_m
     for one in models:
         one.gate.learn(elapsed_ms, is_calm=is_calm and not is_short)
     if is_short:
-        for one, found in zip(models, shares(models, costs_ms, slices), strict=True):
-            one.gate.close(found, now_ms)
+        for one, found, cost_ms in zip(models, shares(models, costs_ms, slices), costs_ms, strict=True):
+            one.gate.close(found, one.clumps(cost_ms), now_ms)
         return
     for one in models:
         one.gate.open()

@@ -123,16 +123,18 @@ def plan_holds(
     models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
     allowed = frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal)
-    leaves_idle = frugal < slices and mean < ALL_LOSE
+    leaves_idle = frugal < slices
     price = _price(prospects, (allowed - fixed) / opening_ratio)
+    price_of_whole = _price(prospects, (frugal - fixed) / opening_ratio) if leaves_idle else price
     price_of_need = _price(prospects, slices - fixed)
-    crowd = 0.0 if leaves_idle else min(1.0, deferred / (CROWDED * slices))
+    crowd = min(1.0, deferred / (CROWDED * slices))
     holds = []
     for one, own, lost_share in zip(prospects, work, lost_shares, strict=True):
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.
         # With less than a slice's worth of work it would let its only slice idle.
         selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
-        hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * one.hold_max_ms
+        own_ms = one.hold_ms(price_of_whole) if leaves_idle else one.hold_max_ms
+        hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * own_ms
         # Who loses more than the others stops holding and giving up heads: it lacks slack more than they do.
         relief = min(1.0, max(0.0, (lost_share - _UNFAIR * mean) / ALL_LOSE))
         extra = opening_ratio * (one.opening(0.0) - one.opening(hold_ms))
@@ -141,7 +143,7 @@ def plan_holds(
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = held_share == 1.0 and (leaves_idle or needed_ms > 0.0)
+        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and mean < ALL_LOSE))
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
             holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))

@@ -27,7 +27,7 @@ from roles.cli.records import Remembered, newest_bad, remembered
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.explain import Explanation
 from roles.observability.explain import explain as explained
-from roles.observability.seen import RequestSeen
+from roles.observability.remembered import RequestSeen
 
 LAST_S_MAX = 600.0
 

@@ -118,7 +118,7 @@ def _through_tunnel(context: click.Context, parameter: click.Parameter, given: A
     known[str(parameter.name)] = given
     if len(known) == len(_OF_TUNNEL) and known[_OF_TUNNEL[0]] is not None:
         # By its name: roles know nothing of ssh, and most commands need none.
-        tunnel = importlib.import_module("deploy.ssh.via").tunnel
+        tunnel = importlib.import_module("deploy.ssh.tunnel").tunnel
         os.environ["TENUTO_RUN_DIR"] = str(context.with_resource(tunnel(*map(known.get, _OF_TUNNEL))))
     return given
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fabric.errors import ConfigError
+from roles.cli.options import IntRange
 from roles.config.checks import DURATION_MS_MAX, RATE_RPS_MAX
 from roles.config.overrides import Override, read_override
 
@@ -30,7 +31,7 @@ set_option = click.option(
 def override_options(command: Callable[..., None]) -> Callable[..., None]:
     """All of them, as the command's `overrides`."""
 
-    @click.option("--gpus", type=click.IntRange(0, GPUS_MAX), help="GPUs, instead of the file's.")
+    @click.option("--gpus", type=IntRange(0, GPUS_MAX), help="GPUs, instead of the file's.")
     @click.option(
         "--slo",
         "slos",

@@ -13,7 +13,7 @@ from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
-from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.runtime.core import SCHEDULER
 from roles.runtime.running_cluster import (
     ActiveScheduler,

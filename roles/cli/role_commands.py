@@ -82,7 +82,7 @@ def scheduler(
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     from roles.cli.scheduler_with_frontend import run_on_one_loop  # noqa: PLC0415  likewise
-    from roles.scheduler.planning.written import Written  # noqa: PLC0415  likewise
+    from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
     from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
 
     document, config = load_document(file)

@@ -12,7 +12,7 @@ from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.process import StopSignal
-from roles.scheduler.planning.written import Written
+from roles.scheduler.planning.start_config import Written
 from roles.scheduler.shell import HERE_ALONE, Recording, SchedulerAddresses, SchedulerShell
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ModelInfo, SliceReport
 from roles.cli.cluster_tables import UNKNOWN, brief, live_cells, shortened
-from roles.observability.seen import RequestSeen
+from roles.observability.remembered import RequestSeen
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport
 

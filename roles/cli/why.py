@@ -25,7 +25,7 @@ from roles.cli.options import (
 from roles.cli.progress import progress
 from roles.cli.records import Remembered, remembered
 from roles.observability.diagnosis import Evidence, Finding, diagnose
-from roles.observability.minute import minute_of
+from roles.observability.last_minute import minute_of
 from roles.observability.remedies import Remedy, remedies
 from roles.observability.situation import MINUTE_MS, Situation
 from roles.observability.units import shown_ms

@@ -25,7 +25,7 @@ from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile
 from roles.applications.served import GlueSpec, ServedApplication
-from roles.config.gaps import drawn_gaps
+from roles.config.arrival_gaps import drawn_gaps
 from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 

@@ -9,8 +9,8 @@ from fabric.errors import ConfigError
 from profiles.gpu import GIB, gpu_profile
 from roles.config.checks import finite, name_like, one_of, unique, whole
 from roles.config.cluster import NodeConfig
-from roles.config.dealing import deal
 from roles.config.sections import ClusterSection, NodeSection
+from roles.config.shard_assignment import deal
 
 DEVICES = ("emulated", "cpu", "cuda")
 GPUS_LIMIT = 65_536

@@ -1,7 +1,7 @@
 """Which shard has each model, and a shard's part of a configuration (docs/operate/scaling.md).
 
 Every process reads the same file and has to find the same partition, on any host, and nearly the same when a line of the file has
-changed: so models are dealt by their names (`dealing.py`), and by no search or solver.
+changed: so models are dealt by their names (`shard_assignment.py`), and by no search or solver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.placement.common.base import GpuSlot
 from policies.placement.symphony.subclusters import partition_models
 from roles.config.checks import whole
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, placed_models
-from roles.config.dealing import deal
+from roles.config.shard_assignment import deal
 
 
 def models_in_shards(

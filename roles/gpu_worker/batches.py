@@ -1,6 +1,6 @@
 """The batches granted to one slice, sans-IO: which inputs came, what may start now, what is too late.
 
-RunBatch and Inputs race on different sockets, so a batch is put together here. When it may start is `start_rules.py`'s to say.
+RunBatch and Inputs race on different sockets, so a batch is put together here. When it may start is `batch_start_rules.py`'s to say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fabric.ids import BatchId, FrontendId, ModelId
 from fabric.messages import Inputs, Part, RunBatch
-from roles.gpu_worker.start_rules import may_start_at_ms, start_moments
+from roles.gpu_worker.batch_start_rules import may_start_at_ms, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 
 _REQUESTS_PID = 1
 

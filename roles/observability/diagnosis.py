@@ -19,7 +19,7 @@ from typing import Final
 
 from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 from roles.observability.units import shown_ms
 
 MENDED: Final = 0.3

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId, SliceId
-from roles.observability.seen import BatchSeen, RequestSeen, batch_of
+from roles.observability.remembered import BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
 
 _WORTH = 0.01  # of a request's time: smaller parts of it are not told

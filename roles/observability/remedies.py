@@ -10,7 +10,7 @@ from fabric.errors import FabricError
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.diagnosis import Evidence, Played, is_mended
-from roles.observability.minute import Minute
+from roles.observability.last_minute import Minute
 
 DISCIPLINES: Final = ("tenuto", "eager", "deferred")
 SLO_STEPS_MS: Final = (5.0, 10.0, 20.0)

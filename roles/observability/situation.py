@@ -11,9 +11,9 @@ from typing import Final
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
 from roles.observability.diagnosis import BATCHES_MIN, Evidence, dispersion_of
-from roles.observability.minute import Minute, ways_ms
+from roles.observability.last_minute import Minute, ways_ms
 from roles.observability.remedies import suspects_played
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 
 MINUTE_MS: Final = 60_000.0
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-from roles.observability.seen import RequestSeen
+from roles.observability.remembered import RequestSeen
 
 _STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
 _FLUSHED_AT: Final = 128

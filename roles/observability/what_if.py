@@ -9,7 +9,7 @@ from typing import Any, Final
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
-from roles.observability.minute import Minute
+from roles.observability.last_minute import Minute
 from roles.observability.units import shown_ms
 from roles.workload.outcomes import ModelOutcome, Outcome
 

@@ -9,7 +9,7 @@ from typing import Final
 from fabric.messages import SliceState
 from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.units import shown_ms
-from roles.page.look import Look
+from roles.page.snapshot import Look
 from roles.runtime.live_figures import LiveModel
 
 LATE_TIMERS_MS: Final = 5.0

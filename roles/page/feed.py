@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from roles.observability.explain import explain
-from roles.observability.seen import BatchSeen
-from roles.page.lately import Lately
-from roles.page.look import Look
-from roles.page.shown import Shown
+from roles.observability.remembered import BatchSeen
+from roles.page.json_view import Shown
+from roles.page.recent_history import Lately
+from roles.page.snapshot import Look
 
 FRAMES_MAX: Final = 60
 FRAME_BATCHES_MAX: Final = 2_048

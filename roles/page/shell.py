@@ -17,7 +17,7 @@ from fabric.link import Received
 from fabric.messages import Ping, Pong, StatusAsked, StatusListed
 from fabric.sockets import RouterLink
 from roles.page.feed import Feed
-from roles.page.looks import Looks
+from roles.page.polling import Looks
 from roles.page.questions import Questions
 from roles.page.server import PageServer
 from roles.runtime.environment import RunDir

@@ -54,7 +54,7 @@ from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
-from roles.scheduler.planning.written import Written
+from roles.scheduler.planning.start_config import Written
 from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
 from roles.scheduler.replay_start import about_scheduler
 

@@ -50,7 +50,7 @@ from roles.applications.tally import StageTally
 from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
-from roles.gpu_worker.start_rules import start_moments
+from roles.gpu_worker.batch_start_rules import start_moments
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal

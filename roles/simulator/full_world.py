@@ -58,6 +58,7 @@ class FullWorld:
         network = hardware.network
         self.control = VirtualLinks(self.clock, self._control_at_ms)
         self.work = VirtualLinks(self.clock, self._control_at_ms)
+        self.reports = VirtualLinks(self.clock, self._control_at_ms)
         self.inputs = VirtualLinks(
             self.clock, lambda _from, _to, sent_at_ms: sent_at_ms + self._inputs_take_ms
         )
@@ -89,9 +90,17 @@ class FullWorld:
             for number in range(count_of_frontends)
         ]
         self._agents = [VirtualAgent(self, node) for node in hardware.nodes]
-        # What workers are told comes last of one moment: inputs that come with it are there.
+        # What workers say of a batch comes before what follows from its outputs, though both may take no time. What they
+        # are told comes last of one moment: inputs that come with it are there.
         agents_links = [agent.links for agent in self._agents]
-        self._networks = [*agents_links, self.control, self.inputs, self.outputs, self.work]
+        self._networks = [
+            *agents_links,
+            self.reports,
+            self.control,
+            self.inputs,
+            self.outputs,
+            self.work,
+        ]
 
     def run(self) -> None:
         """Play everything, until each request has its answer."""

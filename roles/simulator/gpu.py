@@ -1,6 +1,6 @@
 """Modelled GPUs: workers that take the device model's time for a batch instead of computing it.
 
-A worker behaves as the live one does, by the same rules (`roles/gpu_worker/start_rules.py`): of several batches that may start
+A worker behaves as the live one does, by the same rules (`roles/gpu_worker/batch_start_rules.py`): of several batches that may start
 the one with the earliest start does, and one that is kept waiting until all its deadlines are lost is given back. The
 neighbours on the same GPU that run at a batch's start slow it down.
 """
@@ -15,7 +15,7 @@ from fabric.ids import BatchId, ModelId, NodeId, PeerId
 from fabric.messages import Done, ModelSpec, Part, RunBatch, SliceSpec
 from profiles.device_model import DeviceModel
 from profiles.interference import Running
-from roles.gpu_worker.start_rules import begins_at_ms
+from roles.gpu_worker.batch_start_rules import begins_at_ms
 
 # A duration that travelled and was added to a clock again differs from the moment it stands for by rounding.
 ROUNDING_MS = 1e-6

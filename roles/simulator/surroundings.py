@@ -39,7 +39,9 @@ class Surroundings(Protocol):
     control: VirtualLinks
     """Between the scheduler, frontends and agents."""
     work: VirtualLinks
-    """Between the scheduler and workers."""
+    """From the scheduler to workers."""
+    reports: VirtualLinks
+    """From workers to the scheduler."""
     inputs: VirtualLinks
     outputs: VirtualLinks
     times_of_batch: dict[BatchId, BatchTimes]

@@ -77,8 +77,9 @@ class VirtualWorker:
             world.connect(agent.links, own, lambda one: self._hear(AGENT, one)),
             world.connect(world.inputs, inputs, self._heard_frontend, is_anonymous=True),
             world.connect(world.outputs, own, unheard),
+            world.connect(world.reports, own, unheard),
         ]
-        self._scheduler, self._to_agent, _, self._outputs = self._links
+        _, self._to_agent, _, self._outputs, self._scheduler = self._links
 
     def tick(self) -> None:
         """Its moment has come."""

@@ -72,7 +72,8 @@ class VirtualScheduler:
         """The core's timer."""
         own = scheduler_peer(shard)
         self._control = world.connect(world.control, own, self._hear)
-        self._work = world.connect(world.work, own, self._hear)
+        self._work = world.connect(world.work, own, unheard)
+        world.connect(world.reports, own, self._hear)
 
     def tick(self) -> None:
         """Its moment has come."""

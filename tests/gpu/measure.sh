@@ -34,14 +34,14 @@ step() {
       for model in "${models[@]}"; do
         local zoo=torchvision
         case $model in transformers/*) zoo=transformers ;; esac
-        "$python" benchmarks/worker_throughput.py --device cuda --zoo $zoo --arch "${model##*/}" \
+        "$python" -m benchmarks.worker_throughput --device cuda --zoo $zoo --arch "${model##*/}" \
           --batches 1,8,32,128 --json "$out/worker-${model##*/}.json" || failed=1
       done
       return $failed ;;
     served)
-      "$python" benchmarks/served_throughput.py --device cuda --arch resnet50 --batches 8,32 --json "$out/served.json" ;;
+      "$python" -m benchmarks.served_throughput --device cuda --arch resnet50 --batches 8,32 --json "$out/served.json" ;;
     colocation)
-      "$python" benchmarks/colocation.py "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
+      "$python" -m benchmarks.colocation "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
         --json "$out/colocation.json" ;;
     demo)
       time "$python" -m roles.cli demo ;;

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_nobody_gets_in_everybody_is_counted_and_friends_are_served() -> None:
     told = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "strangers.py"), "--tries", "150"],
+        [sys.executable, "-m", "benchmarks.strangers", "--tries", "150"],
         capture_output=True,
         text=True,
         timeout=300,

@@ -107,7 +107,7 @@ def _share(document: dict[str, Any], rng: random.Random, gpus: int) -> None:
 
 
 def with_application(document: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The same models, and an application of one to four stages that asks some of them, as loose as they are themselves."""
+    """The same models, and an application of one to four stages that asks some of them, with time enough for most of its requests."""
     rng = random.Random(f"{seed}/application")
     names = [model["name"] for model in document["models"]]
     stages: dict[str, Any] = {}
@@ -117,8 +117,8 @@ def with_application(document: dict[str, Any], seed: int) -> dict[str, Any]:
         if len(after) == 1:
             stage["fan_out"] = rng.choice((1, 2, {"poisson": 1.2}, {"share": 0.7}))
         stages[f"s{place}"] = stage | {"optional": rng.random() < 0.2}
-    slo_ms = sum(model["slo_ms"] for model in document["models"]) * rng.uniform(1.0, 2.0) + 40.0
-    application = {"name": "app", "slo_ms": slo_ms, "rate_rps": rng.uniform(20, 150), "stages": stages}
+    slo_ms = sum(model["slo_ms"] for model in document["models"]) * rng.uniform(1.5, 4.0) + 60.0
+    application = {"name": "app", "slo_ms": slo_ms, "rate_rps": rng.uniform(10, 80), "stages": stages}
     rule = rng.choice(("carried", "equal", "proportional", "pard"))
     return document | {"applications": [application], "graph_deadlines": rule}
 

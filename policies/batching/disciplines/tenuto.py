@@ -227,9 +227,10 @@ class Tenuto(Central):
             counts.losses.requests += size
             counts.gate.served += size
             counts.gate.busy_ms += slice_.tables[candidate.model.model.model_id][size]
-            if candidate.wanted_at_ms >= now_ms and not candidate.was_early:
-                counts.openings_ms += counts.opening_ms
-                counts.expected_ms += counts.expected_ms_per_request * size
+            if candidate.wanted_at_ms >= now_ms:
+                if not candidate.was_early:
+                    counts.openings_ms += counts.opening_ms
+                    counts.expected_ms += counts.expected_ms_per_request * size
             elif size < candidate.size_max:
                 left = candidate.model.queue.count - candidate.skip_count - size
                 counts.losses.lost += LEFT_BEHIND * left
@@ -322,7 +323,8 @@ class Tenuto(Central):
         for model_id in group.model_ids:
             state = self._models[model_id]
             slices = sum(pool.at_once for candidate in state.candidates for pool in candidate.pools)
-            models.append(Sharing(self._counts[model_id].gate, state.alone_ms, slices))
+            gate = self._counts[model_id].gate
+            models.append(Sharing(gate, state.alone_ms, slices, state.model.slo_ms))
         share_out(models, group.slices, elapsed_ms, now_ms)
         for model_id in group.model_ids:
             self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None

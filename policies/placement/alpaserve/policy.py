@@ -14,6 +14,7 @@ Groups run batches of one, as planned: behind a large batch a small one waits in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -40,6 +41,7 @@ from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
+from policies.slo import BAD_RATE_ALLOWED
 from profiles.model import STAGES_MAX
 
 OPTIONS: Schema = {
@@ -159,11 +161,12 @@ class _Search:
     def placement(
         self, selection: _Selection, unplaced: tuple[Unplaced, ...], decision: Decision
     ) -> Placement:
-        """The selection as a plan. A model's rate is shared as its requests were."""
+        """The selection as a plan. What is placed of a model's rate is shared as its requests were."""
         played = selection.played
-        offered = [
-            sum(group[model] for group in played.served) + played.refused[model]
-            for model in range(len(self._models))
+        served_of = [sum(group[place] for group in played.served) for place in range(len(self._models))]
+        replicas = Counter(place for _, hosted in selection.groups for place in hosted)
+        placed_rps = [
+            rate_of(model) - self._missing_rps(place, played) for place, model in enumerate(self._models)
         ]
         slices: list[PlannedSlice] = []
         for (gpus, hosted), served in zip(selection.groups, played.served, strict=True):
@@ -172,7 +175,8 @@ class _Search:
             entries = tuple(
                 PlannedModel(
                     self._models[place].model_id,
-                    rate_rps=rate_of(self._models[place]) * served[place] / max(1, offered[place]),
+                    rate_rps=placed_rps[place]
+                    * (served[place] / served_of[place] if served_of[place] else 1.0 / replicas[place]),
                     predicted_ms=sum(self._stages_ms(place, gpus)),
                     batch_max=1 if len(gpus) > 1 else None,  # see the module's docstring
                 )
@@ -182,19 +186,28 @@ class _Search:
             slices.append(PlannedSlice(indices[0], None, entries, indices[1:]))
         slices.sort(key=lambda planned: planned.gpu)
         goodput_rps = sum(
-            rate_of(model) * (1.0 - refused / max(1, count))
-            for model, refused, count in zip(self._models, played.refused, offered, strict=True)
+            rate_of(model) * (1.0 - _refused_part(place, played)) for place, model in enumerate(self._models)
         )
         return Placement(tuple(slices), unplaced, (), goodput_rps, (decision,))
 
     def unplaced(self, selection: _Selection) -> list[Unplaced]:
-        """Models that no group hosts, and why."""
+        """Models that no group hosts, and the part of the others' rates for which groups are too few; with the reason."""
         hosted = {place for _, models in selection.groups for place in models}
-        return [
-            Unplaced(model.model_id, model.rate_rps, self._why_not(place))
-            for place, model in enumerate(self._models)
-            if place not in hosted
-        ]
+        left = []
+        for place, model in enumerate(self._models):
+            if place not in hosted:
+                left.append(Unplaced(model.model_id, model.rate_rps, self._why_not(place)))
+            elif missing_rps := self._missing_rps(place, selection.played):
+                reason = (
+                    "so many of its requests would be late on the groups that host it, as bursty as they are"
+                )
+                left.append(Unplaced(model.model_id, missing_rps, reason))
+        return left
+
+    def _missing_rps(self, place: int, played: Played) -> float:
+        """The part of a model's rate that was refused, where that is more than any placement may miss."""
+        part = _refused_part(place, played)
+        return 0.0 if part < BAD_RATE_ALLOWED else part * rate_of(self._models[place])
 
     def _why_not(self, place: int) -> str:
         reasons = [self._cannot(place, group.gpus) for group in self._groups]
@@ -269,6 +282,12 @@ class _Search:
             left -= size
             room += left >= 0
         return room
+
+
+def _refused_part(place: int, played: Played) -> float:
+    """Of a model's requests; of one so rare that it had none, nothing."""
+    offered = sum(group[place] for group in played.served) + played.refused[place]
+    return played.refused[place] / max(1, offered)
 
 
 def _by_host(gpus: Sequence[GpuSlot]) -> list[list[GpuSlot]]:

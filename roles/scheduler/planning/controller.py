@@ -3,7 +3,7 @@
 One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
 (`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
-- the file is another one than the plan that runs was made for (`carried_over.py`);
+- the file is another one than the plan that runs was made for (`plan_handover.py`);
 - the last frontend has gone to another shard with a model that the file gives to that one;
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);

@@ -39,15 +39,18 @@ from policies.placement.common.base import (
 from policies.placement.common.differ import MemoryOf, Move, Reorganisation, key_of, reorganised
 from roles.config.cluster import ClusterConfig, placed_models
 from roles.config.read_config import parse_config
-from roles.scheduler.settings import SchedulerSettings, settings_from
+from roles.scheduler.settings import SchedulerSettings, require_runnable, settings_from
 
 SOURCE = "the running configuration"
 
 
-def make_plan(asked: PlanAsked) -> PlanMade:
-    """Answer a question; where there is no plan, `reason` says why. Raises nothing that a configuration can cause."""
+def make_plan(asked: PlanAsked, *, is_live: bool = False) -> PlanMade:
+    """Answer a question; where there is no plan, `reason` says why. Raises nothing that a configuration can cause.
+
+    `is_live`: for a running cluster, which cannot carry out all that can be simulated.
+    """
     try:
-        return _made(asked)
+        return _made(asked, is_live=is_live)
     except FabricError as error:
         return PlanMade(asked.number, reason=str(error))
 
@@ -101,7 +104,7 @@ def slice_ids_of(placement: Placement, config: ClusterConfig) -> list[SliceId]:
 # ---------------------------------------------------------------- one plan
 
 
-def _made(asked: PlanAsked) -> PlanMade:
+def _made(asked: PlanAsked, *, is_live: bool) -> PlanMade:
     document = json.loads(asked.document)
     if not document["models"]:
         ends = tuple(one.slice_id for one in asked.current)
@@ -126,6 +129,8 @@ def _made(asked: PlanAsked) -> PlanMade:
             replace(planned, share_percent=asked.share_percent) if slice_id == asked.grown else planned
             for slice_id, planned in current.items()
         ]
+    if is_live:
+        require_runnable(Placement(tuple(target)))
     may_swap = not asked.grown and config.placement.name != "given"
     found = reorganised(
         current, target, gpus, _memory_of(config, gpus, asked.current, current), may_swap=may_swap

@@ -30,7 +30,7 @@ def main() -> None:
     asked = unpacked(sys.stdin.buffer.read())
     assert isinstance(asked, PlanAsked), "our own parent"
     with open(answer, "wb") as out:  # noqa: PTH123  a descriptor, not a path
-        out.write(packed(make_plan(asked)))
+        out.write(packed(make_plan(asked, is_live=True)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("fabric", "profiles", "policies", "roles", "deploy", "tests")
+ROOMS = ("fabric", "profiles", "policies", "roles", "deploy", "tests", "benchmarks")
 SCRIPTS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
 
 

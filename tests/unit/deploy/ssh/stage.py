@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.on_host.system import sha256

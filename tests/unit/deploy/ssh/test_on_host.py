@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.ssh import connection
-from deploy.ssh.carried import Source, carried_config
+from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import requests

@@ -20,7 +20,7 @@ from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement,
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.request_checks import require_pipelines
 from profiles.model import TableProfile
-from roles.config.gaps import drawn_gaps
+from roles.config.arrival_gaps import drawn_gaps
 from roles.config.read_config import parse_config
 from roles.simulator.simulation import simulate
 from roles.workload.arrivals import workload_of
@@ -158,7 +158,10 @@ def cases(draw: st.DrawFn) -> Case:
         profile = TableProfile({100: {1: alone_ms, 4: 2 * alone_ms}})
         counts = draw(st.sets(st.sampled_from((2, 3, 4))))
         profiles[name, "v100"] = profile.with_cuts({k: [1.1 * alone_ms / k] * k for k in counts})
-        slo_ms, rate_rps = draw(st.floats(10, 600)), draw(st.floats(0.5, 40))
+        slo_ms, rate_rps = (
+            draw(st.floats(10, 600)),
+            draw(st.sampled_from((0.001, 1.0))) * draw(st.floats(0.5, 40)),
+        )
         models.append(PlacedModelInput(name, slo_ms, rate_rps, int(draw(st.floats(0, 20)) * GIB)))
     return models, slots, profiles
 
@@ -182,7 +185,10 @@ def test_no_gpu_is_over_its_memory_and_every_stage_is_of_a_cut_that_exists(
     assert all(size <= 8 * GIB for size in used.values())
     names = {model.model_id for planned in plan.slices for model in planned.models}
     assert names | {one.model_id for one in plan.unplaced} == set(by_id)
-    assert not names & {one.model_id for one in plan.unplaced}
+    rates_rps = Counter({one.model_id: one.rate_rps or 0.0 for one in plan.unplaced})
+    for planned in plan.slices:
+        rates_rps.update({entry.model_id: entry.rate_rps or 0.0 for entry in planned.models})
+    assert rates_rps == pytest.approx({model.model_id: model.rate_rps for model in models})
     assert plan.expected_goodput_rps is not None
     assert 0 <= plan.expected_goodput_rps <= sum(model.rate_rps or 0 for model in models) * (1 + 1e-9)
     assert placed(of, variation) == plan

@@ -59,6 +59,13 @@ def application(fan_out: Any = 1, **changes: Any) -> dict[str, Any]:
     return {**FILE, "applications": [{**own, **changes}]}
 
 
+def glued(**changes: Any) -> dict[str, Any]:
+    """An application whose second stage has a glue."""
+    written = application()
+    written["applications"][0]["stages"]["second"]["glue"] = {"python": "a:B", **changes}
+    return written
+
+
 def documents(x: Any) -> Mapping[str, dict[str, Any]]:
     """One file for each number that may be written, by the name of its section and its own."""
     loader = {"zoo": "transformers", "arch": "bert"}
@@ -112,6 +119,9 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "applications.rate_rps step's moment": application(rate_rps=[[0, 1], [x, 1]]),
         "stages.fan_out": application(fan_out=x),
         "fan_out.poisson": application(fan_out={"poisson": x}),
+        "glue.limit_ms": glued(limit_ms=x),
+        "profile.stages": model(profile={"table": {1: 5}, "stages": {2: [x, x]}}),
+        "profile.stages' number": model(profile={"table": {1: 5}, "stages": {x: [1, 2]}}),
         "fan_out.share": application(fan_out={"share": 1 if x == 2 else x}),  # two is no part
     }
 

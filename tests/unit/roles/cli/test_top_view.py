@@ -11,7 +11,7 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import Ledger, ModelInfo, RequestRecord, SliceReport, StatusListed
 from roles.cli.terminal import is_unfinished, keys_of
 from roles.cli.top_view import Explain, Facts, Quit, TopView
-from roles.observability.seen import RequestSeen
+from roles.observability.remembered import RequestSeen
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport
 

@@ -27,6 +27,7 @@ from fabric.messages import (
     replaced,
 )
 from roles.gpu_worker.adoption import HELLO_EVERY_MS, HELLO_FOR_MS
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import GRANTED_MAX, TELL_AGAIN_MS
 from roles.gpu_worker.early_inputs import BYTES_MAX, WAIT_MS
 from roles.gpu_worker.events import (
@@ -56,7 +57,6 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
 )
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
-from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_HUNG
 from tests.worker_builders import (

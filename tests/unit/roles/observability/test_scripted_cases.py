@@ -11,7 +11,7 @@ from roles.config.cluster import NetworkConfig
 from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose
 from roles.observability.explain import explain
 from roles.observability.remedies import Remedy, remedies
-from roles.observability.seen import BatchSeen
+from roles.observability.remembered import BatchSeen
 from roles.observability.situation import Situation
 from tests.observed_stage import observed
 

@@ -11,7 +11,7 @@ import pytest
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from roles.config.read_config import parse_config
-from roles.observability.minute import REPEATED_MS, Minute, minute_from
+from roles.observability.last_minute import REPEATED_MS, Minute, minute_from
 from roles.observability.what_if import Change, what_if
 from roles.scheduler.settings import settings_from
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roles.page.feed import ANSWER_BYTES_MAX, EXPLAINED_MAX, FRAME_BATCHES_MAX, FRAMES_MAX, Feed
+from roles.page.json_view import MODELS_MAX, SLICES_MAX
 from roles.page.palette import Numbers
-from roles.page.shown import MODELS_MAX, SLICES_MAX
 from tests.page_stage import Stage, batch, live, request, slice_of
 
 SLICE = "here/gpu0/0"

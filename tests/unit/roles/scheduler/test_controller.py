@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,9 @@ from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.planning.plan_handover import carried_over
 from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import settings_from
@@ -105,7 +105,7 @@ class Stage:
         self.now_ms = 0.0
         self.failing: set[str] = set()
         self.is_starting_slow = False
-        self.make_plan = make_plan
+        self.make_plan: Callable[[PlanAsked], PlanMade] = make_plan
         self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
         self.sent: list[Send] = []
         self.asked: list[PlanAsked] = []

@@ -69,11 +69,11 @@ def test_what_a_policy_or_a_solver_prints_is_no_part_of_the_plan() -> None:
         import os, sys
         import roles.scheduler.planning.make_plan as planning
         plan = planning.make_plan
-        def make_plan(asked):
+        def make_plan(asked, **how):
             print("progress")
             os.system("echo a solver in a process of its own")
             os.write(1, b"a solver in C")
-            return plan(asked)
+            return plan(asked, **how)
         planning.make_plan = make_plan
         from roles.scheduler.planning.plan_process import main
         main()

@@ -18,6 +18,20 @@ MODELS = [
 ]
 
 
+def test_no_plan_of_a_running_cluster_has_pipelines() -> None:
+    """However it comes about: with models that are added, with rates that drift, after another file."""
+    model = {"name": "m", "slo_ms": 100, "profile": {"table": {1: 20}, "stages": {2: [11, 11]}}}
+    pipeline = {"gpu": 0, "following": [1], "models": [{"model": "m"}]}
+    document = {
+        "models": [model],
+        "cluster": {"gpus": 2},
+        "placement": {"given": {"slices": [pipeline]}},
+    }
+    asked = PlanAsked(1, json.dumps(document), "", (), {})
+    assert [start.spec.following for start in make_plan(asked).moves[0].starts] == [(1,)]
+    assert "pipelines over several GPUs" in make_plan(asked, is_live=True).reason
+
+
 @pytest.mark.parametrize("batching", ["fixed", "deferred"])
 @pytest.mark.parametrize("interference", ["none", "igniter"])
 def test_a_plan_knows_what_it_will_run_under(batching: str, interference: str) -> None:

@@ -12,7 +12,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
 from roles.config.read_config import ClusterConfig, parse_config
-from roles.scheduler.planning.written import Written
+from roles.scheduler.planning.start_config import Written
 from roles.scheduler.settings import settings_from
 from roles.scheduler.shell import SchedulerShell
 from roles.simulator.simulation import SimulatedRun, simulate

@@ -30,7 +30,7 @@ from fabric.messages import (
 from profiles.device_model import DeviceModel
 from profiles.interference import Running
 from profiles.model import LinearProfile
-from roles.gpu_worker.start_rules import LATE_TOLERANCE_MS
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.simulator.fast_world import AGAIN_FROM, FastWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode

@@ -9,7 +9,9 @@ import pytest
 from roles.lab.reproduce import EXPERIMENTS
 from roles.lab.reproduce.document import chapters_of, in_order, is_failed, markdown
 
-PAGE = (Path(__file__).resolve().parents[5] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[5] / "docs" / "results" / "reproduction.md").read_text(
+    encoding="utf-8"
+)
 
 
 def test_the_page_is_what_its_chapters_make() -> None:

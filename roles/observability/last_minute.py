@@ -24,7 +24,7 @@ from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice
 from roles.config.read_config import parse_config
-from roles.observability.seen import BatchSeen
+from roles.observability.remembered import BatchSeen
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.settings import SchedulerSettings
 from roles.simulator.hardware import SimulatedHardware

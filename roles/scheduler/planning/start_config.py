@@ -9,8 +9,8 @@ from typing import Any
 
 from roles.config.cluster import ClusterConfig
 from roles.config.shards import shard_document
-from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
+from roles.scheduler.planning.plan_handover import carried_over
 from roles.scheduler.planning.saved_plan import Begun
 from roles.scheduler.settings import require_runnable, settings_from
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from deploy.k8s.gateway import GatewayWanted, gateway_wanted
 from deploy.k8s.names import AGENT_NAME, APP, CONFIG_FILE, FRONTEND_NAME, KEYS_DIR, RUN_DIR, SCHEDULER_NAME
-from deploy.ssh.carried import Source, take_along
+from deploy.ssh.config_bundle import Source, take_along
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fabric.ids import ModelId
-from roles.page.lately import BATCHES_MAX, KEPT_MS, STAGES, Lately
+from roles.page.recent_history import BATCHES_MAX, KEPT_MS, STAGES, Lately
 from tests.page_stage import batch, live, request
 
 A, B = "here/gpu0/0", "here/gpu0/1"

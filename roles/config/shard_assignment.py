@@ -65,4 +65,7 @@ def deal(
 def _preference(name: str, shard: int, weight: float) -> float:
     """How much that name wants to that shard: the highest one wins, in proportion to the weights."""
     digest = hashlib.blake2b(f"{name}/{shard}".encode(), digest_size=8).digest()
-    return -weight / math.log((int.from_bytes(digest, "big") + 0.5) / 2.0**64)
+    drawn = (
+        int.from_bytes(digest, "big") >> 12
+    )  # what a float holds: else the highest ones are 1.0, whose logarithm is 0
+    return -weight / math.log((drawn + 0.5) / 2.0**52)

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from deploy.ssh import via
-from deploy.ssh.via import _addresses_of, _sockets_of
+from deploy.ssh import tunnel as tunnels
+from deploy.ssh.tunnel import _addresses_of, _sockets_of
 from fabric.errors import FabricError
 from roles.cli.options import key_option, via_option
 from tests.unit.deploy.ssh.stage import CLUSTER, Stage
@@ -69,7 +69,7 @@ def test_a_tunnel_is_opened_once_with_host_and_key_in_either_order(
         opened.append((host, key_file))
         yield tmp_path
 
-    monkeypatch.setattr(via, "tunnel", tunnel)
+    monkeypatch.setattr(tunnels, "tunnel", tunnel)
     monkeypatch.setenv("TENUTO_RUN_DIR", "before")
     key = tmp_path / "operator.key"
     key.touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 from roles.runtime.live_figures import LiveFigures
 from roles.runtime.running_cluster import ClusterReport
 

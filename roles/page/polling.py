@@ -11,9 +11,9 @@ from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
-from roles.observability.seen import BatchSeen, RequestSeen, batches_seen, requests_seen
-from roles.page.lately import KEPT_MS
-from roles.page.look import Look
+from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.page.recent_history import KEPT_MS
+from roles.page.snapshot import Look
 from roles.runtime.core import SCHEDULER
 from roles.runtime.live_figures import live_figures
 from roles.runtime.running_cluster import ActiveScheduler, ProcessReport, look

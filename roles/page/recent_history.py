@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 from roles.runtime.live_figures import LiveModel
 
 BUSY_MS: Final = 5_000.0

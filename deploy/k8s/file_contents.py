@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.k8s.wanted import Wanted
+from deploy.k8s.requirements import Wanted
 from fabric.errors import ConfigError
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, Keyring, key_file, naming_path, principal_of_node
 

@@ -16,7 +16,7 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import BatchEntry, Ledger, RequestRecord
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.explain import explain
-from roles.observability.seen import BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 from roles.observability.spans import Spans
 
 OURS, BERT = ModelId("resnet50"), ModelId("bert")

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from fabric.ids import SliceId
 from fabric.messages import GpuReport, ModelInfo, SliceReport
-from roles.observability.seen import gpu_of
+from roles.observability.remembered import gpu_of
 from roles.observability.units import shown_ms
 from roles.page.alarms import alarms_of, is_missed
-from roles.page.lately import STAGES, Lately
-from roles.page.look import Look
 from roles.page.palette import Numbers
+from roles.page.recent_history import STAGES, Lately
+from roles.page.snapshot import Look
 from roles.runtime.live_figures import LiveModel
 
 MODELS_MAX: Final = 256
