@@ -170,6 +170,7 @@ class Tenuto(Central):
     def rehearsed(self, answer: Rehearsed, now_ms: float) -> None:
         """See `Rehearses`."""
         if self._rehearsals is not None and self._rehearsals.judge(answer, now_ms):
+            self._variant = self._rehearsals.variant
             self._plan_at_ms = now_ms
 
     def begin_as(self, question: Question) -> None:
