@@ -33,6 +33,9 @@ OVERBOOKED = 0.15
 OVERBOOKED_MAX = 0.4  # … no more than this
 CROWDED = 0.8  # of the slices busy under deferral: there is no idle time worth going early for
 ALL_LOSE = 0.005  # of the requests lose by waiting (half of what may go bad): everything idle is used
+CALM_LOST = (
+    0.001  # of the requests lose by waiting: then slices that could be released are not kept idle any more
+)
 RESERVE = 0.35  # of the square root of the slices: so far do the needs of many swing about their mean
 RELIEF = 0.01  # of the slices: where there is no room for all, a model that stops holding may not take more
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
@@ -143,7 +146,7 @@ def plan_holds(
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and mean < ALL_LOSE))
+        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and mean < CALM_LOST))
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
             holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))
@@ -185,7 +188,7 @@ def plan_reserves(
     if not deferred:
         return [0] * len(pools)
     share = RESERVE * (needed / deferred) ** 2
-    idle = (1.0 - min(1.0, mean / ALL_LOSE)) * (slices - whole_slices(deferred, slices)) / slices
+    idle = (1.0 - min(1.0, mean / CALM_LOST)) * (slices - whole_slices(deferred, slices)) / slices
     return [int(max(idle * pool, min(saved * pool / slices, share * math.sqrt(pool)))) for pool in pools]
 
 
