@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
 from fabric.link import Received
-from fabric.messages import Answer, Infer, PlanAsked, Refusal, RunBatch, SliceSpec
+from fabric.messages import Answer, Infer, PlanAsked, Refusal, RehearsalAsked, RunBatch, SliceSpec
 from fabric.outbox import Outbox
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.gpu_worker.events import AgentGone
@@ -22,7 +22,7 @@ from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.shell import WorkerOptions, WorkerShell
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
-from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
+from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
@@ -31,6 +31,7 @@ from roles.runtime.process import RunFile, remove_run_file, write_run_file
 from roles.runtime.process_events import ProcessExited, StopAsked
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.simulator.hardware import SimulatedNode
 from tests.chaos.virtual.links import VirtualServer
 from tests.chaos.virtual.process import Posted, Process
@@ -71,6 +72,13 @@ class SchedulerProcess(Process):
             plan = Heard(PLANNER, make_plan(message))
             self.world.at(
                 self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan))
+            )
+            return
+        if isinstance(message, RehearsalAsked):
+            assert action.peer == REHEARSER
+            made = Heard(REHEARSER, make_rehearsal(message))
+            self.world.at(
+                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(made))
             )
             return
         if isinstance(message, RunBatch):

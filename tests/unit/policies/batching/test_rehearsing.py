@@ -76,10 +76,10 @@ def lost_by(discipline: Discipline, asked: Question) -> list[int]:
         while (wake_at_ms := discipline.wake_at_ms) is not None and wake_at_ms < at_ms:
             hear(discipline.tick(wake_at_ms))
 
-    for one in asked.arrivals:
-        until(one.at_ms)
-        run = RequestRun(FrontendId("f"), 0, 1, one.at_ms + one.budget_ms, one.at_ms)
-        hear(discipline.arrive(asked.models[one.model].model.model_id, run, one.at_ms))
+    for came in asked.arrivals:
+        until(came.at_ms)
+        run = RequestRun(FrontendId("f"), 0, 1, came.at_ms + came.budget_ms, came.at_ms)
+        hear(discipline.arrive(asked.models[came.model].model.model_id, run, came.at_ms))
     until(NEVER_MS)
     return lost
 
