@@ -161,7 +161,7 @@ class Tenuto(Central):
                 counts.expected_ms,
             )
             for state, counts in (
-                (self._models[model_id], self._counts[model_id]) for model_id in self._group_of
+                (self._models[model_id], self._counts[model_id]) for model_id in self._planned_models()
             )
         ]
         given = self._slices_given
@@ -184,6 +184,12 @@ class Tenuto(Central):
         for group in self._groups:
             group.wait_losses.share = question.lost_share
         self._plan(0.0)
+
+    def _planned_models(self) -> list[ModelId]:
+        """Of which there is a slice, when the last plan was made."""
+        return [
+            model_id for group in self._groups for model_id in group.model_ids if model_id in self._models
+        ]
 
     def _lost_share(self) -> float:
         return max((group.wait_losses.share for group in self._groups), default=0.0)
@@ -314,7 +320,7 @@ class Tenuto(Central):
         if self._rehearsals is not None:
             self._rehearsals.follow(self._lost_share(), now_ms)
             self._variant = self._rehearsals.variant
-            for model_id in self._group_of:
+            for model_id in self._planned_models():
                 is_gated = self._counts[model_id].gate.buckets is not None
                 self._models[model_id].is_gated = is_gated or self._rehearsals.is_recording
 

@@ -91,7 +91,7 @@ class Rehearsals:
         heard = self._heard
         while heard and heard[0][0] < now_ms - BACK_MS:
             heard.popleft()
-        if not heard:
+        if not heard or not models:
             return None
         from_ms = heard[0][0]
         settled_ms = SETTLING_SLOS * max(one.model.slo_ms for one in models)

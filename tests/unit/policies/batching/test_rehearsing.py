@@ -225,3 +225,27 @@ def test_shards_ask_one_at_a_time() -> None:
 @pytest.mark.parametrize("option", ["window", "simple"])
 def test_with_a_drop_rule_of_the_users_nothing_is_rehearsed(option: str) -> None:
     assert Tenuto(drop=option).rehearsal_at_ms == NEVER_MS
+
+
+def test_a_model_that_leaves_while_arrivals_are_recorded_is_not_in_the_question() -> None:
+    discipline = Tenuto()
+    for one in HOSTED:
+        discipline.add_model(BatchModel(one.model_id, SLO_MS), 0.0)
+    discipline.add_slice(BatchSlice(SliceId("s"), 0, HOSTED), 0.0)
+    draw = random.Random(1)
+    asked: list[Question] = []
+    at_ms, names = 0.0, ["a", "b"]
+    while at_ms < 8_000.0:
+        at_ms += draw.expovariate(1.0)
+        while (wake_at_ms := discipline.wake_at_ms) is not None and wake_at_ms < at_ms:
+            discipline.tick(wake_at_ms)
+            if (new := discipline.rehearsal(wake_at_ms)) is not None:
+                asked.append(new)
+                discipline.rehearsed(rehearse(new), wake_at_ms)
+        if at_ms > 4_000.0 and len(names) == 2:
+            discipline.remove_model(ModelId("a"), at_ms)
+            names = ["b"]
+        run = RequestRun(FrontendId("f"), 0, 1, at_ms + SLO_MS, at_ms)
+        discipline.arrive(ModelId(draw.choice(names)), run, at_ms)
+    assert [one.model.model_id for one in asked[0].models] == ["a", "b"]
+    assert [one.model.model_id for one in asked[-1].models] == ["b"]
