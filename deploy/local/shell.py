@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,16 +97,20 @@ class _RunFileWatch(TimedSource[RoleServes]):
 
     @property
     def wake_at_ms(self) -> float | None:
-        return self._look_at_ms
+        """The next look, while a process has not written its own: mostly there is nothing to wake up for."""
+        return self._look_at_ms if any(self._untold()) else None
+
+    def _untold(self) -> Iterator[tuple[str, int]]:
+        for role_id in self._role_ids:
+            pid = self._processes.pid(role_id)
+            if pid is not None and self._told.get(role_id) != pid:
+                yield role_id, pid
 
     def take(self, limit: int, now_ms: float) -> Sequence[RoleServes]:
         del limit
         self._look_at_ms = now_ms + LOOK_EVERY_MS
         serves = []
-        for role_id in self._role_ids:
-            pid = self._processes.pid(role_id)
-            if pid is None or self._told.get(role_id) == pid:
-                continue
+        for role_id, pid in list(self._untold()):
             found = read_run_file(self._run_dir / f"{role_id}.json")
             if found is not None and found.pid == pid:
                 self._told[role_id] = pid
@@ -154,7 +158,10 @@ class _Heard:
 
 
 class _Readiness(SourceOver):
-    """A source: asks one scheduler until every slice of the cluster is ready or has failed, then says so once."""
+    """A source: asks one scheduler until every slice of the cluster is ready or has failed, then says so once.
+
+    Then it leaves the scheduler: nothing that it says is of use any more, and each heartbeat would wake up two processes.
+    """
 
     def __init__(self, scheduler: LocalScheduler, heard: _Heard) -> None:
         super().__init__(scheduler)
@@ -165,12 +172,14 @@ class _Readiness(SourceOver):
 
     @property
     def wake_at_ms(self) -> float | None:
+        if self._is_settled:
+            return None
         wake_at_ms = self._scheduler.wake_at_ms
-        if self._is_settled or wake_at_ms is None:
-            return wake_at_ms
-        return min(self._ask_at_ms, wake_at_ms)
+        return self._ask_at_ms if wake_at_ms is None else min(self._ask_at_ms, wake_at_ms)
 
     def take(self, limit: int, now_ms: float) -> Sequence[Settled]:
+        if self._is_settled:
+            return ()
         settled = []
         for event in self._scheduler.take(limit, now_ms):
             if (
@@ -180,7 +189,7 @@ class _Readiness(SourceOver):
             ):
                 now = self._heard.note(event.message)
                 settled.extend([] if now is None else [now])
-        if not self._is_settled and self._ask_at_ms <= now_ms:
+        if self._ask_at_ms <= now_ms:
             self._ask_at_ms = now_ms + ASK_EVERY_MS
             self._scheduler.send(StatusAsked())
         return settled
@@ -188,6 +197,7 @@ class _Readiness(SourceOver):
     def rest(self) -> None:
         """It has been heard: ask no more."""
         self._is_settled = True
+        self._scheduler.leave()
 
 
 class _Supervisor:

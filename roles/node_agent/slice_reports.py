@@ -75,7 +75,7 @@ class SliceReports:
         return tuple(
             status
             for status in self._status.values()
-            if status.state in (SliceState.STARTING, SliceState.READY)
+            if status.state in (SliceState.STARTING, SliceState.READY, SliceState.DRAINING)
         )
 
     def listed(self, wanted: Mapping[SliceId, SliceSpec]) -> tuple[SliceReport, ...]:

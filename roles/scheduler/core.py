@@ -33,6 +33,7 @@ from fabric.messages import (
     SliceChanged,
     SliceReady,
     SliceState,
+    SliceStatus,
     StatusAsked,
     StatusListed,
     Telemetry,
@@ -363,14 +364,16 @@ class SchedulerCore:
             if known is not None and is_own and there.state == SliceState.READY and not known.is_ready:
                 self._fleet.slice_is_there(known)
                 self._updates.note_change(now_ms)
-        gone = []
+        gone, actions = [], list[Send]()
         for record in self._fleet.slices_on(message.node_id):
             status = alive.get(record.spec.slice_id)
             if status is None or status.incarnation != record.incarnation:
                 gone.append(record)
+            else:
+                actions.extend(self._slice_leaves_or_stays(record, status, now_ms))
         # The hello may be older than what a worker said meanwhile by its own link: that is told, and says it again.
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
-        actions = self._slices_down(gone, SliceState.LOST, "its node agent does not know it", now_ms)
+        actions.extend(self._slices_down(gone, SliceState.LOST, "its node agent does not know it", now_ms))
         self._slices_changed(now_ms)
         actions.extend(Send(host, self._fleet.directory()) for host in hosts)
         actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
@@ -390,9 +393,7 @@ class SchedulerCore:
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
         self._updates.note_change(now_ms)
-        if record.takes_batches:
-            actions.extend(self._batches.offer(record, now_ms))
-            actions.extend(self._batches.served(record, now_ms))
+        actions.extend(self._takes_batches(record, now_ms))
         self._slices_changed(now_ms)
         return actions
 
@@ -409,12 +410,29 @@ class SchedulerCore:
         if status.state in (SliceState.FAILED, SliceState.LOST, SliceState.STOPPED):
             self._slices_changed(now_ms)
             return self._slices_down([record], SliceState(status.state), status.reason, now_ms)
-        if status.state == SliceState.DRAINING and record.is_ready and not record.is_leaving:
-            return self._slice_leaves(record, status.reason, now_ms)
-        if status.state == SliceState.STARTING and not status.incarnation and not record.is_ready:
+        if record.is_ready:
+            return self._slice_leaves_or_stays(record, status, now_ms)
+        if status.state == SliceState.STARTING and not status.incarnation:
             self._fleet.slice_starts(record)
             self._updates.note_change(now_ms)
         return _NOTHING  # ready comes from the worker itself
+
+    def _slice_leaves_or_stays(
+        self, record: SliceRecord, status: SliceStatus, now_ms: float
+    ) -> Sequence[Send]:
+        """An agent that stops says that a slice drains; the next one, which has adopted its worker, that it is ready."""
+        if status.state == SliceState.DRAINING and not record.is_leaving:
+            return self._slice_leaves(record, status.reason, now_ms)
+        if status.state == SliceState.READY and record.is_leaving:
+            self._fleet.slice_stays(record)
+            self._updates.note_change(now_ms)
+            return self._takes_batches(record, now_ms)
+        return _NOTHING
+
+    def _takes_batches(self, record: SliceRecord, now_ms: float) -> Sequence[Send]:
+        if not record.takes_batches:
+            return _NOTHING
+        return [*self._batches.offer(record, now_ms), *self._batches.served(record, now_ms)]
 
     def _slice_leaves(self, record: SliceRecord, reason: str, now_ms: float) -> Sequence[Send]:
         """What was granted there still runs, so the directory keeps listing it."""

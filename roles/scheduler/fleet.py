@@ -364,6 +364,12 @@ class Fleet:
         record.is_leaving, record.reason = True, reason
         self.version += 1
 
+    def slice_stays(self, record: SliceRecord) -> None:
+        """It will not end after all: another agent than the one that said so has its worker."""
+        record.is_leaving, record.reason = False, _reason_of(record.left_out)
+        self._count(record, +1)
+        self.version += 1
+
     def node_joined(self, peer: PeerId, hello: NodeHello) -> None:
         """A node's agent (or its next incarnation) is there."""
         self.nodes[hello.node_id] = peer

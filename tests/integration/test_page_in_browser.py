@@ -172,7 +172,9 @@ def test_each_panel_shows_what_the_feed_says(page: Page) -> None:
     assert page.inner_text("#verdict") == "yolo misses its SLO"
     assert "yolo" in page.title() or "1" in page.title()
     rows = page.locator("#model-rows tr.figures")
-    assert [row.locator("th").inner_text().lstrip("✓✗ \n").split(",")[0] for row in rows.all()] == list(NAMES)
+    assert [
+        row.locator("th").inner_text().strip("✓✗ \n").split(",")[0].strip() for row in rows.all()
+    ] == list(NAMES)
     assert page.locator("#model-rows tr.is-missed").count() == 1
     assert page.locator(".gpu").count() == 4
     assert page.locator(".gpu-bar .slice").count() == 7

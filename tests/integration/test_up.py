@@ -401,6 +401,7 @@ def test_a_model_that_hangs_is_left_out_in_the_end_and_its_neighbour_is_served(h
     home.assert_nothing_left()
 
 
+@pytest.mark.timeout(300)  # the agent is patient, and the host may be busy
 def test_a_worker_whose_loop_is_stuck_is_killed_and_serves_again(home: Home) -> None:
     home.file.write_text(on_a_cpu(f"{MODELS}:KeepsTheLock"))
     process = home.start("up", "--detach", "--json", str(home.file))

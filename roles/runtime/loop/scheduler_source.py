@@ -47,6 +47,10 @@ class SchedulerSource(SourceOver, ABC):
         """False: there is no connection, or its queue is full; a `Lost` follows."""
         return self._connection.send(message)
 
+    def leave(self) -> None:
+        """End the connection: nothing is said, heard or looked for any more. The descriptor stays until `close`."""
+        self._connection.leave()
+
     def close(self) -> None:
         """Flush, and give the descriptors back."""
         self._connection.close()
@@ -61,12 +65,15 @@ class SchedulerSource(SourceOver, ABC):
         """Where it is, what it said, and what became of it."""
         events: list[SchedulerEvent] = []
         if self._look_at_ms <= now_ms:
-            self._look_at_ms = now_ms + LOOK_EVERY_MS
+            self._look_at_ms = now_ms + self._look_every_ms(now_ms)
             if self._was_refused():
                 events.append(Lost(self._scheduler, REFUSED))
             events.extend(self._look())
         events.extend(self._connection.take(limit, now_ms))
         return events
+
+    def _look_every_ms(self, now_ms: float) -> float:  # noqa: ARG002  who knows that all is well looks less often
+        return LOOK_EVERY_MS
 
     @abstractmethod
     def _was_refused(self) -> bool:

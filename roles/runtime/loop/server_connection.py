@@ -109,6 +109,11 @@ class ServerConnection:
         """The present connection's (see `fabric.link.Link`), heartbeats included."""
         return _NO_COUNTERS if self._link is None else self._link.counters
 
+    def leave(self) -> None:
+        """End it; the driver's descriptor stays."""
+        self._open_at_ms = None
+        self._close_link()
+
     def close(self) -> None:
         """Flush, and give the descriptors back."""
         self._close_link()

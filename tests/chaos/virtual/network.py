@@ -68,6 +68,13 @@ class Path:
     slower_ms: float = 0.0
     slower_until_ms: float = 0.0
     cut_until_ms: float = 0.0
+    full_until_ms: float = 0.0
+    """Until then queues take nothing more: what is said is refused."""
+
+    @property
+    def disturbed_until_ms(self) -> float:
+        """Whatever it is."""
+        return max(self.slower_until_ms, self.cut_until_ms, self.full_until_ms)
 
 
 @dataclass(order=True)
@@ -94,10 +101,10 @@ class Wire:
         """False: too much waits there. What goes into a broken connection is gone, which its sender does not know yet."""
         if self.is_broken:
             return True
-        if self.under_way[to] >= queue_max:
-            return False
         network, path = self._network, self.path
         now_ms = network.time.now_ms
+        if self.under_way[to] >= queue_max or now_ms < path.full_until_ms:
+            return False
         at_ms = now_ms + path.delay_ms + network.draws.random() * path.jitter_ms
         if now_ms < path.slower_until_ms:
             at_ms += path.slower_ms

@@ -13,7 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
 from fabric.link import Received
-from fabric.messages import Answer, Infer, PlanAsked, Refusal, RehearsalAsked, RunBatch, SliceSpec
+from fabric.messages import (
+    Answer,
+    AnyMessage,
+    Directory,
+    EpochGranted,
+    Infer,
+    PlanAsked,
+    Refusal,
+    RehearsalAsked,
+    RunBatch,
+    SliceSpec,
+)
+from fabric.messages import (
+    Host as HostMessage,
+)
 from fabric.outbox import Outbox
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.gpu_worker.events import AgentGone
@@ -21,7 +35,16 @@ from roles.gpu_worker.executors.base import Job
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.shell import WorkerOptions, WorkerShell
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.events import AgentAction, AgentEvent, Kill, Orphan, Remember, Spawn, Terminate
+from roles.node_agent.events import (
+    AgentAction,
+    AgentEvent,
+    Kill,
+    Orphan,
+    Remember,
+    Spawn,
+    Terminate,
+    WorkerUntold,
+)
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
@@ -51,7 +74,7 @@ class SchedulerProcess(Process):
         super().__init__(world, "scheduler")
         self.core: SchedulerCore = world.make_scheduler()
         self.link = self.transport.bind_peers([world.control_address])
-        self._outbox = Outbox(self.link, lambda peer, message: None)
+        self._outbox = Outbox(self.link, self._refused)
         self._planned: Posted[Heard] = Posted(self)
         self.source = WatchedLinkSource(self.link, self)
         role = Role[Heard | Lost, Send](
@@ -64,6 +87,11 @@ class SchedulerProcess(Process):
     def close(self) -> None:
         remove_run_file(self.world.run_dir, self._run_file)
         self.link.close()
+
+    def _refused(self, peer: PeerId, message: AnyMessage) -> None:
+        """As in its shell."""
+        if isinstance(message, Directory):
+            self.source.give_up(peer)
 
     def _perform(self, action: Send) -> None:
         message = action.message
@@ -141,6 +169,7 @@ class AgentProcess(Process):
         self.scheduler = LocalScheduler(own, world.run_dir, self, transport=self.transport)
         self.exits: Posted[ProcessExited] = Posted(self)
         self.stops: Posted[StopAsked] = Posted(self)
+        self.untold: Posted[WorkerUntold] = Posted(self)
         outlives = world.outlives
         orphans = [host.records[worker_id] for worker_id in host.workers if worker_id in host.records]
         for worker_id in [one for one in host.workers if not outlives or one not in host.records]:
@@ -152,7 +181,7 @@ class AgentProcess(Process):
         )
         role = Role[AgentEvent, AgentAction](
             self.core,
-            [self.stops, LinkSource(self.link, _from_worker), self.scheduler, self.exits],
+            [self.stops, LinkSource(self.link, _from_worker), self.scheduler, self.untold, self.exits],
             self._perform,
         )
         self.run(role)
@@ -186,7 +215,9 @@ class AgentProcess(Process):
             case Send(peer, message) if peer == SCHEDULER:
                 self.scheduler.send(message)
             case Send(peer, message):
-                self.link.send(peer, message)
+                is_out = self.link.send(peer, message)
+                if not is_out and isinstance(message, HostMessage | EpochGranted):
+                    self.untold.post(WorkerUntold(peer))
             case Spawn(worker_id):
                 world.at(world.now_ms + world.start_ms, lambda: self._start(worker_id))
             case Terminate(name):

@@ -18,6 +18,7 @@ KINDS: Final = {
     "lose": 2,
     "cut": 3,
     "delay": 2,
+    "full": 2,
     "sleep": 1,
     "slow": 1,
 }
@@ -126,9 +127,11 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
         case _:
             who, whom = rng.choice(_PAIRS)
             who, whom = f"{who}:{rng.randrange(3)}", f"{whom}:{rng.randrange(3)}"
-            for_ms = {"cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)), "delay": 400.0}.get(
-                kind, 0.0
-            )
+            for_ms = {
+                "cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)),
+                "delay": 400.0,
+                "full": rng.choice((1.0, 30.0, 250.0, 1_500.0)),
+            }.get(kind, 0.0)
     return Fault(at_ms, kind, who, whom, for_ms)
 
 

@@ -177,7 +177,7 @@ class World:
         """Whether something still goes wrong by the script."""
         return (
             any(process.is_stopped for process in self.processes)
-            or any(max(path.cut_until_ms, path.slower_until_ms) > self.now_ms for path in self.network.paths)
+            or any(path.disturbed_until_ms > self.now_ms for path in self.network.paths)
             or self.scheduler is None
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
             or len(self.by_number) < self.shape.frontends
@@ -259,6 +259,9 @@ class World:
                     wire.break_off(is_all_lost=fault.kind == "lose")
             case "cut":
                 self.network.cut(one.place, other.place, fault.for_ms)
+            case "full":
+                if "client" not in fault.who:  # an answer that its client does not read has been given
+                    self.network.path(one.place, other.place).full_until_ms = self.now_ms + fault.for_ms
             case "delay":
                 if "client" not in fault.who:  # the longer way is the client's, and no frontend knows of it
                     path = self.network.path(one.place, other.place)

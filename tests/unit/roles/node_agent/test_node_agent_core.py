@@ -642,6 +642,16 @@ def test_stopping_asks_then_terminates_then_kills_and_is_bounded() -> None:
     assert host.core.is_stopped  # even if the kernel never gives them back
 
 
+def test_a_scheduler_that_asks_anew_hears_that_slices_drain() -> None:
+    """One that is not told takes them for lost, with what runs there."""
+    host = Agent()
+    host.serve(spec("x"))
+    host.feed(StopAsked())
+    said = [one.message for one in host.feed(SchedulerFound(("ipc://s",))) if isinstance(one, Send)]
+    (hello,) = [one for one in said if isinstance(one, NodeHello)]
+    assert [(one.slice_id, one.state) for one in hello.slices] == [("x", "draining")]
+
+
 def test_a_stop_is_over_when_the_last_worker_is_gone() -> None:
     host = Agent()
     (started,) = host.serve(spec("x"))

@@ -16,6 +16,7 @@ from fabric.messages import (
     ModelSpec,
     NodeHello,
     ReplicaInfo,
+    Returned,
     SeqRun,
     SliceChanged,
     SliceReady,
@@ -193,6 +194,42 @@ def test_a_slice_that_drains_gets_nothing_more_and_stays_listed_until_it_ends() 
     sends = ready(core, Incarnation("3"), 2_700.0)
     assert of_type(sends, Grant)
     core.handle(Tick(), 2_800.0)
+
+
+@pytest.mark.parametrize("does_say_hello", [False, True])
+def test_a_slice_whose_worker_the_next_agent_has_adopted_takes_batches_again(does_say_hello: bool) -> None:
+    """Its agent was killed while it stopped, and its worker has outlived it."""
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    told(core, SliceState.DRAINING, 2_000.0, SECOND, "its node agent stops")
+    there = SliceStatus(slice_id(0), SECOND, SliceState.READY)
+    starting = SliceStatus(slice_id(0), SECOND, SliceState.STARTING)
+    next_agent = PeerId("node-local/1")
+    hello = NodeHello(NODE, Incarnation("1"), (), (there if does_say_hello else starting,))
+    sends = list(hear(core, next_agent, hello, 2_100.0))
+    if not does_say_hello:
+        assert dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 2_110.0)), "it may end yet"
+        sends = list(hear(core, next_agent, SliceChanged(NODE, there), 2_120.0))
+    sends += [send for _, send in run_until(core, 2_200.0)]
+    assert of_type(sends, Directory)[-1].models[0].replicas == 1
+    assert of_type(hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 10_000.0), 2_210.0), Grant)
+
+
+def test_an_agent_that_drains_and_begins_anew_loses_nothing_that_runs() -> None:
+    """Its connection broke meanwhile; or it was told nothing of the drain before."""
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    granted = of_type(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 1_900.0), Grant)
+    assert granted
+    draining = SliceStatus(slice_id(0), SECOND, SliceState.DRAINING, "its node agent stops")
+    for at_ms in (2_000.0, 2_010.0):
+        sends = hear(core, AGENT, NodeHello(NODE, FIRST, (), (draining,)), at_ms)
+        assert not of_type(sends, Returned), "it runs"
+    assert dropped(hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 10_000.0), 2_020.0)), "nothing new goes there"
+    listed = of_type(
+        hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 2_030.0), Directory
+    )
+    assert [one.slice_id for one in listed[-1].slices] == [slice_id(0)]
 
 
 def core_that_took_over() -> SchedulerCore:
