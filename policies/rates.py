@@ -34,10 +34,10 @@ class RateMeter:
 
     def __init__(self, sample_ms: float = SAMPLE_MS, samples: int = SAMPLES) -> None:
         self._sample_ms = sample_ms
-        self._ring = [0] * samples
+        self._ring: list[float] = [0] * samples
         self._position = 0
         self._filled = 0
-        self._sum = 0
+        self._sum: float = 0
         self.counted = 0
         self.due_at_ms = -math.inf
         self.version = 0
@@ -47,6 +47,16 @@ class RateMeter:
         if now_ms >= self.due_at_ms:
             self._roll(now_ms)
         self.counted += count
+
+    def begin_at(self, rate_rps: float, now_ms: float) -> None:
+        """Go on as one that has measured that rate until now."""
+        each = rate_rps * self._sample_ms / 1000.0
+        self._ring = [each] * len(self._ring)
+        self._filled = len(self._ring)
+        self._sum = each * self._filled
+        self.counted = 0
+        self.due_at_ms = now_ms + self._sample_ms
+        self.version += 1
 
     def rate_rps(self, now_ms: float) -> float | None:
         """Mean over the completed samples; None before the first one is complete."""

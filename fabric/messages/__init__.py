@@ -138,6 +138,14 @@ from fabric.messages.planner import (
     PlanMade as PlanMade,
     ReplicaHint as ReplicaHint,
 )
+from fabric.messages.rehearsals import (
+    RehearsalAsked as RehearsalAsked,
+    RehearsalMade as RehearsalMade,
+    RehearsalModel as RehearsalModel,
+    RehearsalReplica as RehearsalReplica,
+    RehearsalRun as RehearsalRun,
+    RehearsalSlice as RehearsalSlice,
+)
 from fabric.messages.records import (
     BatchEntry as BatchEntry,
     BatchesRemembered as BatchesRemembered,

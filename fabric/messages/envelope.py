@@ -53,6 +53,7 @@ from fabric.messages.records import (
     RecordsAsked,
     RequestsRemembered,
 )
+from fabric.messages.rehearsals import RehearsalAsked, RehearsalMade
 from fabric.messages.stages import Activations, LoadStage, StageFailed, StageLoaded, UnloadStage
 from fabric.messages.tensors import TENSORS_MAX, TensorSpec
 from fabric.messages.worker_scheduler import Done, PreemptBatch, RunBatch, SliceReady
@@ -105,6 +106,8 @@ AnyMessage = (
     | Changed
     | PlanAsked
     | PlanMade
+    | RehearsalAsked
+    | RehearsalMade
     | LeaseAsked
     | LeaseReport
     | SchedulerHello

@@ -22,6 +22,7 @@ from policies.batching.base import (
     Drop,
     RequestRun,
 )
+from policies.batching.rehearsing.question import Question, Rehearsed, Rehearses
 
 
 def components(hosted: Iterable[Collection[ModelId]]) -> list[frozenset[ModelId]]:
@@ -58,6 +59,9 @@ class PerSubcluster:
         self._inner = list(inner)
         self._wakes: list[float] = [NEVER_MS] * len(inner)
         self._wake_at_ms = NEVER_MS
+        self._rehearsing = [one if isinstance(one, Rehearses) else None for one in inner]
+        self._asking: dict[int, None] = {}  # shards that have something to rehearse
+        self._asked: int | None = None
         self._shard_of = {model_id: k for k, models in enumerate(found) for model_id in models}
         self._models: dict[ModelId, BatchModel] = {}
         self._slices: dict[SliceId, BatchSlice] = {}
@@ -155,7 +159,35 @@ class PerSubcluster:
         for shard, wake_at_ms in enumerate(self._wakes):
             if wake_at_ms <= now_ms:
                 out.extend(self._done(shard, self._inner[shard].tick(now_ms)))
+                one = self._rehearsing[shard]
+                if one is not None and one.rehearsal_at_ms <= now_ms:
+                    self._asking[shard] = None
         return out
+
+    @property
+    def rehearsal_at_ms(self) -> float:
+        """See `Rehearses`. One shard asks at a time."""
+        return -NEVER_MS if self._asking and self._asked is None else NEVER_MS
+
+    def rehearsal(self, now_ms: float) -> Question | None:
+        """See `Rehearses`."""
+        while self._asking and self._asked is None:
+            shard = next(iter(self._asking))
+            del self._asking[shard]
+            one = self._rehearsing[shard]
+            assert one is not None, "it asked"
+            if (question := one.rehearsal(now_ms)) is not None:
+                self._asked = shard
+                return question
+        return None
+
+    def rehearsed(self, answer: Rehearsed, now_ms: float) -> None:
+        """See `Rehearses`."""
+        if self._asked is not None:
+            one = self._rehearsing[self._asked]
+            assert one is not None, "it asked"
+            one.rehearsed(answer, now_ms)
+            self._asked = None
 
     @property
     def wake_at_ms(self) -> float | None:

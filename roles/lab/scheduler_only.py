@@ -29,6 +29,8 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.registry import make_discipline
+from policies.batching.rehearsing.question import Rehearses
+from policies.batching.rehearsing.replay import rehearse
 from policies.slo import BAD_RATE_ALLOWED
 from roles.workload.arrivals import ArrivalSource, Workload
 from roles.workload.outcomes import BatchRecord, Window
@@ -129,6 +131,7 @@ def drive(
     `run_ms` over 0: what arrives at one model within so long is told as one run, as a frontend does (design section 4).
     """
     under_way: dict[SliceId, Dispatch] = {}
+    rehearsing = discipline if isinstance(discipline, Rehearses) else None
 
     def tell(decisions: Sequence[BatchDecision], now_ms: float) -> bool:
         stopped = []
@@ -153,6 +156,10 @@ def drive(
             decisions = discipline.tick(now_ms)
             if decisions and not tell(decisions, now_ms):
                 return False
+            if rehearsing is not None and now_ms >= rehearsing.rehearsal_at_ms:
+                question = rehearsing.rehearsal(now_ms)
+                if question is not None:
+                    rehearsing.rehearsed(rehearse(question), now_ms)
         return True
 
     names = [ModelId(one.name) for one in case.models]

@@ -31,6 +31,8 @@ SCHEDULER: Final = PeerId("scheduler")
 
 PLANNER: Final = PeerId("planner")
 """Where a scheduler core sends its `PlanAsked`, and who answers: the shell's or the simulator's."""
+REHEARSER: Final = PeerId("rehearser")
+"""The same for its `RehearsalAsked`."""
 
 
 class Core(Protocol[EventT_contra, ActionT_co]):

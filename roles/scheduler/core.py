@@ -26,6 +26,7 @@ from fabric.messages import (
     PlanMade,
     Pong,
     RecordsAsked,
+    RehearsalMade,
     ReplicaHint,
     SectionAsked,
     SeqRun,
@@ -39,7 +40,8 @@ from fabric.messages import (
     Withdraw,
 )
 from policies.batching.base import NEVER_MS, QUIET, Discipline, RequestRun
-from roles.runtime.core import Heard, Lost, Send, Tick
+from policies.batching.rehearsing.question import Rehearses
+from roles.runtime.core import REHEARSER, Heard, Lost, Send, Tick
 from roles.runtime.metrics.snapshot import Measured
 from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.counters import Counters
@@ -57,6 +59,7 @@ from roles.scheduler.planning.actuator import Actuator
 from roles.scheduler.planning.controller import Controller
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.planning.slice_names import SliceNames
+from roles.scheduler.rehearsing.make_rehearsal import asked_of, rehearsed_of
 from roles.scheduler.settings import BATCH_SIZE_UNPROFILED, SchedulerSettings
 
 Event = Heard | Lost | Tick
@@ -80,6 +83,7 @@ class SchedulerCore:
         self._settings = settings
         self._discipline = discipline
         self._arrive = discipline.arrive
+        self._rehearsing = discipline if isinstance(discipline, Rehearses) else None
         nodes = None if planning is None else {gpu.node_id for gpu in planning.desired.gpus}
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
         names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
@@ -113,6 +117,7 @@ class SchedulerCore:
             Pong: self._on_pong,
             StatusAsked: self._on_status_asked,
             RecordsAsked: self._on_records_asked,
+            RehearsalMade: self._on_rehearsal_made,
         }
         self.controller: Controller | None = None
         if planning is not None and names is not None and run_time_watch is not None:
@@ -287,6 +292,10 @@ class SchedulerCore:
                 self._counters.guard_ms = self._guard.guard_ms
                 self._discipline.set_guard_ms(self._guard.guard_ms)
             actions = self._batches.carry_out(self._discipline.tick(now_ms), now_ms)
+            if self._rehearsing is not None and self._rehearsing.rehearsal_at_ms <= now_ms:
+                question = self._rehearsing.rehearsal(now_ms)
+                if question is not None:
+                    actions.append(Send(REHEARSER, asked_of(question)))
         if self._updates.due_at_ms <= now_ms:
             actions.extend(self._updates.publish())
         if self._batches.unserved.due_at_ms <= now_ms:
@@ -297,6 +306,14 @@ class SchedulerCore:
             self.controller.tick(now_ms)
             actions.extend(self._actuator.take())
         return actions
+
+    def _on_rehearsal_made(
+        self, peer: PeerId, message: RehearsalMade, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        del peer, late_ms
+        assert self._rehearsing is not None, "it asked"
+        self._rehearsing.rehearsed(rehearsed_of(message), now_ms)
+        return _NOTHING
 
     # ------------------------------------------------------------ the plan
 

@@ -42,6 +42,7 @@ from fabric.messages import (
     PlanRequest,
     Pong,
     RecordsAsked,
+    RehearsalMade,
     ReplicaInfo,
     SliceChanged,
     SliceReady,
@@ -49,7 +50,7 @@ from fabric.messages import (
     Telemetry,
     Withdraw,
 )
-from roles.runtime.core import PLANNER
+from roles.runtime.core import PLANNER, REHEARSER
 from roles.runtime.peer_checks import (
     NOT_OWNER,
     OTHER_PLAN,
@@ -96,11 +97,12 @@ class SchedulerPeerChecks(PeerChecks):
             Pong: self._heartbeat,
             StatusAsked: anybody,
             RecordsAsked: _change,
+            RehearsalMade: _rehearsal_made,
         }
         if nodes is not None:  # then there is a plan that can be changed
             rules |= dict.fromkeys(get_args(PlanRequest), _change)
             rules[PlanMade] = _plan_made
-        super().__init__(rules, Offences(), frozenset({PLANNER}))
+        super().__init__(rules, Offences(), frozenset({PLANNER, REHEARSER}))
 
     def forget(self, peer: PeerId) -> None:
         """It is lost."""
@@ -221,6 +223,11 @@ def _change(peer: PeerId, change: PlanRequest) -> None:
     del change
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not an operator", NOT_OWNER)
+
+
+def _rehearsal_made(peer: PeerId, made: RehearsalMade) -> None:
+    if peer != REHEARSER:
+        refuse_type(peer, made)
 
 
 def _plan_made(peer: PeerId, made: PlanMade) -> None:

@@ -23,13 +23,14 @@ from fabric.messages import (
     Directory,
     PlanAsked,
     PlanCopy,
+    RehearsalAsked,
     StatusListed,
     replaced,
 )
 from fabric.outbox import Outbox
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
-from roles.runtime.core import PLANNER, SCHEDULER, Send
+from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
@@ -55,6 +56,7 @@ from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.planning.start_config import Written
+from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
 from roles.scheduler.replay_start import about_scheduler
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
@@ -157,6 +159,7 @@ class SchedulerShell:
         }
         self._outbox = Outbox(self.link, self._refused)
         self._planner = PlanLauncher()
+        self._rehearser = RehearsalLauncher()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
             ReplicaSettings(self._incarnation, electorate, rank, os.getpid(), shard, shards),
@@ -173,6 +176,7 @@ class SchedulerShell:
             [
                 self._heard,
                 self._planner,
+                self._rehearser,
                 *self._others.values(),
                 *asked,
             ],
@@ -197,6 +201,7 @@ class SchedulerShell:
         if self._metrics is not None:
             self._metrics.close()
         self._planner.close()
+        self._rehearser.close()
         self._close_journal()
         for other in self._others.values():
             other.close()
@@ -242,12 +247,17 @@ class SchedulerShell:
                 log.warning("scheduler_stands_by epoch=%d: its lease has lapsed", self.link.epoch)
                 self._core = None
                 self._planner.abandon()
+                self._rehearser.abandon()
                 self._close_journal()
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         if peer == PLANNER:
             assert isinstance(message, PlanAsked), "nothing else goes there"
             self._planner.start(message)
+            return
+        if peer == REHEARSER:
+            assert isinstance(message, RehearsalAsked), "nothing else goes there"
+            self._rehearser.start(message)
             return
         if peer in self._others:
             self._others[peer].send(message)

@@ -38,6 +38,7 @@ from fabric.messages import (
     NodeHello,
     PlanAsked,
     PreemptBatch,
+    RehearsalAsked,
     ReplicaInfo,
     Returned,
     RunBatch,
@@ -50,8 +51,9 @@ from roles.frontend.arrivals import cut_runs
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.gpu_worker.batch_start_rules import start_moments
-from roles.runtime.core import PLANNER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
+from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER_ID, Core, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.simulator.applications import TASKS_FROM, ApplicationPlay
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.hardware import SimulatedHardware
@@ -138,6 +140,7 @@ class FastWorld:
             Returned: self._on_returned,
             DesiredSlices: self._on_want,
             PlanAsked: self._on_plan_asked,
+            RehearsalAsked: self._on_rehearsal_asked,
         }
 
     def run(self) -> None:
@@ -438,6 +441,11 @@ class FastWorld:
     def _on_plan_asked(self, peer: PeerId, message: PlanAsked, now_ms: float) -> None:
         del peer
         self.schedule(now_ms + self._hardware.plan_ms, self._hear, Heard(PLANNER, make_plan(message)))
+
+    def _on_rehearsal_asked(self, peer: PeerId, message: RehearsalAsked, now_ms: float) -> None:
+        """It takes no time."""
+        del peer
+        self.schedule(now_ms, self._hear, Heard(REHEARSER, make_rehearsal(message)))
 
     def _on_run_batch(self, peer: PeerId, message: RunBatch, now_ms: float) -> None:
         """A batch goes to its worker; its grants to the frontends, which push the inputs at once.

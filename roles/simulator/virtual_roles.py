@@ -21,6 +21,7 @@ from fabric.messages import (
     Outputs,
     PlanAsked,
     Refusal,
+    RehearsalAsked,
     RunBatch,
 )
 from roles.applications.served import ServedApplication
@@ -46,8 +47,9 @@ from roles.frontend.events import (
     WorkerSaid,
 )
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
-from roles.runtime.core import NO_PAYLOAD, PLANNER, Core, Handle, Heard, Lost, Send, Tick
+from roles.runtime.core import NO_PAYLOAD, PLANNER, REHEARSER, Core, Handle, Heard, Lost, Send, Tick
 from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.simulator.applications import GRACE_MS
 from roles.simulator.fast_world import FIRST
 from roles.simulator.gpu import requests_in
@@ -87,12 +89,19 @@ class VirtualScheduler:
             if isinstance(message, PlanAsked):
                 self._plan(message)
                 continue
+            if isinstance(message, RehearsalAsked):
+                self._rehearse(message)
+                continue
             if isinstance(message, RunBatch):
                 size = requests_in(message.parts)
                 self._world.times_of_batch[message.batch_id] = BatchTimes(message.model_id, size, now_ms)
             link = self._work if self._world.work.is_there(action.peer) else self._control
             link.send(action.peer, message)
         self.wake_at_ms = self._core.wake_at_ms
+
+    def _rehearse(self, asked: RehearsalAsked) -> None:
+        """It takes no time."""
+        self._world.after(0.0, lambda: self._take(Heard(REHEARSER, make_rehearsal(asked))))
 
     def _plan(self, asked: PlanAsked) -> None:
         plan_ms = self._world.hardware.plan_ms

@@ -16,18 +16,20 @@ them to those that cannot, and goes when one more is idle or it has to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fabric.ids import ModelId
+from fabric.ids import ModelId, SliceId
 from policies.batching.admission import Gate, Sharing, share_out
-from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, Drop, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.rehearsing.question import PLANNED, Question, Rehearsed, RehearsedModel, Variant
+from policies.batching.rehearsing.rehearsals import Rehearsals
 from policies.batching.run_queue import cut
 
 PLAN_EVERY_MS = 100.0
@@ -98,11 +100,20 @@ class Group:
 
 
 class Tenuto(Central):
-    """`drop`: window or simple forces one of the usual rules; None protects what is planned."""
+    """`drop`: window or simple forces one of the usual rules; None protects what is planned.
 
-    def __init__(self, *, drop: str | None = None, is_lowest_id: bool = True) -> None:
+    While requests are lost it asks for rehearsals (`Rehearses`), and uses another variant where one has shown a better one. `variant`:
+    use that one; it asks for none.
+    """
+
+    def __init__(
+        self, *, drop: str | None = None, is_lowest_id: bool = True, variant: Variant | None = None
+    ) -> None:
         super().__init__(TENUTO, is_window_drop=drop != "simple", is_lowest_id=is_lowest_id)
         self._plans_target = drop is None
+        self._variant = variant or PLANNED
+        self._rehearsals = Rehearsals() if variant is None and drop is None else None
+        self._slices_given: dict[SliceId, BatchSlice] = {}
         self._plan_at_ms = 0.0
         self._groups: list[Group] = []
         self._group_of: dict[ModelId, Group] = {}
@@ -118,10 +129,81 @@ class Tenuto(Central):
         priority = gate.priority if run.priority is None else run.priority
         admitted = gate.admit(run.count, priority, now_ms)
         if admitted == run.count:
+            self._note(state, run, now_ms)
             return self._take_on(state, run, now_ms)
-        taken = self._take_on(state, cut(run, admitted), now_ms) if admitted else ()
+        taken: Sequence[BatchDecision] = ()
+        if admitted:
+            piece = cut(run, admitted)
+            self._note(state, piece, now_ms)
+            taken = self._take_on(state, piece, now_ms)
         retry_after_ms = gate.retry_after_ms(priority)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
+
+    def _note(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
+        if self._rehearsals is not None and self._rehearsals.is_recording:
+            self._rehearsals.note(state.model.model_id, run, now_ms)
+
+    @property
+    def rehearsal_at_ms(self) -> float:
+        """See `Rehearses`."""
+        return NEVER_MS if self._rehearsals is None else self._rehearsals.due_at_ms
+
+    def rehearsal(self, now_ms: float) -> Question | None:
+        """See `Rehearses`."""
+        if self._rehearsals is None or now_ms < self._rehearsals.due_at_ms:
+            return None
+        models = [
+            RehearsedModel(
+                state.model,
+                state.rate.rate_rps(now_ms) or 0.0,
+                counts.losses.share,
+                counts.openings_ms,
+                counts.expected_ms,
+            )
+            for state, counts in (
+                (self._models[model_id], self._counts[model_id]) for model_id in self._planned_models()
+            )
+        ]
+        given = self._slices_given
+        return self._rehearsals.question(models, lambda: tuple(given.values()), self._lost_share(), now_ms)
+
+    def rehearsed(self, answer: Rehearsed, now_ms: float) -> None:
+        """See `Rehearses`."""
+        if self._rehearsals is not None and self._rehearsals.judge(answer, now_ms):
+            self._variant = self._rehearsals.variant
+            self._plan_at_ms = now_ms
+
+    def begin_as(self, question: Question) -> None:
+        """With what was known when it was asked, at moment 0: models and slices are there."""
+        for one in question.models:
+            counts = self._counts[one.model.model_id]
+            counts.losses.share = one.lost_share
+            counts.openings_ms, counts.expected_ms = one.openings_ms, one.expected_ms
+            self._models[one.model.model_id].rate.begin_at(one.rate_rps, 0.0)
+        self._regroup()
+        for group in self._groups:
+            group.wait_losses.share = question.lost_share
+        self._plan(0.0)
+
+    def _planned_models(self) -> list[ModelId]:
+        """Of which there is a slice, when the last plan was made."""
+        return [
+            model_id for group in self._groups for model_id in group.model_ids if model_id in self._models
+        ]
+
+    def _lost_share(self) -> float:
+        return max((group.wait_losses.share for group in self._groups), default=0.0)
+
+    def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
+        """See `Discipline`."""
+        self._slices_given[slice_.slice_id] = slice_
+        return super().add_slice(slice_, now_ms)
+
+    def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
+        """See `Discipline`."""
+        for slice_id in slice_ids:
+            self._slices_given.pop(slice_id, None)
+        return super().remove_slices(slice_ids, now_ms)
 
     def add_model(self, model: BatchModel, now_ms: float) -> None:
         """See `Discipline`."""
@@ -226,10 +308,21 @@ class Tenuto(Central):
             for (state, _), one, hold in zip(asked, prospects, holds, strict=True):
                 counts = self._counts[state.model.model_id]
                 counts.opening_ms = one.beta_ms
-                counts.expected_ms_per_request = one.opening_ms_per_request(hold.hold_ms)
-                timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
-                target = hold.target if self._plans_target else 0
-                self._follow(state, ModelPlan(timeout_ms, target, hold.spares_reserve), now_ms)
+                if self._variant.hold_share is None:
+                    timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
+                    target = hold.target if self._plans_target else 0
+                    plan = ModelPlan(timeout_ms, target, hold.spares_reserve)
+                else:
+                    timeout_ms = self._variant.timeout_ms(state.model.slo_ms)
+                    plan = ModelPlan(timeout_ms, self._variant.target, spares_reserve=False)
+                counts.expected_ms_per_request = one.opening_ms_per_request(min(timeout_ms, one.hold_max_ms))
+                self._follow(state, plan, now_ms)
+        if self._rehearsals is not None:
+            self._rehearsals.follow(self._lost_share(), now_ms)
+            self._variant = self._rehearsals.variant
+            for model_id in self._planned_models():
+                is_gated = self._counts[model_id].gate.buckets is not None
+                self._models[model_id].is_gated = is_gated or self._rehearsals.is_recording
 
     def _share_out(self, group: Group, elapsed_ms: float, now_ms: float) -> None:
         """Open or close the gates of models that share slices."""

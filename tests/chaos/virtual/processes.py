@@ -21,6 +21,7 @@ from fabric.messages import (
     Infer,
     PlanAsked,
     Refusal,
+    RehearsalAsked,
     RunBatch,
     SliceSpec,
 )
@@ -44,7 +45,7 @@ from roles.node_agent.events import (
     Terminate,
     WorkerUntold,
 )
-from roles.runtime.core import PLANNER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
+from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
@@ -53,6 +54,7 @@ from roles.runtime.process import RunFile, remove_run_file, write_run_file
 from roles.runtime.process_events import ProcessExited, StopAsked
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.make_plan import make_plan
+from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.simulator.hardware import SimulatedNode
 from tests.chaos.virtual.links import VirtualServer
 from tests.chaos.virtual.process import Posted, Process
@@ -98,6 +100,13 @@ class SchedulerProcess(Process):
             plan = Heard(PLANNER, make_plan(message))
             self.world.at(
                 self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan))
+            )
+            return
+        if isinstance(message, RehearsalAsked):
+            assert action.peer == REHEARSER
+            made = Heard(REHEARSER, make_rehearsal(message))
+            self.world.at(
+                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(made))
             )
             return
         if isinstance(message, RunBatch):

@@ -1,0 +1,106 @@
+"""The process that rehearses: whatever becomes of it, there is one answer to each question."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+import pytest
+
+from fabric.ids import ModelId, SliceId
+from fabric.messages import RehearsalMade
+from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
+from policies.batching.rehearsing.question import VARIANTS, Arrival, Question, RehearsedModel
+from roles.runtime.core import Heard
+from roles.runtime.journal import packed, unpacked
+from roles.runtime.loop.driver import Driver, Role
+from roles.scheduler.rehearsing.make_rehearsal import asked_of, make_rehearsal
+from roles.scheduler.rehearsing.rehearsal_launcher import REHEARSAL_COMMAND, RehearsalLauncher
+from tests.integration.proc import CLOCK, WAIT_MS
+
+HOSTED = (HostedModel(ModelId("m"), tuple(2.0 * size + 8.0 for size in range(1, 20))),)
+QUESTION = Question(
+    7,
+    (RehearsedModel(BatchModel(ModelId("m"), 25.0, Delay(0.1, 0.01)), 600.0, 0.02, 3.0, 4.0),),
+    tuple(BatchSlice(SliceId(f"s{order}"), order, HOSTED) for order in range(2)),
+    0.02,
+    tuple(Arrival(1.5 * number, 0, 1, 24.0, 0.0) for number in range(400)),
+    tuple(range(len(VARIANTS))),
+    50.0,
+    4,
+)
+
+
+class Answers:
+    """Writes down what the rehearser says."""
+
+    wake_at_ms: float | None = None
+
+    def __init__(self) -> None:
+        self.made: list[RehearsalMade] = []
+
+    def handle(self, event: object, now_ms: float) -> Sequence[None]:
+        if isinstance(event, Heard):
+            assert isinstance(event.message, RehearsalMade)
+            self.made.append(event.message)
+        return ()
+
+
+def answers(
+    questions: int = 1, command: Sequence[str] = REHEARSAL_COMMAND, limit_s: float = 60.0
+) -> list[RehearsalMade]:
+    rehearser, core = RehearsalLauncher(limit_s, command), Answers()
+    driver = Driver([Role[Heard, None](core, [rehearser], lambda _: None)], CLOCK)
+    until_ms = CLOCK.now_ms() + WAIT_MS
+    try:
+        for number in range(questions):
+            rehearser.start(asked_of(QUESTION))
+            driver.run(lambda number=number: len(core.made) > number or CLOCK.now_ms() > until_ms)  # type: ignore[misc]
+    finally:
+        rehearser.close()
+        driver.close()
+    assert [made.number for made in core.made] == [QUESTION.number] * questions
+    return core.made
+
+
+def child(code: str) -> tuple[str, ...]:
+    """A process that does this instead of rehearsing."""
+    return (sys.executable, "-c", textwrap.dedent(code))
+
+
+def test_one_process_answers_what_is_asked_and_what_is_asked_next() -> None:
+    here = make_rehearsal(asked_of(QUESTION))
+    assert sum(map(sum, here.lost)) > 0
+    assert answers(2) == [here, here]
+
+
+def test_a_question_comes_as_it_was_asked() -> None:
+    asked = asked_of(QUESTION)
+    assert len(asked.kinds) == 1, "both slices host the same"
+    assert unpacked(packed(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise SystemExit(3)",
+        "import sys; sys.stdin.buffer.read(4)",
+        "import sys; sys.stdout.buffer.write((3).to_bytes(4) + b'abc')",
+        "import sys; sys.stdout.buffer.write((9).to_bytes(4) + b'abc')",
+    ],
+)
+def test_a_process_that_fails_is_an_answer_without_an_outcome(code: str) -> None:
+    for made in answers(2, child(code)):
+        assert made.lost == ()
+        assert made.reason
+
+
+def test_a_process_that_hangs_is_ended() -> None:
+    (made,) = answers(1, child("import time; time.sleep(600)"), limit_s=0.3)
+    assert "0.3 s" in made.reason
+
+
+def test_a_command_that_is_none_is_an_answer_too() -> None:
+    (made,) = answers(1, ("/nowhere/at/all",))
+    assert "could not be started" in made.reason
