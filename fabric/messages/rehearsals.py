@@ -1,4 +1,4 @@
-"""Scheduler <-> its rehearser, which plays the last arrivals under other rules in a process of its own (ADR 0260)."""
+"""Scheduler <-> its rehearser, which plays the last arrivals under other rules in a process of its own (ADR 0270)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rehearsals of the batching discipline: asked as a message, played in a process of their own (ADR 0260)."""
+"""Rehearsals of the batching discipline: asked as a message, played in a process of their own (ADR 0270)."""
