@@ -63,16 +63,16 @@ class VirtualDriver(Driver):
         """One turn, over what is ready."""
         self._ready = {
             source
-            for source in self._sources
+            for source in self._places
             if source.has_more or ((at_ms := source.wake_at_ms) is not None and at_ms <= now_ms)
         }
         self.turn()
 
     def next_at_ms(self, now_ms: float) -> float | None:
         """When the next turn is worth it, by the process's clock."""
-        if any(source.has_more for source in self._sources):
+        if any(source.has_more for source in self._places):
             return now_ms + LEAST_WAIT_MS
-        moments = [source.wake_at_ms for source in self._sources]
+        moments = [source.wake_at_ms for source in self._places]
         moments += [role.next_at_ms for role in self._roles]
         next_at_ms = min((at_ms for at_ms in moments if at_ms is not None), default=None)
         return None if next_at_ms is None else max(next_at_ms, now_ms + LEAST_WAIT_MS)
