@@ -153,5 +153,6 @@ class Shards:
 
 
 def _rank(link: ShardLink, model_id: ModelId) -> tuple[bool, bool, int, int]:
+    """Where no shard that is linked has it ready, a request waits for one that had: it may be back before another one is ready."""
     info = link.known.models[model_id]
-    return link.is_linked, info.replicas > 0, info.term, -link.number
+    return info.replicas > 0, link.is_linked, info.term, -link.number

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from fabric.ids import ModelId
+from fabric.ids import FrontendId, ModelId
 from policies.batching.admission import (
     ADMITTED,
     BURST,
@@ -17,12 +18,15 @@ from policies.batching.admission import (
     CLUMP_PART,
     FEW,
     FLOOR,
+    RETRY_MS_MAX,
+    RETRY_MS_MIN,
     Bucket,
     Gate,
     Sharing,
     share_out,
     shares,
 )
+from policies.batching.base import Drop, RequestRun
 from policies.batching.disciplines.tenuto import Tenuto
 from policies.batching.registry import make_discipline
 from profiles.store import shipped_data
@@ -234,14 +238,63 @@ def test_an_overload_of_many_models_with_few_requests_keeps_their_batches() -> N
     )
     case, window = Case("A100 part 2", models, gpus=12), Window(1_500.0, 4_000.0)
 
-    def good(rate_rps: float) -> Counter[str]:
+    def good(factor: float) -> Counter[str]:
         found: Counter[str] = Counter()
-        for seed in (41, 42, 43, 44):  # of one alone a model has 300 requests, and they differ by chance
-            arrived = case.arrivals(seed, rate_rps, window.until_ms)
+        for seed in (41, 42, 43, 44):  # in one alone a model has some 300 requests, and they differ by chance
+            arrived = case.arrivals(seed, factor * 4_453, window.until_ms)
             fates = scheduler_only.play(case, scheduler_only.made(case, "tenuto", {}), arrived).fates
             found.update({name: round(fate.good_rps(window)) for name, fate in fates.items()})
         return found
 
-    full, beyond = good(1.2 * 4_453), good(5 * 4_453)
+    own, full, beyond = good(1.0), good(1.2), good(5.0)
     assert beyond.total() >= full.total()
-    assert min(beyond[name] / full[name] for name in full) >= 0.9, "and no model pays for it"
+    assert min(beyond[name] / own[name] for name in own) >= 0.9, "and no model pays for it"
+
+
+def test_in_an_overload_the_lower_priority_goes_first() -> None:
+    to = stage("m")
+    served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 1_500.0)
+    part = served(to, {("m", 0): 2.0, ("m", 7): 0.5}, 2_000.0)
+    assert part["m", 7] > 0.95
+    assert 0.0 < part["m", 0] < 0.5
+
+
+def test_what_was_admitted_before_is_not_refused_when_it_waits_again() -> None:
+    """Nobody would know why, and of the model's own share it has been taken already."""
+    to = stage("m")
+    served(to, {("m", None): 5.0}, 2_000.0)
+    assert gate_of(to, "m").buckets
+    now_ms = to.now_ms
+    run = RequestRun(FrontendId("f"), 1_000_000, 500, now_ms + SLO_MS, now_ms)
+    refused = to.discipline.arrive(ModelId("m"), structs.replace(run), now_ms)
+    assert any(isinstance(decision, Drop) and decision.retry_after_ms for decision in refused)
+    again = to.discipline.arrive_again(ModelId("m"), [run], now_ms)
+    assert not any(isinstance(decision, Drop) and decision.retry_after_ms for decision in again)
+
+
+def test_a_request_without_a_priority_has_its_models() -> None:
+    to = stage("m")
+    to.model("m", SLO_MS, priority=5)
+    served(to, {("m", None): 0.5, ("m", 4): 2.0}, 1_500.0)
+    part = served(to, {("m", None): 0.5, ("m", 4): 2.0}, 2_000.0)
+    assert part["m", None] > 0.95
+    assert part["m", 4] < 0.5
+
+
+def test_a_model_that_is_hosted_nowhere_is_not_refused_by_its_share() -> None:
+    to = stage("m", "n")
+    served(to, {("m", None): 4.0}, 1_000.0)
+    assert gate_of(to, "m").buckets is not None
+    to.unslice("s0")
+    to.slice("s1", hosted("n", TABLE))
+    served(to, {("n", None): 0.1}, 1_500.0)
+    assert gate_of(to, "m").buckets is None
+
+
+def test_who_is_refused_hears_when_to_come_again() -> None:
+    to = stage("m")
+    served(to, {("m", None): 6.0}, 1_000.0)
+    many = RequestRun(FrontendId("f"), 10**6, int(BURST) + 500, to.now_ms + SLO_MS, to.now_ms)
+    decisions = to.discipline.arrive(ModelId("m"), many, to.now_ms)
+    (refused,) = (one for one in decisions if isinstance(one, Drop) and one.retry_after_ms is not None)
+    assert RETRY_MS_MIN < (refused.retry_after_ms or 0.0) < RETRY_MS_MAX

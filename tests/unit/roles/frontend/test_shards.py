@@ -272,3 +272,17 @@ def test_a_leave_that_could_not_be_sent_is_told_again() -> None:
     core.handle(Unannounced(Left(A), 0), 2.0)
     core.handle(Tick(), 2.0)
     assert lefts(core.handle(directory([OF_A], [HERE]), 3.0)) == [(A, False, 0)]
+
+
+def test_a_shard_that_had_it_ready_is_waited_for_and_not_one_that_has_it_not_ready_yet() -> None:
+    """Both schedulers read a file that moves the model, and the new shard's is back first."""
+    core = frontend(directory([OF_A], [HERE]), directory([OF_B], [THERE], shard=1))
+    core.handle(SchedulerLost(shard=0), 2.0)
+    core.handle(SchedulerLost(shard=1), 2.0)
+    coming = model_info(A, replicas=0)
+    core.handle(directory([OF_B, coming], [THERE], shard=1), 3.0)
+    assert refused(found := ask(core, A, 1, 4.0)) == []
+    assert arrivals(found) == [], "nobody could serve it"
+    leaving = model_info(A, term=LEAVING_TERM)
+    back = [*core.handle(directory([leaving], [HERE]), 5.0), *core.handle(TurnEnded(), 5.0)]
+    assert [(model_id, shard) for model_id, _, shard in arrivals(back)] == [(A, 0)]
