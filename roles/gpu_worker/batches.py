@@ -182,6 +182,12 @@ class BatchQueue:
         self.running = None
         return True
 
+    def begin_again(self, batch: Batch) -> None:
+        """One that has started goes through the first stage once more: nothing new starts meanwhile, or it comes behind what is there."""
+        if self.running is None:
+            self._passed.remove(batch)
+            self.running = batch
+
     def end(self, batch: Batch) -> None:
         """One that has started is over."""
         if self.running is batch:

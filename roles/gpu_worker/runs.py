@@ -61,6 +61,7 @@ class Runs:
             batch.rows = batch.rest.pop(0)
             if now_ms <= _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
+                slice_.queue.begin_again(batch)
                 return [*actions, self._execute(slice_, batch, now_ms)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
             actions += answer_failure(batch, "DeadlineExceeded", reason)

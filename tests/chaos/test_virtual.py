@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,16 @@ def test_whatever_goes_wrong_what_always_holds_held(first: int) -> None:
 def test_one_script_is_one_history() -> None:
     script = draw(17)
     assert play(script).fates == play(script).fates
+
+
+def test_a_history_gives_its_descriptors_back() -> None:
+    """Else hundreds of them in one process leave none for the tests that follow."""
+    play(draw(0))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for seed in (1, 2, 3, 17):
+        play(draw(seed))
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_script_is_read_as_it_was_written() -> None:

@@ -141,6 +141,7 @@ class FrontendProcess(Process):
         super().released()
         self.shell._decoding.close()
         self.shell._unsent.close()
+        self.shell._inputs.close()
 
 
 @dataclass
@@ -342,7 +343,8 @@ class WorkerProcess(Process):
     def released(self) -> None:
         super().released()
         self.shell._scheduler.close()
-        self.shell._thread.close()
+        self.shell._real.close()
+        self.shell._untold.close()
 
 
 class ClientProcess(Process):

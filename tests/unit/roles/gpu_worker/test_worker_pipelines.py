@@ -261,6 +261,21 @@ def test_what_failed_in_a_later_stage_is_run_apart_while_the_first_has_another()
     assert [(one.status, one.ran) for one in sent(Done, actions)] == [("failed", 2)]
 
 
+def test_nothing_new_starts_while_what_failed_is_run_apart_in_the_first_stage() -> None:
+    core = serving().core
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(part((0, 2)), latest_in_ms=500.0), 0.0)
+    core.handle(LeftFirstStage(SLICE, BatchId(1)), 5.0)
+    (apart,) = actions_of(Execute, core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 10.0))
+    assert apart.run.batch_id == 1
+    core.handle(inputs(0, batch_id=2), 11.0)
+    assert (
+        actions_of(Execute, core.handle(run_batch(part((0, 1)), batch_id=2, latest_in_ms=500.0), 11.0)) == []
+    )
+    (second,) = actions_of(Execute, core.handle(LeftFirstStage(SLICE, BatchId(1)), 14.0))
+    assert second.run.batch_id == 2
+
+
 def test_stages_hear_until_when_a_batch_may_begin_and_what_came_too_late_is_answered_so() -> None:
     core = serving().core
     core.handle(inputs(0, 1), 0.0)

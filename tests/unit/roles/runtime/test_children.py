@@ -37,7 +37,7 @@ def test_whichever_descriptor_is_the_one_too_many_for_a_child_it_ends_it_and_not
     refused = []
     for left in range(12):
         processes = Processes()
-        free = sorted(set(range(256)) - in_use())
+        free = sorted(set(range(1024)) - in_use())
         try:
             with limited(resource.RLIMIT_NOFILE, free[left]):
                 refused.append(bool(started(processes)))
