@@ -102,10 +102,6 @@ def simulate(
     parts = [shard_settings(settings, config, shard) for shard in range(config.shards)]
     cores = [scheduler_core(part, config.batching, planning) for part in parts]
     played = played_applications(config, workload, until_ms)
-    if is_full and any(spec.following for _, spec in settings.slices):
-        raise ConfigError(
-            "placement: it has pipelines over several GPUs, which only the fast simulation plays so far"
-        )
     world = (
         FullWorld(cores, hardware, traffic, played)
         if is_full

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.references.simulations import fates_apart, play, random_cluster, with_application
+from tests.references.simulations import fates_apart, play, random_cluster, with_application, with_pipeline
 
 CASES, OF = 1_000, 20
 REQUESTS = 60
 APPLICATION_CASES = 60
+PIPELINE_CASES = 100
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CASES // OF))
@@ -25,6 +26,21 @@ def test_both_simulators_give_every_request_the_same_fate(first: int) -> None:
         else:
             assert fates_apart(fast, full) == [], f"setting {seed}"
     assert crossed < CASES / OF / 5
+
+
+@pytest.mark.parametrize("first", range(0, PIPELINE_CASES, PIPELINE_CASES // 4))
+def test_both_simulators_run_pipelines_alike(first: int) -> None:
+    crossed = 0
+    for seed in range(first, first + PIPELINE_CASES // 4):
+        document = with_pipeline(random_cluster(seed), seed)
+        fast = play(document, seed, REQUESTS, is_full=False)
+        assert any(batch.stages for batch in fast.batches)
+        if fast.late_preemptions:
+            crossed += 1
+            continue
+        full = play(document, seed, REQUESTS, is_full=True)
+        assert fates_apart(fast, full) == [], f"setting {seed}"
+    assert crossed < PIPELINE_CASES / 4 / 5
 
 
 @pytest.mark.parametrize("first", range(0, APPLICATION_CASES, APPLICATION_CASES // 5))

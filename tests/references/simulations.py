@@ -123,6 +123,35 @@ def with_application(document: dict[str, Any], seed: int) -> dict[str, Any]:
     return document | {"applications": [application], "graph_deadlines": rule}
 
 
+def with_pipeline(document: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Models of the same kind, all of them cut over the first GPUs, and some of them whole on each GPU that is left."""
+    rng = random.Random(f"{seed}/pipeline")
+    gpus = rng.randint(2, 4)
+    stages = rng.randint(2, gpus)
+    models = [_of_its_own(rng, place) for place in range(rng.randint(1, 4))]
+    for model in models:
+        line = model["profile"]
+        batches = range(1, rng.choice((1, 4, 8)) + 1)
+        table = {batch: line["alpha_ms"] * batch + line["beta_ms"] for batch in batches}
+        parts = [rng.uniform(0.5, 1.5) for _ in range(stages)]
+        cut = {stages: [1.1 * table[1] * part / sum(parts) for part in parts]}
+        model["profile"] = {"table": table, "stages": cut}
+        model["rate_rps"] /= 4.0
+        model["arrival"] = {"process": "gamma", "shape": rng.choice((0.1, 1.0))}
+    hosted = [[{"model": model["name"]} for model in models]]
+    hosted += [[{"model": rng.choice(models)["name"]}] for _ in range(stages, gpus)]
+    slices = [
+        {"gpu": gpu, "following": list(range(1, stages)) if gpu == 0 else [], "models": of_slice}
+        for gpu, of_slice in zip((0, *range(stages, gpus)), hosted, strict=True)
+    ]
+    return {
+        "cluster": document["cluster"] | {"gpus": gpus, "gpu_type": "generic", "interference": "none"},
+        "models": models,
+        "batching": document["batching"],
+        "placement": {"given": {"slices": slices}},
+    }
+
+
 def play(document: Mapping[str, Any], seed: int, requests: int, *, is_full: bool) -> SimulatedRun:
     """About so many requests of it."""
     config = parse_config(dict(document), Path())
