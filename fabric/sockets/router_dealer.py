@@ -273,6 +273,7 @@ class DealerLink(SocketLink):
 
     def _connect(self) -> None:
         self._is_touched = True
+        self._drop_unread()
         address = nearest(self._given)
         if not address.startswith(IPC):  # after a handshake that failed we begin the next, not ZeroMQ
             self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
@@ -280,6 +281,13 @@ class DealerLink(SocketLink):
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
+
+    def _drop_unread(self) -> None:
+        """What came by the connection before, whose end ZeroMQ lets us read: it is of before we gave the server up."""
+        self._came, self._is_amid = [], False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._socket.recv(zmq.NOBLOCK)
 
     def _connect_later(self, after_ms: float) -> None:
         if self._connected_to:
