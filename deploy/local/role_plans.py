@@ -73,31 +73,23 @@ def role_plans(
         )
         for index in range(1 if is_together else 0, config.frontends)
     ]
-    gateways = [
+    clients = [  # of the others: last to start, first to stop
         RolePlan(
-            gateway_id(0),
-            (*tenuto, "gateway", *common),
+            role_id,
+            (*tenuto, kind, *common),
             start_rank=2,
             stop_rank=-1,
-            stop_limit_ms=GATEWAY_STOP_MS,
+            stop_limit_ms=stop_limit_ms,
             restart_rank=1,
-            kind="gateway",
+            kind=kind,
         )
-        for _ in range(config.gateway.is_wanted)
-    ]
-    pages = [
-        RolePlan(
-            PAGE_ID,
-            (*tenuto, "page", *common),
-            start_rank=2,
-            stop_rank=-1,
-            stop_limit_ms=PAGE_STOP_MS,
-            restart_rank=1,
-            kind="page",
+        for role_id, kind, stop_limit_ms, is_wanted in (
+            (gateway_id(0), "gateway", GATEWAY_STOP_MS, config.gateway.is_wanted),
+            (PAGE_ID, "page", PAGE_STOP_MS, config.listen.page is not None),
         )
-        for _ in range(config.listen.page is not None)
+        if is_wanted
     ]
-    return [*schedulers, *agents, *frontends, *gateways, *pages]
+    return [*schedulers, *agents, *frontends, *clients]
 
 
 def _which(config: ClusterConfig, number: int, beside: tuple[str, ...]) -> tuple[str, ...]:

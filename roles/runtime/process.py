@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,6 +87,17 @@ def outlive_parent() -> tuple[int, float] | None:
     if said_ms is None:
         return None
     return int(os.environ.pop(PARENT_VARIABLE, "0")), float(said_ms)
+
+
+def end_by_force(child: subprocess.Popen[bytes]) -> int:
+    """End a child, if it has not ended, and give back what it holds of ours; its exit code. Nobody reads or writes its pipes any more."""
+    child.kill()
+    code = child.wait()
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written goes nowhere
+                pipe.close()
+    return code
 
 
 def child_environment() -> dict[str, str]:

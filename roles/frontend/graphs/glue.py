@@ -29,8 +29,8 @@ from fabric.link import NamedTensor
 from fabric.messages import AnyMessage, GlueAsked, GlueMade, GluePart
 from roles.applications.served import GlueSpec
 from roles.frontend.graphs.edges import Answers, checked_count
-from roles.frontend.graphs.glue_pipe import Ended, MessagePipe, TooSlow
-from roles.runtime.process import child_environment
+from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
+from roles.runtime.process import child_environment, end_by_force
 
 COMMAND: Final = (sys.executable, "-m", "roles.frontend.graphs.glue_process")
 JOBS_MAX: Final = 256
@@ -161,12 +161,7 @@ class GlueRunner:
         child, self._child, self._pipe = self._child, None, None
         if child is None:
             return None
-        child.kill()
-        code = child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
-        return code
+        return end_by_force(child)
 
 
 def _items(message: AnyMessage, made: Sequence[NamedTensor], whose: str) -> Made:

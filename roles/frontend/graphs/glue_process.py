@@ -25,7 +25,7 @@ from fabric.errors import FabricError, Internal, LocalProtocolError, RequestErro
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import GlueAsked, GlueMade
 from roles.frontend.graphs.edges import checked_count
-from roles.frontend.graphs.glue_pipe import Ended, MessagePipe
+from roles.runtime.message_pipe import Ended, MessagePipe
 from roles.runtime.process import die_with_parent
 
 Named = dict[str, Tensor]

@@ -387,11 +387,10 @@ class Controller:
         self._actuator.send(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
-        reason = made.reason or self._objection(task, made)
         if task.change is not None and task.change.dry_run:
             self._told(task, made)
             return
-        if reason:
+        if reason := made.reason or self._objection(task, made):
             status = "failed" if isinstance(task.change, ModelsRemove) else "refused"
             self._give_up(task, status, INVALID_CONFIG, reason, now_ms)
             return

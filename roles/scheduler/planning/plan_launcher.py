@@ -17,7 +17,7 @@ from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import PLANNER, Heard
 from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.process import child_environment
+from roles.runtime.process import child_environment, end_by_force
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
 PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.planning.plan_process")
@@ -57,7 +57,7 @@ class PlanLauncher(Mailbox[Heard]):
         try:
             thread.start()
         except RuntimeError as error:  # no more threads
-            _end(child)
+            end_by_force(child)
             self._refuse(asked, f"the planner could not be waited for: {error}")
             return
         self._thread = thread
@@ -95,7 +95,7 @@ def _answer(child: subprocess.Popen[bytes], asked: PlanAsked, limit_s: float) ->
     except FabricError as error:  # a question too large to be asked
         return PlanMade(asked.number, reason=str(error))
     finally:
-        _end(child)
+        end_by_force(child)
     if child.returncode:
         why = f"the planner ended with code {child.returncode}: {words.last()}"
         return PlanMade(asked.number, reason=why)
@@ -127,12 +127,3 @@ class _Words:
         with self._pipe:
             while said := os.read(self._pipe.fileno(), _READ_BYTES):
                 self._last = (self._last + said)[-4 * _WORDS_MAX :]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """By force, if it has not ended: what it holds of ours is given back."""
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()

@@ -6,19 +6,19 @@ Python does. A process that does not answer in time is ended, and the next quest
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 
+from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
+from fabric.frames import PAYLOAD_BYTES_MAX
 from fabric.messages import RehearsalAsked, RehearsalMade
 from roles.runtime.core import REHEARSER, Heard
-from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.process import child_environment
-from roles.scheduler.rehearsing.rehearsal_process import received, send
+from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
+from roles.runtime.process import child_environment, end_by_force
 
 LIMIT_S = 30.0  # a rehearsal takes a second of a core; idle priority may have to wait for one
 REHEARSAL_COMMAND = (sys.executable, "-m", "roles.scheduler.rehearsing.rehearsal_process")
@@ -31,6 +31,7 @@ class RehearsalLauncher(Mailbox[Heard]):
         super().__init__()
         self._limit_s = limit_s
         self._command = command
+        self._clock = MonotonicClock()
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
@@ -79,14 +80,10 @@ class RehearsalLauncher(Mailbox[Heard]):
         if child is None:
             return
         child.kill()
-        child.wait()
         if self._thread is not None:
-            self._thread.join()  # nothing it reads or writes can block any more
+            self._thread.join()  # it hears the end
             self._thread = None
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not written goes nowhere
-                    pipe.close()
+        end_by_force(child)
 
     def _exchange(self, child: subprocess.Popen[bytes], asked: RehearsalAsked) -> None:  # on the thread
         made = _none(asked, "the rehearser could not be heard")
@@ -97,22 +94,20 @@ class RehearsalLauncher(Mailbox[Heard]):
 
     def _answer(self, child: subprocess.Popen[bytes], asked: RehearsalAsked) -> Heard:
         assert child.stdin is not None and child.stdout is not None, "asked for pipes"  # noqa: PT018
-        late = threading.Timer(self._limit_s, child.kill)
-        late.daemon = True
-        late.start()
+        pipe = MessagePipe(child.stdout.fileno(), child.stdin.fileno(), self._clock)
+        until_ms = self._clock.now_ms() + self._limit_s * 1e3
         try:
-            send(child.stdin, packed(asked))
-            answer = received(child.stdout)
-            made = None if answer is None else unpacked(answer)
-        except (OSError, FabricError) as error:
-            child.kill()  # what it reads or says next could be of this question
-            return _none(asked, f"the rehearser could not be asked: {error}")
-        finally:
-            late.cancel()
-        if not isinstance(made, RehearsalMade):
-            child.kill()
-            return _none(asked, f"the rehearser ended, or took more than {self._limit_s:g} s")
-        return Heard(REHEARSER, made)
+            pipe.send(asked, (), until_ms, PAYLOAD_BYTES_MAX)
+            made, _ = pipe.receive(until_ms)
+            if isinstance(made, RehearsalMade):
+                return Heard(REHEARSER, made)
+            reason = "the rehearser did not answer what it was asked"
+        except (TooSlow, Ended):
+            reason = f"the rehearser ended, or took more than {self._limit_s:g} s"
+        except FabricError as error:
+            reason = f"the rehearser could not be asked: {error}"
+        child.kill()  # what it reads or says next could be of this question
+        return _none(asked, reason)
 
 
 def _none(asked: RehearsalAsked, reason: str) -> Heard:

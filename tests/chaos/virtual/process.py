@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from roles.runtime.loop.driver import Driver, Role
-from roles.runtime.loop.sources import Source
 from tests.chaos.virtual.links import VirtualTransport
 from tests.chaos.virtual.network import End
 
@@ -54,10 +53,6 @@ class Posted(Generic[EventT]):
 
 class VirtualDriver(Driver):
     """The real turns; the world sleeps."""
-
-    @property
-    def _sources(self) -> Iterator[Source[Any]]:
-        return (source for role in self._roles for source in role.sources)
 
     def hear(self, now_ms: float) -> None:
         """One turn, over what is ready."""

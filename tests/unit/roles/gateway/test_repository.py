@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +13,55 @@ from roles.gateway.repository import Repository
 from roles.runtime.running_cluster import active_schedulers
 
 
-def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    began, may_end = threading.Event(), threading.Event()
+@dataclass
+class SlowCluster:
+    """A repository whose cluster does not answer before it may."""
 
-    def slow(run_dir: Path) -> Any:
-        began.set()
-        assert may_end.wait(60)
+    repository: Repository
+    began: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def active_schedulers(self, run_dir: Path) -> Any:
+        self.began.set()
+        assert self.may_end.wait(60)
         return active_schedulers(run_dir)
 
-    monkeypatch.setattr("roles.gateway.repository.active_schedulers", slow)
-    own = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
-
-    async def run() -> None:
-        loading = asyncio.ensure_future(own.load("m", (), {}))
-        await asyncio.to_thread(began.wait, 60)
+    async def load_and_go(self) -> None:
+        """A client asks for a model, and goes while that is under way."""
+        loading = asyncio.ensure_future(self.repository.load("m", (), {}))
+        await asyncio.to_thread(self.began.wait, 60)
         loading.cancel()
         await asyncio.wait([loading])
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlowCluster:
+    cluster = SlowCluster(Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True))
+    monkeypatch.setattr("roles.gateway.repository.active_schedulers", cluster.active_schedulers)
+    return cluster
+
+
+def test_a_change_goes_on_when_its_client_goes_and_there_is_one_at_a_time(slow: SlowCluster) -> None:
+    async def run() -> None:
+        await slow.load_and_go()
         with pytest.raises(Overloaded):
-            await own.load("m", (), {})
-        may_end.set()
-        while own._is_busy:  # noqa: ASYNC110  its thread tells nobody else
+            await slow.repository.load("m", (), {})
+        slow.may_end.set()
+        while slow.repository._is_busy:  # noqa: ASYNC110  its thread tells nobody else
             await asyncio.sleep(0.001)
         with pytest.raises(PeerLost):  # there is no cluster
-            await own.load("m", (), {})
+            await slow.repository.load("m", (), {})
 
     asyncio.run(run())
 
 
-def test_the_gateways_end_does_not_wait_for_a_model_that_loads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    began, may_end = threading.Event(), threading.Event()
-
-    def slow(run_dir: Path) -> Any:
-        began.set()
-        assert may_end.wait(60)
-        return active_schedulers(run_dir)
-
-    monkeypatch.setattr("roles.gateway.repository.active_schedulers", slow)
-    own = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
-
+def test_the_gateways_end_does_not_wait_for_a_model_that_loads(slow: SlowCluster) -> None:
     async def run() -> None:
-        loading = asyncio.ensure_future(own.load("m", (), {}))
-        await asyncio.to_thread(began.wait, 60)
-        loading.cancel()
-        await asyncio.wait([loading])
+        await slow.load_and_go()
 
     asyncio.run(run())  # shuts the threads of the loop down, and waits for them
-    assert not may_end.is_set()
+    assert not slow.may_end.is_set()
     (thread,) = [one for one in threading.enumerate() if one.name == "model-change"]
-    may_end.set()
+    slow.may_end.set()
     thread.join(60)
     assert not thread.is_alive(), "and its answer goes nowhere, without a word"

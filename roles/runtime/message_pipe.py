@@ -1,6 +1,6 @@
-"""One message and its tensors through a pipe, within a time: how a frontend and its glue process talk.
+"""One message and its tensors through a pipe, within a time: how a role and a child of its talk that stays.
 
-The frames are those of the sockets, so that what a user's code says is held against the same limits.
+The frames are those of the sockets, so that what a child says, a user's code perhaps, is held against the same limits.
 """
 
 from __future__ import annotations
