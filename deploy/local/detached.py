@@ -56,9 +56,13 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     if run_dir.is_dir() and is_claimed(run_dir):
         raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
     is_removed = is_removed or not run_dir.exists()
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = ["--remove-run-dir"] if is_removed else []
-    with (run_dir / LOG_FILE).open("wb+") as log:
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = (run_dir / LOG_FILE).open("wb+")
+    except OSError as error:
+        raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
+    with opened as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
             [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],
             stdin=subprocess.DEVNULL,
