@@ -80,6 +80,7 @@ def test_a_healthy_play_of_a_minute_that_was_not_is_doubted() -> None:
     found = what_if(minute(20), Change(gpus=1), {A: 0.4, B: 0.0})
     assert found.doubt.startswith("In truth 40% of a were late or refused")
     assert what_if(minute(20), Change(gpus=1), {A: 0.01}).doubt == ""
+    assert what_if(minute(20), Change(gpus=1), {ModelId("of another plan"): 0.9}).doubt == ""
 
 
 def test_a_minute_without_requests_cannot_be_played() -> None:
