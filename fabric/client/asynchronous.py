@@ -19,6 +19,7 @@ from fabric.client.connection import Connection
 from fabric.client.options import ClientOptions
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
+    ConfigError,
     DeadlineExceeded,
     InvalidInput,
     LocalProtocolError,
@@ -128,7 +129,9 @@ class Client:
     """
 
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
-        addresses = [address] if isinstance(address, str) else dict.fromkeys(address)
+        addresses = [address] if isinstance(address, str) else list(dict.fromkeys(address))
+        if not addresses or not all(isinstance(one, str) for one in addresses):
+            raise ConfigError(f"{addresses!r:.60} has no addresses of frontends; give one or more, such as tcp://HOST:PORT")
         self._addresses = tuple(sorted(addresses, key=lambda one: not one.startswith(IPC)))
         self._options = options or ClientOptions()
         self._clock = self._options.clock

@@ -337,6 +337,13 @@ def test_nobody_there_is_said_within_the_connect_timeout() -> None:
         pass
 
 
+def test_no_address_at_all_is_a_config_error() -> None:
+    nothing: list[Any] = [[], (), [None], [5555]]
+    for addresses in nothing:
+        with pytest.raises(ConfigError, match="no addresses of frontends"):
+            Client(addresses)
+
+
 def test_an_address_that_is_none_is_a_config_error() -> None:
     async def run() -> None:
         async with Client("localhost"):
