@@ -157,6 +157,7 @@ LONG = "x" * 400
         model(name=LONG),
         model(slo_ms=LONG),
         model(arrival={"process": LONG}),
+        model(loader={"python": LONG}),
         model(profile={"ref": LONG}),
         model(profile={"table": {LONG: 1}}),
         {**FILE, "batching": LONG},

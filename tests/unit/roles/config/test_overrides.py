@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,3 +163,17 @@ def test_a_flag_that_makes_no_sense_is_refused(file: Path, option: tuple[str, st
 def test_an_environment_without_it_changes_nothing(file: Path) -> None:
     assert of_environment({}) == []
     assert config_origins(load_config(file))
+
+
+@pytest.mark.parametrize("nodes", [3, {"host": "a"}, "a", [[]], None, []])
+@pytest.mark.parametrize("rate", [10**400, float("nan"), "a", [1], -1, True])
+def test_a_flag_beside_a_file_that_is_wrong_is_no_defect(tmp_path: Path, nodes: Any, rate: Any) -> None:
+    document = {
+        "models": [{**DOCUMENT["models"][0], "rate_rps": rate}, *DOCUMENT["models"], 3],
+        "cluster": {"nodes": nodes},
+    }
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    for option in (("--gpus", "2"), ("--rate", "5"), ("--slo", "5"), ("--rate", "a=5")):
+        with pytest.raises(ConfigError):
+            run("config", "show", path, *option)
