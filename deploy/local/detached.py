@@ -86,8 +86,8 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
         lines = explaining_lines(log.read().decode("utf-8", "replace"))
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
     _forget_log(run_dir, is_removed=is_removed)
-    error = ConfigError if process.returncode == EXIT_CONFIG else FabricError
-    raise error(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
+    kind = ConfigError if process.returncode == EXIT_CONFIG else FabricError
+    raise kind(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
 
 
 def _forget_log(run_dir: Path, *, is_removed: bool) -> None:

@@ -222,9 +222,7 @@ def _module(module: str, where: str, base_dir: Path) -> Iterator[tuple[str, Path
                     yield f"{found.name}{inner}", file
             return
     if importlib.util.find_spec(top) is None:
-        raise ConfigError(
-            f"{where}: there is no module {top} beside the file, in this folder or installed"
-        )
+        raise ConfigError(f"{where}: there is no module {top} beside the file, in this folder or installed")
 
 
 def _files_of(found: Path) -> Iterator[tuple[str, Path]]:

@@ -131,7 +131,9 @@ class Client:
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
         addresses = [address] if isinstance(address, str) else list(dict.fromkeys(address))
         if not addresses or not all(isinstance(one, str) for one in addresses):
-            raise ConfigError(f"{addresses!r:.60} has no addresses of frontends; give one or more, such as tcp://HOST:PORT")
+            raise ConfigError(
+                f"{addresses!r:.60} has no addresses of frontends; give one or more, such as tcp://HOST:PORT"
+            )
         self._addresses = tuple(sorted(addresses, key=lambda one: not one.startswith(IPC)))
         self._options = options or ClientOptions()
         self._clock = self._options.clock
@@ -247,7 +249,9 @@ class Client:
         if not isinstance(model, str):
             raise InvalidInput(f"the model is {type(model).__name__}; it must be a name")
         if not isinstance(inputs, Mapping):
-            raise InvalidInput(f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}")
+            raise InvalidInput(
+                f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}"
+            )
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")

@@ -176,7 +176,9 @@ def read_inputs(path: Path, info: ModelInfo | None) -> Mapping[str, Tensor | byt
             with path.open("rb") as file:
                 loaded = np.load(file, allow_pickle=False)
                 # Which of both it is its first bytes say.
-                return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {_only_input(info): loaded}
+                return (
+                    dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {_only_input(info): loaded}
+                )
         data = path.read_bytes()
     except (OSError, ValueError, EOFError, MemoryError, BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

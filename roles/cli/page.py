@@ -55,7 +55,9 @@ def page(
             served.announce()
             if not here:
                 if not any(one.alive and one.role_id != PAGE_ID for one in processes_in(home)):
-                    remark([f"no cluster runs in {home}: the page says so, and shows one that is started there"])
+                    remark(
+                        [f"no cluster runs in {home}: the page says so, and shows one that is started there"]
+                    )
                 _tell(served.url, is_opened=is_opened)
             served.run(stop)
         finally:

@@ -113,10 +113,14 @@ def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
             raise FabricError(f"no model {model_id!r} is served; there is {', '.join(models)}")
     beside = {model_id: models_beside(model_id, report) for model_id in changed or models[:1]}
     if len(set(beside.values())) > 1:
-        raise FabricError(f"{' and '.join(changed)} are of several shards, which plan for themselves: ask of one at a time")
+        raise FabricError(
+            f"{' and '.join(changed)} are of several shards, which plan for themselves: ask of one at a time"
+        )
     models = next(iter(beside.values()), ())
     if not changed and len(models) < len(report.scheduler.models):
-        raise FabricError("GPUs are of one shard: say of which by the name of a model, such as --rate MODEL=1")
+        raise FabricError(
+            "GPUs are of one shard: say of which by the name of a model, such as --rate MODEL=1"
+        )
     return remembered(run_dir, models, last_ms=MINUTE_MS, keyring=keyring)
 
 

@@ -220,7 +220,9 @@ def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(
     """A folder with a `fabric.py` or `roles/` is a common one: two well-known tools look for them."""
     for name in ("fabric", "roles", "policies"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not yours')\n")
-    (tmp_path / "own.py").write_text("class Own:\n    def split(self, outputs, request):\n        return [outputs]\n")
+    (tmp_path / "own.py").write_text(
+        "class Own:\n    def split(self, outputs, request):\n        return [outputs]\n"
+    )
     monkeypatch.chdir(tmp_path)
     came: queue.Queue[tuple[int, object]] = queue.Queue()
     clock = MonotonicClock()

@@ -280,7 +280,8 @@ def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
             for future in futures:
                 future.cancel()
             await asyncio.sleep(0)
-            assert await client.infer("echo", {"x": np.float32(2)}, np.float64(500), np.int8(3)) is not None
+            numpys: Any = np.int8(3)
+            assert await client.infer("echo", {"x": np.float32(2)}, np.float64(500), numpys) is not None
 
     asyncio.run(run())
 

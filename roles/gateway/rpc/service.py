@@ -77,7 +77,9 @@ class RpcService:
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
         """Of a message that there is no room for, or that is none, nothing is kept."""
         if not self._budget.take(len(raw)):
-            return Held(Overloaded("the bodies of other requests take all the room there is"), 0, self._budget)
+            return Held(
+                Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
+            )
         try:
             message = parse(raw)
         except DecodeError as error:

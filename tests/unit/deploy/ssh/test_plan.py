@@ -276,13 +276,14 @@ def test_another_application_starts_frontends_again_and_no_agent() -> None:
     application: dict[str, Any] = {"name": "shop", "slo_ms": 90, "stages": {"one": {"model": "m"}}}
     stage = Stage(applications=[application])
     stage.done(stage.plan())
-    for changed in (
+    changes: list[dict[str, Any]] = [
         {"applications": [{**application, "slo_ms": 80}]},
         {"graph_deadlines": "equal"},
         {"seed": 7},
         {"applications": []},
         {"applications": [application]},
-    ):
+    ]
+    for changed in changes:
         stage.document = {**stage.document, **changed}
         started = {step.detail for step in stage.plan().steps if step.what == "start"}
         again = "starts again: another configuration"

@@ -43,7 +43,16 @@ def test_a_directory_with_other_peoples_files_stays(tmp_path: Path) -> None:
 
 def test_files_that_are_not_ours_stay_whatever_they_end_in(tmp_path: Path) -> None:
     """A user may run a cluster in his project's folder."""
-    theirs = ["uv.lock", "default.yaml", "terraform.plan", "a.lease", "notes.tmp", "up", "worker.tmp", "node.json"]
+    theirs = [
+        "uv.lock",
+        "default.yaml",
+        "terraform.plan",
+        "a.lease",
+        "notes.tmp",
+        "up",
+        "worker.tmp",
+        "node.json",
+    ]
     for name in theirs:
         (tmp_path / name).write_text("theirs")
     with socket.socket(socket.AF_UNIX) as old:
