@@ -70,7 +70,10 @@ def override_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
-    """Every model's requests come as in that trace; those of models that it does not name do not come."""
+    """Every model's requests come as in that trace; those of models that it does not name do not come.
+
+    Nor those of applications: what their stages asked is in the trace, as requests of models.
+    """
     named = _models_in(path)
     found = []
     for place, model in enumerate(_models(document)):
@@ -79,7 +82,9 @@ def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
             found.append(Override(f"models[{place}].arrival", trace, "--arrivals"))
         else:
             found.append(Override(f"models[{place}].rate_rps", 0, "--arrivals"))
-    return found
+    applications = document.get("applications")
+    count = len(applications) if isinstance(applications, list) else 0
+    return [*found, *(Override(f"applications[{place}].rate_rps", 0, "--arrivals") for place in range(count))]
 
 
 def _models_in(path: Path) -> set[str] | None:

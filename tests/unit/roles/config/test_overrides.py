@@ -153,6 +153,23 @@ def test_simulate_plays_a_recording_instead_of_the_files_arrivals(file: Path, tm
     assert {name: one["offered"] for name, one in done["models"].items()} == {"a": 10, "a.b": 0}
 
 
+def test_requests_of_applications_are_in_a_recording_as_their_models(tmp_path: Path) -> None:
+    a, b = DOCUMENT["models"]
+    application = {"name": "shop", "slo_ms": 90, "rate_rps": 50, "stages": {"one": {"model": "a"}}}
+    document = {
+        **DOCUMENT,
+        "models": [{"name": "a", "profile": a["profile"]}, b],
+        "applications": [application],
+    }
+    path, trace = tmp_path / "c.json", tmp_path / "trace.csv"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    trace.write_text("at_ms,model\n" + "".join(f"{at_ms},a\n" for at_ms in range(0, 1_000, 100)))
+    usual = ("simulate", path, "--duration", "1", "--warmup", "0", "--json", "--arrivals", trace)
+    done = json.loads(run(*usual).stdout)
+    assert {name: one["offered"] for name, one in done["models"].items()} == {"a": 10, "a.b": 0}
+    assert done["applications"]["shop"]["offered"] == 0
+
+
 @pytest.mark.parametrize("option", [("--slo", "x=1"), ("--slo", "a=x"), ("--rate", "-1"), ("--set", "seed")])
 def test_a_flag_that_makes_no_sense_is_refused(file: Path, option: tuple[str, str]) -> None:
     done = CliRunner().invoke(tenuto, ["simulate", str(file), *option])
