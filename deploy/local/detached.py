@@ -38,6 +38,8 @@ def stop_running(run_dir: Path) -> None:
             return
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         if _has_ended(handle, STOP_LIMIT_MS):
+            if run_dir.is_dir():  # a second signal ends it without tidying up
+                _clear(run_dir)
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_LIMIT_MS):
