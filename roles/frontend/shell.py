@@ -78,6 +78,7 @@ from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove
 from roles.runtime.process_events import StopAsked
 
 _SHOWN = frozenset({"pending", "pending_bytes", "is_ready"})
+_COUNTED = ("answers_unsendable", "answers_dropped", "scheduler_full")
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
 
@@ -125,7 +126,7 @@ class FrontendShell:
         self._id = options.frontend_id
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
         self._clock = options.clock
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._unsent: Mailbox[Unannounced | Unpushed] = Mailbox()
         run_dir = RunDir(options.run_dir)
         client_options = LinkOptions(
