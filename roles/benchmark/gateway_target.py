@@ -43,6 +43,10 @@ class GatewayError(RequestError):
         super().__init__(reason)
         self.code = code  # type: ignore[misc]  # of this one, not of its class
 
+    def __reduce__(self) -> tuple[type[GatewayError], tuple[str, str]]:
+        """A sender tells it to the command's own process."""
+        return type(self), (self.code, self.reason)
+
 
 class GatewayClient(HttpClient):
     """Submits to one gateway, requests of at most that budget. `token`: a bearer token, where it asks for one. Raises ConfigError for an address that is none."""

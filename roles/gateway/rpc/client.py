@@ -82,6 +82,8 @@ class RpcClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     continue
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise PeerLost(f"nobody answers at grpc://{self._address} as a gateway does") from error
                 raise self._error_of(error) from error
             inputs = tuple(
                 TensorInfo(one.name, dtype_name(declared_dtype(one.datatype)), tuple(one.shape))

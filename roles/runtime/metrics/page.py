@@ -34,7 +34,10 @@ def page_of(role_id: str, snapshot: Iterable[Measured], accept: str = "") -> tup
     """The page and its content type, in the format that the reader asks for."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(list(_families(role_id, snapshot))))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        encode, content_type = choose_encoder("")
     page: bytes = encode(registry)
     return page, content_type
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -74,6 +75,14 @@ def test_what_went_wrong_has_the_gateways_code() -> None:
         assert isinstance(error, GatewayError)
         assert error.code == "HTTP502"
     assert isinstance(client.read(HttpAnswer(200, {}, b"{}"), "m", 1.0), InferResult)
+
+
+def test_an_error_of_a_sender_is_the_same_in_the_commands_process() -> None:
+    here, there = multiprocessing.Pipe()
+    there.send(GatewayError("Unauthorised", "give a token"))
+    told = here.recv()
+    assert isinstance(told, GatewayError)
+    assert (told.code, told.reason) == ("Unauthorised", "give a token")
 
 
 @pytest.mark.parametrize(

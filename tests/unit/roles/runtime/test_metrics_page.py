@@ -83,6 +83,14 @@ def test_both_formats_of_prometheus_are_read_by_its_own_parsers(accept: str) -> 
     assert found == {metric.name.removesuffix("_total") for metric in METRICS}
 
 
+@pytest.mark.parametrize("version", ["abc", "", "1", "1.x", "-1", "1.0.0.0.0", "9" * 5000, "é"])
+def test_a_reader_that_asks_for_no_known_format_gets_one(version: str) -> None:
+    accept = f"application/openmetrics-text; version={version}; escaping=nonsense"
+    page, content_type = page_of("role", [Measured(catalog.MEMORY, (), 1.0)], accept)
+    assert b"tenuto_process_resident_memory_bytes" in page
+    assert "text" in content_type
+
+
 def test_names_have_base_units_and_counters_say_that_they_are() -> None:
     for metric in METRICS:
         assert metric.name.startswith("tenuto_")
