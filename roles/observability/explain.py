@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fabric.errors import DeadlineExceeded
 from fabric.ids import ModelId, SliceId
 from roles.observability.remembered import BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
@@ -13,6 +14,8 @@ from roles.observability.units import shown_ms
 _WORTH = 0.01  # of a request's time: smaller parts of it are not told
 _WORTH_MS = 0.05
 _NAMED_MAX = 3
+KEPT_BACK_MS = 1.0
+"""Less of a budget is not told."""
 
 STAGE_WORDS = {
     "preprocess_ms": "decoding its picture",
@@ -48,6 +51,7 @@ def explain(request: RequestSeen, batches: Sequence[BatchSeen], hosting: Collect
         _verdict(request),
         *_stages(request, own),
         *_competition(request, behind, hosting),
+        *_kept_back(request, own, alone_ms),
         *_alone(request, alone_ms),
         *_counterfactuals(request, met),
     ]
@@ -171,6 +175,18 @@ def _alone_ms(request: RequestSeen, own: BatchSeen | None, batches: Sequence[Bat
         ways = sorted(entry.transfer_ms for entry in known)
         return ledger.preprocess_ms + ways[len(ways) // 2] + run_ms
     return ledger.preprocess_ms + ledger.transfer_ms + run_ms + ledger.return_ms
+
+
+def _kept_back(request: RequestSeen, own: BatchSeen | None, alone_ms: float | None) -> Iterator[str]:
+    """A request is given up before its deadline: what is left then must do for lateness and the way back too."""
+    if own is not None or alone_ms is None or request.record.outcome != DeadlineExceeded.code:
+        return
+    left_ms = request.record.budget_ms - request.ledger.total_ms
+    if left_ms > alone_ms + KEPT_BACK_MS:
+        yield (
+            f"It had {shown_ms(left_ms)} left, of which a run alone takes {shown_ms(alone_ms)}; the rest is kept back"
+            " for timers that are late here, and for its answer's way back."
+        )
 
 
 def _alone(request: RequestSeen, alone_ms: float | None) -> Iterator[str]:

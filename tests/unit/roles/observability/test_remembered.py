@@ -99,6 +99,19 @@ def test_a_good_request_needs_no_counterfactual() -> None:
     assert its.sentences[0].startswith("Request abcdef-1 of resnet50 was answered in time")
 
 
+def test_a_request_that_was_given_up_with_time_left_says_what_that_was_kept_for() -> None:
+    def refused(total_ms: float) -> list[str]:
+        ledger = Ledger(0.0, 0.0, 0.0, total_ms, 0.0, 0.0, 0.0, 0.0, total_ms, 0, SliceId(""), "", "a-1")
+        record = RequestRecord(
+            1, "a-1", OURS, "DeadlineExceeded", "could no longer finish", 0.0, 27.0, ledger, BatchId(0)
+        )
+        return list(explain(RequestSeen(record, 2_000.0, 2_000.0 + total_ms), BATCHES, {HERE}).sentences)
+
+    kept = "left, of which a run alone takes 9.0 ms; the rest is kept back"
+    assert any(f"It had 17 ms {kept}" in sentence for sentence in refused(10.0))
+    assert not any("kept back" in sentence for sentence in refused(17.5))
+
+
 def test_what_nothing_explains_is_said_to_be_so() -> None:
     ledger = Ledger(0.0, 0.0, 2.0, 0.0, 40.0, 0.0, 40.0, 1.0, 83.0, 1, HERE, "full", "a-1")
     lost = RequestSeen(
