@@ -11,7 +11,7 @@ import yaml
 
 from docs.generate.file_keys import key_docstrings
 from fabric.errors import ConfigError
-from roles.config.read_config import load_config
+from roles.config.read_config import load_config, parse_config
 from roles.config.sections import SECTIONS, Document
 from tests.documentation import ROOT
 
@@ -21,6 +21,8 @@ LINES = TEXT.splitlines()
 MARK = "#: "
 BLOCKS = ("applications", "graph_deadlines", "deploy")
 """Whole sections that are comments."""
+INSTEAD_OR_ABSENT = ("use one", "exactly one of", "goes with gpus", "there is no file", "cannot be read")
+"""Why a line may be refused all the same: it stands for another one of the file, or names a file that is not here."""
 
 
 def is_commented(line: str) -> bool:
@@ -74,6 +76,7 @@ def test_the_sections_that_are_comments_may_stand_there() -> None:
     read = msgspec.convert(uncommented(BLOCK_LINES), Document)
     assert [one.name for one in read.applications] == ["shop"]
     assert read.deploy.user == "tenuto"
+    parse_config(uncommented(BLOCK_LINES), FILE.parent)
 
 
 @pytest.mark.parametrize("number", SINGLE_LINES, ids=lambda number: LINES[number].strip()[:40])
@@ -81,6 +84,10 @@ def test_each_line_that_is_a_comment_may_stand_there(number: int) -> None:
     document = uncommented([number])
     assert document != uncommented([]), "nothing comes of this line"
     msgspec.convert(document, Document)
+    try:
+        parse_config(document, FILE.parent)
+    except ConfigError as error:
+        assert any(text in str(error) for text in INSTEAD_OR_ABSENT), error
 
 
 def test_a_key_that_is_not_there_is_refused() -> None:
