@@ -79,15 +79,21 @@ def test_the_sections_that_are_comments_may_stand_there() -> None:
     parse_config(uncommented(BLOCK_LINES), FILE.parent)
 
 
+def _refusal(document: Any) -> str:
+    try:
+        parse_config(document, FILE.parent)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("number", SINGLE_LINES, ids=lambda number: LINES[number].strip()[:40])
 def test_each_line_that_is_a_comment_may_stand_there(number: int) -> None:
     document = uncommented([number])
     assert document != uncommented([]), "nothing comes of this line"
     msgspec.convert(document, Document)
-    try:
-        parse_config(document, FILE.parent)
-    except ConfigError as error:
-        assert any(text in str(error) for text in INSTEAD_OR_ABSENT), error
+    refusal = _refusal(document)
+    assert not refusal or any(text in refusal for text in INSTEAD_OR_ABSENT), refusal
 
 
 def test_a_key_that_is_not_there_is_refused() -> None:
