@@ -129,6 +129,8 @@ class PipelineExecutor:
         self._spec: SliceSpec | None = None
         """The pipeline; None: there is none."""
         self._models: dict[ModelId, ModelSpec] = {}
+        self._beside: dict[int, ModelId] = {}
+        """Models that the first stage loads beside what it serves, by the number of the load."""
         self._numbers = count(1)
         self._loads: dict[int, _Load] = {}
         self._done: list[ReplicaInfo] = []
@@ -165,13 +167,16 @@ class PipelineExecutor:
             self._later.stop()
             self._spec, self._watched = None, ()
             self._loads.clear()
+            self._beside.clear()
             self._under_way.clear()
         self._first.unload(slice_id)
 
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """The first stage first."""
         if self._is_pipeline(spec.slice_id):
-            self._models |= {model.model_id: model for model in spec.models}
+            (model,) = spec.models
+            self._models[model.model_id] = model
+            self._beside[number] = model.model_id
         self._first.load_model(spec, number)
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
@@ -236,7 +241,11 @@ class PipelineExecutor:
                 for replica in replicas:
                     self._load_others(slice_id, replica, 0)
                 return self._settled()
-            case ModelLoaded(slice_id, number, replica) if replica is not None:
+            case ModelLoaded(slice_id, number, replica):
+                if self._beside.pop(number, None) is None:
+                    return []  # it was given up when the last step of it was done
+                if replica is None:
+                    return [event]
                 self._load_others(slice_id, replica, number)
                 return []
             case JobRan():
@@ -350,6 +359,7 @@ class PipelineExecutor:
     def _forget(self, slice_id: SliceId, model_id: ModelId) -> None:
         """In the later stages."""
         self._models.pop(model_id, None)
+        self._beside = {number: one for number, one in self._beside.items() if one != model_id}
         self._loads = {key: one for key, one in self._loads.items() if one.replica.model_id != model_id}
         for stage in range(1, self._stages):
             self._later.send(stage, UnloadStage(slice_id, model_id))

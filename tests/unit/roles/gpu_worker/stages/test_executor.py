@@ -252,6 +252,24 @@ def test_a_model_that_comes_later_is_loaded_beside_and_one_that_was_given_up_is_
     assert stage.say(stage_loaded(3, 1), stage_loaded(3, 2)) == []
 
 
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_model_that_the_first_stage_had_loaded_when_it_was_given_up_is_loaded_nowhere(
+    *, is_asked_again: bool
+) -> None:
+    """The last step of a load may have been done when nobody wanted it any more."""
+    stage = serving()
+    stage.executor.load_model(pipeline(OTHER), 7)
+    stage.executor.unload_model(SLICE, OTHER)
+    if is_asked_again:
+        stage.executor.load_model(pipeline(OTHER), 8)
+    stage.later.sent.clear()
+    assert stage.hear(ModelLoaded(SLICE, 7, replica(OTHER))) == []
+    assert stage.later.sent == []
+    if is_asked_again:
+        stage.hear(ModelLoaded(SLICE, 8, replica(OTHER)))
+        assert len(stage.later.sent) == 2
+
+
 def test_the_first_stage_is_free_when_it_has_run_and_the_batch_ends_with_the_last() -> None:
     stage = serving()
     stage.executor.run(job(), 0.0)
