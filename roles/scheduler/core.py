@@ -263,6 +263,7 @@ class SchedulerCore:
             message.span_ms,
             now_ms - late_ms + message.ready_in_ms,
             message.slack_ms,
+            message.priority,
         )
         actions = self._batches.arrive_unserved(model_id, run, now_ms)
         self._look_ahead()
