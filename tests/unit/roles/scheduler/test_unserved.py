@@ -108,7 +108,7 @@ def test_what_waits_is_what_was_announced(monkeypatch: pytest.MonkeyPatch) -> No
         arrived.append(run)
         return ()
 
-    monkeypatch.setattr(core._discipline, "arrive", arrive)  # noqa: SLF001  what it hears is the question
+    monkeypatch.setattr(core._discipline, "arrive", arrive)
     said = Arrivals(MODEL, 3, 2, 5_000.0, 0.5, 7.0, 2.0, priority=4)
     hear(core, FRONTEND, said, 1_100.0)
     ready(core, SECOND, 1_200.0)
