@@ -241,12 +241,12 @@ class PipelineExecutor:
                 for replica in replicas:
                     self._load_others(slice_id, replica, 0)
                 return self._settled()
-            case ModelLoaded(slice_id, number, replica):
-                if self._beside.pop(number, None) is None:
+            case ModelLoaded():
+                if self._beside.pop(event.number, None) is None:
                     return []  # it was given up when the last step of it was done
-                if replica is None:
+                if event.replica is None:
                     return [event]
-                self._load_others(slice_id, replica, number)
+                self._load_others(event.slice_id, event.replica, event.number)
                 return []
             case JobRan():
                 return self._left_first(event)
