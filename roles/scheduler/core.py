@@ -313,6 +313,8 @@ class SchedulerCore:
     ) -> Sequence[Send]:
         del peer, late_ms
         assert self._rehearsing is not None, "it asked"
+        self._counters.rehearsals += 1
+        self._counters.rehearsals_failed += bool(message.reason)
         self._rehearsing.rehearsed(rehearsed_of(message), now_ms)
         return _NOTHING
 

@@ -9,15 +9,18 @@ from collections.abc import Sequence
 import pytest
 
 from fabric.ids import FrontendId, ModelId, SliceId
-from fabric.messages import RehearsalMade
+from fabric.messages import ModelSpec, RehearsalMade
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel, RequestRun
+from policies.batching.registry import make_discipline
 from policies.batching.rehearsing.question import VARIANTS, Arrival, Question, RehearsedModel
 from policies.batching.rehearsing.rehearsals import RUN_TIMES_MAX, Rehearsals
-from roles.runtime.core import Heard
+from roles.runtime.core import REHEARSER, Heard
 from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.driver import Driver, Role
+from roles.scheduler.core import SchedulerCore
 from roles.scheduler.rehearsing.make_rehearsal import asked_of, make_rehearsal
 from roles.scheduler.rehearsing.rehearsal_launcher import REHEARSAL_COMMAND, RehearsalLauncher
+from roles.scheduler.settings import SchedulerSettings
 from tests.integration.proc import CLOCK, WAIT_MS
 
 HOSTED = (HostedModel(ModelId("m"), tuple(2.0 * size + 8.0 for size in range(1, 20))),)
@@ -142,3 +145,12 @@ def test_a_process_that_hangs_is_ended() -> None:
 def test_a_command_that_is_none_is_an_answer_too() -> None:
     (made,) = answers(1, ("/nowhere/at/all",))
     assert "could not be started" in made.reason
+
+
+def test_how_often_it_was_rehearsed_and_how_often_in_vain_is_counted() -> None:
+    core = SchedulerCore(
+        SchedulerSettings((ModelSpec(ModelId("m"), 25.0, 4),), ()), make_discipline("tenuto", {})
+    )
+    core.handle(Heard(REHEARSER, RehearsalMade(1, ((0,),))), 1.0)
+    core.handle(Heard(REHEARSER, RehearsalMade(2, reason="the rehearser ended")), 2.0)
+    assert (core.counters.rehearsals, core.counters.rehearsals_failed) == (2, 1)
