@@ -231,6 +231,22 @@ def test_a_stage_that_cannot_load_a_model_leaves_that_out_everywhere_and_the_oth
     ]
 
 
+def test_a_stage_that_takes_no_more_loads_leaves_those_models_out() -> None:
+    """Else the slice would load for ever."""
+    stage = Stage()
+    stage.executor.load(pipeline(MODEL, OTHER))
+    stage.later.is_full = True
+    (event,) = stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
+    assert isinstance(event, LoadFailed)
+    assert "stage 1 takes no more" in event.reason
+    stage = serving()
+    stage.executor.load_model(pipeline(OTHER), 7)
+    stage.later.is_full = True
+    reason = "stage 1 takes no more"
+    assert stage.hear(ModelLoaded(SLICE, 7, replica(OTHER))) == [ModelLoaded(SLICE, 7, None, reason)]
+    assert ("unload_model", OTHER) in stage.first.asked
+
+
 def test_a_slice_none_of_whose_models_loads_fails() -> None:
     stage = Stage()
     stage.executor.load(pipeline())
