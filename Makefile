@@ -8,6 +8,7 @@ SOURCES := fabric profiles policies roles deploy docs tests examples benchmarks
 
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
+RERUNS ?= 0
 MINUTES ?= 10
 RUNS ?= 5
 SECONDS ?= 30
@@ -36,7 +37,7 @@ demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what ha
 
 test: $(VENV)/test.stamp  ## the whole suite: what needs no process of its own on all cores, then the rest, two at a time
 	$(BIN)/python -m pytest -n auto --ignore tests/integration
-	$(BIN)/python -m pytest -n 2 tests/integration
+	$(BIN)/python -m pytest -n 2 --reruns $(RERUNS) tests/integration
 
 check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: before every commit
 	$(BIN)/ruff format --check $(SOURCES)

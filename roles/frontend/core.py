@@ -118,6 +118,32 @@ SHARDS_WAIT_MS: Final = 1_000.0  # of a start: a shard that does not answer by t
 ID_DIGITS = (
     6  # of an incarnation in a request's name: two frontends are told apart, and people can still type it
 )
+_COUNTED: Final = (
+    "abandoned",
+    "accepted",
+    "announced_again",
+    "answers",
+    "epochs_refused",
+    "grants",
+    "late_cancels",
+    "missed_grants",
+    "pushes_refused",
+    "refusals",
+    "refused_at_door",
+    "requests_announced",
+    "requests_moved",
+    "returns",
+    "runs_announced",
+    "scheduler_lost",
+    "schedulers_changed",
+    "tasks",
+    "tasks_answered",
+    "tasks_cancelled",
+    "tasks_refused",
+    "withdraws",
+    *(f"refused_{code}" for code in REQUEST_ERRORS),
+)
+"""In the status from the start, so that whoever watches one sees its first step too."""
 
 
 class FrontendCore:
@@ -146,7 +172,7 @@ class FrontendCore:
         self._ready_from_ms = now_ms + SHARDS_WAIT_MS
         """From then on it takes requests though not all shards are linked."""
         self._drain = Drain(settings.incarnation, settings.memory)
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._now_ms = now_ms
         self._out: list[FrontendAction] = []
 

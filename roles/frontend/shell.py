@@ -78,6 +78,7 @@ from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove
 from roles.runtime.process_events import StopAsked
 
 _SHOWN = frozenset({"pending", "pending_bytes", "is_ready"})
+_COUNTED = ("answers_unsendable", "answers_dropped", "scheduler_full")
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
 
@@ -125,7 +126,7 @@ class FrontendShell:
         self._id = options.frontend_id
         self._payloads = Payloads(bytes_max=1 << 62)  # the core bounds it: only it can refuse with a reason
         self._clock = options.clock
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._unsent: Mailbox[Unannounced | Unpushed] = Mailbox()
         run_dir = RunDir(options.run_dir)
         client_options = LinkOptions(
@@ -138,6 +139,9 @@ class FrontendShell:
         keyring = options.keyring
         self._clients = transport.bind_peers(
             [ipc, *options.client_addresses], client_options, guarded(keyring, CLIENT_KINDS)
+        )
+        self._from_clients: LinkSource[FrontendEvent] = LinkSource(
+            self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)
         )
         self._outputs = transport.bind_payload(
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
@@ -188,7 +192,7 @@ class FrontendShell:
             self._core,
             [
                 stop,
-                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
+                self._from_clients,
                 *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
@@ -234,7 +238,8 @@ class FrontendShell:
                 specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
-                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
+                backlog_ms = self._from_clients.backlog_ms
+                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes, backlog_ms)
             case message:
                 return ClientSaid(received.peer, message)
 

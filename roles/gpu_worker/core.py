@@ -98,13 +98,41 @@ OWN_GAP_MS: Final = (
 )
 TELL_AGAIN_MS: Final = 100.0  # an agent whose queue was full
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
+COUNTED: Final = (
+    "adopted",
+    "batch_sizes_shrunk",
+    "batches_expired",
+    "batches_failed",
+    "batches_for_another_incarnation",
+    "batches_preempted",
+    "batches_ran",
+    "batches_refused",
+    "batches_repeated",
+    "epochs_refused",
+    "inputs_for_another_incarnation",
+    "inputs_late",
+    "inputs_over_memory",
+    "inputs_over_pool",
+    "inputs_unfit",
+    "inputs_without_batch",
+    "messages_refused",
+    "messages_unsendable",
+    "orphaned_to_the_end",
+    "outputs_refused",
+    "outputs_unsendable",
+    "requests_invalid",
+    "requests_ran",
+    "runs_apart",
+    "runs_hung",
+)
+"""In a worker's status from its start, so that whoever watches one sees its first step too."""
 
 
 class WorkerCore:
     """One worker process. Starts with a `Tick`."""
 
     def __init__(self, identity: WorkerIdentity, outlive_ms: float = 0.0) -> None:
-        self.counters: Counter[str] = Counter()
+        self.counters = Counter(dict.fromkeys(COUNTED, 0))
         self._checks = WorkerPeerChecks()
         self._identity = identity
         self._slices: dict[SliceId, HostedSlice] = {}
@@ -608,6 +636,5 @@ class WorkerCore:
             )
             for slice_id, slice_ in self._slices.items()
         )
-        counted = self.counters + self.offences.counters
-        counters = {name: float(value) for name, value in counted.items()}
+        counters = {name: float(value) for name, value in {**self.counters, **self.offences.counters}.items()}
         return StatusListed(self._identity.worker_id, self._identity.pid, slices, (), counters)

@@ -82,6 +82,17 @@ from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAske
 
 HELLO_EVERY_MS = 250.0
 STOPS = "its node agent stops"
+_COUNTED = (
+    "askers_refused",
+    "daemons_exited",
+    "epochs_granted",
+    "epochs_refused",
+    "leases_not_kept",
+    "workers_adopted",
+    "workers_exited",
+    "workers_sent_away",
+    "workers_silent",
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,7 +124,7 @@ class NodeAgentCore:
 
     def __init__(self, own: AgentSelf, found: FoundDevices, limits: AgentLimits | None = None) -> None:
         limits = limits or AgentLimits()
-        self.counters: Counter[str] = Counter()
+        self.counters = Counter(dict.fromkeys(_COUNTED, 0))
         self._own = own
         self._node_id = own.node_id
         self._gpus = tuple(found.gpus)
@@ -321,7 +332,7 @@ class NodeAgentCore:
         self._actions.extend(Send(peer, StatusAsked()) for peer in reachable.values())
 
     def _listed(self, of_workers: Mapping[str, float], now_ms: float) -> StatusListed:
-        counted = self.counters + self.offences.counters
+        counted = {**self.counters, **self.offences.counters}
         counters = {name: float(count) for name, count in counted.items()} | dict(of_workers)
         counters["is_ready"] = float(self._is_told)
         slices = self._reports.listed(self._wanted)

@@ -383,8 +383,9 @@ class SchedulerReplica:
             if self._is_fresh and _is_frontend(send.peer) and isinstance(status, Directory):
                 continue
             if isinstance(status, StatusListed):
-                counters = dict(Counter(status.counters) + self.offences.counters)
-                status = replaced(status, counters=counters, standing=self.standing())
+                counters = Counter(status.counters)
+                counters.update(self.offences.counters)
+                status = replaced(status, counters=dict(counters), standing=self.standing())
                 actions.append(Send(send.peer, status))
             else:
                 actions.append(send)
