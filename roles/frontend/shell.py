@@ -238,8 +238,8 @@ class FrontendShell:
                 specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
-                backlog_ms = self._from_clients.backlog_ms
-                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes, backlog_ms)
+                waited_ms = self._from_clients.waited_ms(received)
+                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes, waited_ms)
             case message:
                 return ClientSaid(received.peer, message)
 
