@@ -33,16 +33,28 @@ def load_first_rank(
         loaded = _load(spec, device, 0, meeting)
     except (Exception, SystemExit) as error:  # users' code may raise anything
         others = [one for one in gang.problems_of_load() if str(error) not in one]
+        _part()
         if not others:
             raise
-        raise LoaderError(f"{'; '.join(others)}; rank 0: {type(error).__name__}: {error}") from error
+        raise LoaderError(f"{'; '.join(others)}; rank 0: {type(error).__name__}: {str(error)[:100]}") from error
     return replace(loaded, model=_FirstRank(loaded.model, gang, of))
 
 
 def load_other_rank(spec: LoaderSpec, device: torch.device, rank: int, meeting: Path) -> LoadedModel:
     """Load another one, which infers when the first one does. Raises as `load_model`."""
-    loaded = _load(spec, device, rank, meeting)
+    try:
+        loaded = _load(spec, device, rank, meeting)
+    except (Exception, SystemExit):  # as above
+        _part()
+        raise
     return replace(loaded, model=_OtherRank(loaded.model))
+
+
+def _part() -> None:
+    """Whoever waits for this rank hears that it is gone, where the process group can tell."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
 
 
 def _load(spec: LoaderSpec, device: torch.device, rank: int, meeting: Path) -> LoadedModel:

@@ -22,7 +22,7 @@ class OtherRanks:
         """They are started. All ranks load at once: they may exchange weights."""
         self._count = len(spec.following)
         self._gang.start(1 + self._count)
-        for rank in self._ranks:
+        for rank in self._ranks if spec.models else ():  # none is left where its model was left out
             self._processes.send(rank, LoadStage(spec, 0, rank, (), ""))
 
     def take(self, limit: int, now_ms: float) -> list[DeviceBroken]:

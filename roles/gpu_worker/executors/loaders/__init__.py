@@ -93,11 +93,10 @@ def _construct(name: str, arguments: Mapping[str, int]) -> UserModel:
         inspect.signature(class_).bind(**arguments)
     except (TypeError, ValueError) as error:
         wanted = (
-            "with `ranks` it must take them: def __init__(self, rank, world_size)"
+            "with ranks in its loader it must be constructed as def __init__(self, rank, world_size)"
             if arguments
-            else "a model without `ranks` in its loader must need no arguments"
+            else "without ranks in its loader it must need no arguments"
         )
-        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise NotAModel(f"{name}({given}) cannot be constructed ({error}); {wanted}") from error
+        raise NotAModel(f"{name}: {wanted} ({error})") from error
     model: UserModel = class_(**arguments)
     return model
