@@ -36,7 +36,9 @@ def load_first_rank(
         _part()
         if not others:
             raise
-        raise LoaderError(f"{'; '.join(others)}; rank 0: {type(error).__name__}: {str(error)[:100]}") from error
+        raise LoaderError(
+            f"{'; '.join(others)}; rank 0: {type(error).__name__}: {str(error)[:100]}"
+        ) from error
     return replace(loaded, model=_FirstRank(loaded.model, gang, of))
 
 
@@ -54,7 +56,6 @@ def _part() -> None:
     """Whoever waits for this rank hears that it is gone, where the process group can tell."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
 
 
 def _load(spec: LoaderSpec, device: torch.device, rank: int, meeting: Path) -> LoadedModel:

@@ -51,9 +51,7 @@ class Ranks:
 
 
 def spec() -> SliceSpec:
-    return replaced(
-        slice_spec(models=[model_spec(MODEL)], device="cpu"), following=(1, 2), is_gang=True
-    )
+    return replaced(slice_spec(models=[model_spec(MODEL)], device="cpu"), following=(1, 2), is_gang=True)
 
 
 def serving() -> Ranks:
@@ -74,7 +72,9 @@ def failed(rank: int, number: int = 1) -> StageFailed:
 def test_all_ranks_load_at_once_and_what_the_first_one_says_is_the_slices() -> None:
     ranks = Ranks()
     assert ranks.later.started == 3
-    assert [(rank, message.stage) for rank, message in ranks.later.sent if isinstance(message, LoadStage)] == [
+    assert [
+        (rank, message.stage) for rank, message in ranks.later.sent if isinstance(message, LoadStage)
+    ] == [
         (1, 1),
         (2, 2),
     ]
